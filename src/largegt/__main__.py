@@ -1,0 +1,5 @@
+"""`python -m largegt` is the `largegt` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,369 @@
+"""Settings: one pydantic model per stage, recipes in TOML, and `--set a.b=c` overrides.
+
+Enters: a recipe's name or file, and overrides. Leaves: a frozen `Config` with every field filled.
+An unknown key is refused with the nearest known name. The line under a field is its help text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import ConfigError, nearest
+from .types import Direction, PathLike, Task
+
+
+class Settings(BaseModel):
+    """Frozen, strict about names, and documented field by field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, tree: Any) -> Any:
+        """TOML has no null: `"none"` is how a recipe or an override says it, where the field can be empty."""
+        if not isinstance(tree, dict):
+            return tree
+        return {
+            key: None if value == "none" and key in cls.model_fields and _can_be_none(cls, key) else value
+            for key, value in tree.items()
+        }
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def _can_be_none(cls: type[Settings], field: str) -> bool:
+    return type(None) in get_args(cls.model_fields[field].annotation)
+
+
+class IngestConfig(Settings):
+    """How files become a store."""
+
+    name: str = ""
+    """What the graph is called in tables; the folder's name when empty."""
+    undirected: bool = False
+    """Add the inverse of every edge. Without it edges keep the direction they have in the file."""
+    feature_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision of the stored features."""
+    task: Literal["auto"] | Task = "auto"
+    """What the labels are. auto: several label columns are multilabel, fractions regression, two values binary."""
+    split: tuple[float, float, float] = (0.5, 0.25, 0.25)
+    """Shares of train, valid and test when no split is given."""
+    split_seed: int = 0
+    """Seed of a split we make."""
+    stratify: bool = False
+    """Keep each class's share in every part of a split we make."""
+    unknown_ids: Literal["error", "drop"] = "error"
+    """What to do with an edge whose end is not in the node table."""
+    fill_missing: float | None = None
+    """Value for missing or NaN features; without it they are an error."""
+
+
+class LocalNodesConfig(Settings):
+    """The paper's LocalNodes (Algorithm 1)."""
+
+    k: int = Field(default=50, ge=2)
+    """Local nodes per node, itself included (the paper's K)."""
+    direction: Direction = "both"
+    """Which edges lead to neighbours: out, in, or both (the undirected view). Context features follow it too."""
+    nodes: Literal["labelled", "all"] = "labelled"
+    """Which nodes get a row now. Others are sampled when a prediction asks for them."""
+    seed: int = 0
+    """Seed of the sample."""
+
+
+class TokensConfig(Settings):
+    """The rows that tokens are gathered from."""
+
+    standardize: bool = True
+    """Bring every feature to mean 0 and variance 1 before contexts are computed. Off in the paper's recipes."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Precision of the stored token rows; sums are always float32."""
+
+
+class PositionsConfig(Settings):
+    """Positional encodings for the GlobalModule."""
+
+    method: Literal["projection", "node2vec", "none"] = "projection"
+    """projection: random projections of powers of the adjacency, seconds. node2vec: the paper's, slow. none."""
+    dim: int = Field(default=64, ge=1)
+    """Width of the encoding."""
+    seed: int = 0
+    """Seed of the projection or of the walks and the skip-gram."""
+    projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
+    """projection: weight of each power of the adjacency, from the first on."""
+    walk_length: int = Field(default=40, ge=2)
+    """node2vec: nodes in a walk."""
+    context: int = Field(default=20, ge=2)
+    """node2vec: nodes in a window of the walk."""
+    walks_per_node: int = Field(default=10, ge=1)
+    """node2vec: walks that start at each node."""
+    p: float = Field(default=1.0, gt=0)
+    """node2vec: return parameter; small values go back often."""
+    q: float = Field(default=1.0, gt=0)
+    """node2vec: in-out parameter; small values go outwards."""
+    negatives: int = Field(default=1, ge=1)
+    """node2vec: random walks contrasted with each real one."""
+    epochs: int = Field(default=1, ge=1)
+    """node2vec: passes over all walks."""
+    batch_size: int = Field(default=256, ge=1)
+    """node2vec: start nodes per step."""
+    learning_rate: float = Field(default=0.01, gt=0)
+    """node2vec: SparseAdam's step size."""
+
+
+class PrepareConfig(Settings):
+    """Everything that is computed once, offline."""
+
+    local_nodes: LocalNodesConfig = LocalNodesConfig()
+    tokens: TokensConfig = TokensConfig()
+    positions: PositionsConfig = PositionsConfig()
+
+
+class CodebookConfig(Settings):
+    """The GlobalModule's codebook and its attention (Algorithm 3)."""
+
+    centroids: int = Field(default=1024, ge=1)
+    """Size of the codebook (the paper's B, 4096 there)."""
+    width: int = Field(default=64, ge=1)
+    """Width of MLP_a's output, the feature half of a centroid."""
+    heads: int = Field(default=2, ge=1)
+    """Attention heads over the codebook."""
+    head_width: int | None = Field(default=None, ge=1)
+    """Width of a head; hidden / heads when not given."""
+    decay: float = Field(default=0.99, gt=0, lt=1)
+    """Decay of the EMA k-means."""
+    epsilon: float = Field(default=1e-5, gt=0)
+    """Laplace smoothing of the cluster sizes."""
+    revive_below: float = Field(default=0.05, ge=0)
+    """A centroid whose EMA size falls below this moves to a random node of the batch; 0 never moves any."""
+
+
+ModelName = Literal["largegt-full", "largegt-local", "largegt-global", "mlp"]
+
+
+class ModelConfig(Settings):
+    """The network."""
+
+    name: ModelName = "largegt-full"
+    """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule) or mlp (features alone)."""
+    hidden: int = Field(default=128, ge=1)
+    """Hidden width."""
+    heads: int = Field(default=2, ge=1)
+    """Attention heads of the LocalModule."""
+    head_width: int | None = Field(default=None, ge=1)
+    """Width of each head; hidden / heads when not given. The published configuration has hidden."""
+    num_layers: int = Field(default=1, ge=1)
+    """Encoder layers of the LocalModule (layers of the mlp)."""
+    encoder_ffn: float = Field(default=2.0, ge=0)
+    """Width of the encoder's feed-forward part as a multiple of hidden; 0 leaves it out, as published."""
+    hop_embeddings: bool = True
+    """Add a learned vector to each token that says its hop and whether it is the node's own. Off as published."""
+    encoder_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout on what the encoder's layers add."""
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """Dropout in the FFN that joins local and global."""
+    norm: Literal["layer", "batch"] = "layer"
+    """Norm of the FFN block and of Eqn 6."""
+    residual: bool = True
+    """Add the node's own projected features (Eqn 6)."""
+    init: Literal["default", "normal"] = "default"
+    """normal: N(0, 0.02) weights and zero biases in the LocalModule, as published."""
+    codebook: CodebookConfig = CodebookConfig()
+
+
+class TrainConfig(Settings):
+    """The training loop."""
+
+    seed: int = 0
+    """Seed of initialisation, shuffling and dropout."""
+    epochs: int = Field(default=30, ge=1)
+    """Passes over the training nodes, at most."""
+    batch_size: int = Field(default=512, ge=1)
+    """Nodes per training step."""
+    eval_batch_size: int = Field(default=2048, ge=1)
+    """Nodes per step of evaluation and prediction."""
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    """Which optimizer."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Step size; the peak of it under one-cycle."""
+    weight_decay: float = Field(default=1e-2, ge=0)
+    """Weight decay (decoupled with adamw)."""
+    schedule: Literal["constant", "one-cycle"] = "one-cycle"
+    """one-cycle: linear warm-up, then cosine to zero at the last epoch. constant: neither."""
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    """one-cycle: share of all steps spent warming up."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest norm of a gradient; none switches clipping off."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Label smoothing of the cross-entropy."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: rare classes weigh more, by inverse frequency in the training split."""
+    monitor: str = "auto"
+    """Validation metric that picks the best epoch. auto: accuracy, roc_auc for binary and multilabel, rmse."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop after this many epochs without a better validation score; none trains to the end."""
+    budget: str | None = None
+    """Wall-clock limit such as 90s, 30m or 4h: training ends cleanly there with the best result kept."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    """auto: bf16-mixed on a GPU that has it, else 32-true."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    distinct: Literal["auto", "yes", "no"] = "auto"
+    """Compute a repeated token once, with log(multiplicity) in its score: the same result, less work. auto: on CPU."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Epochs between checkpoints to resume from."""
+    wandb: str | None = None
+    """Weights & Biases project to log to as well; needs the wandb extra."""
+
+
+class Config(Settings):
+    """A whole run: what to prepare, which model, how to train."""
+
+    prepare: PrepareConfig = PrepareConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+
+    @classmethod
+    def from_recipe(cls, recipe: PathLike = "default", overrides: Iterable[str] = ()) -> Config:
+        """The recipe of this name (`recipe_names()` lists them) or TOML file, with `a.b=c` overrides on top."""
+        tree = read_recipe(recipe)
+        for override in overrides:
+            _apply_override(tree, override)
+        return build(cls, tree)
+
+    def to_toml(self) -> str:
+        """The whole configuration as TOML: enough to run it again."""
+        return to_toml(self.model_dump(mode="json"))
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = resources.files("largegt") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def recipe_about() -> dict[str, str]:
+    """Each included recipe and the line it says of itself."""
+    folder = resources.files("largegt") / "recipes"
+    texts = {name: (folder / f"{name}.toml").read_text(encoding="utf-8") for name in recipe_names()}
+    return {name: str(tomllib.loads(text).get("about", "")) for name, text in texts.items()}
+
+
+def read_recipe(recipe: PathLike) -> dict[str, Any]:
+    """A recipe as a plain tree, from its name or from a file."""
+    text = str(recipe)
+    file = Path(recipe)
+    if file.suffix == ".toml" or file.is_file():
+        if not file.is_file():
+            raise ConfigError(f"recipe file {file} does not exist")
+        source = file.read_text(encoding="utf-8")
+    elif text in recipe_names():
+        source = (resources.files("largegt") / "recipes" / f"{text}.toml").read_text(encoding="utf-8")
+    else:
+        known = recipe_names()
+        raise ConfigError(f"no recipe {text!r}{nearest(text, known)}; there are: {', '.join(known)}, or a .toml file")
+    try:
+        tree = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {text} is not valid TOML: {error}") from error
+    tree.pop("about", None)
+    return tree
+
+
+def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
+    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        name = ".".join(path)
+        if first["type"] == "extra_forbidden":
+            known = setting_names(cls)
+            same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
+            hint = nearest(name, same_table) or nearest(name, known)
+            raise ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all") from None
+        got = first.get("input")
+        raise ConfigError(f"setting {name} cannot be {got!r}: {first['msg'].lower()}") from None
+
+
+def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
+    """Dotted names of every setting below `cls`."""
+    return [name for name, _, _ in describe_settings(cls, prefix)]
+
+
+def describe_settings(cls: type[Settings], prefix: str = "") -> list[tuple[str, Any, str]]:
+    """(dotted name, default, help) of every setting below `cls`."""
+    found: list[tuple[str, Any, str]] = []
+    for name, field in cls.model_fields.items():
+        if isinstance(field.default, Settings):
+            found += describe_settings(type(field.default), f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, field.default, field.description or ""))
+    return found
+
+
+def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT:
+    """A `cls` from its defaults and `a.b=c` overrides alone."""
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(tree, override)
+    return build(cls, tree)
+
+
+def seconds(duration: str) -> float:
+    """Seconds in `90s`, `30m`, `4h`, `1h30m` or a bare number."""
+    text = duration.strip().lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ConfigError(f"{duration!r} is not a duration: write 90s, 30m, 4h or 1h30m")
+    return sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}[unit] for number, unit in parts)
+
+
+def to_toml(tree: Mapping[str, Any]) -> str:
+    """Write a tree of scalars, lists and tables; `None` is written as "none"."""
+    lines: list[str] = []
+    _write_table(tree, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    for key, value in tree.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{key} = {json.dumps('none' if value is None else value, ensure_ascii=False)}")
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{prefix}{key}]"]
+            _write_table(value, f"{prefix}{key}.", lines)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Put `a.b=c` into the tree. The value is read as TOML; a bare word is a string."""
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"override {override!r} is not of the form section.name=value")
+    *tables, leaf = [part.strip() for part in name.split(".")]
+    for table in tables:
+        below = tree.setdefault(table, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"override {override!r}: {table!r} is a value, not a table")
+        tree = below
+    tree[leaf] = _override_value(text.strip())
+
+
+def _override_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

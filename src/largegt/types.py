@@ -1,0 +1,14 @@
+"""Short names for the types that every stage passes around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+PathLike = str | Path
+Direction = Literal["out", "in", "both"]
+Task = Literal["multiclass", "binary", "multilabel", "regression"]
+SplitName = Literal["train", "valid", "test"]
