@@ -1,0 +1,217 @@
+"""GraphStore: one graph on disk, memory-mapped.
+
+Enters: a folder that `ingest` wrote. Leaves: the graph's arrays, as read-only views of files.
+Cost: opening reads the manifest only; arrays come from the page cache as they are touched.
+
+Arrays (`N` nodes, `E` distinct edges without self loops):
+  out_indptr [N+1] int64, out_indices [E]     successors of each node, sorted
+  in_indptr, in_indices                       predecessors; only when the graph is directed
+  both_indptr, both_indices                   the undirected view; only when the graph is directed
+  features [N, d]                             float32, float16 or bfloat16 (as uint16 bits)
+  labels                                      [N] int32 (-1: none); multi-label: [N, c] float32 (NaN: none);
+                                              regression: [N] float32 (NaN: none)
+  split [N] uint8                             0 none, 1 train, 2 valid, 3 test
+  node_ids                                    the user's own ids: int64 [N], or absent when they are 0..N-1
+  node_id_offsets [N+1], node_id_bytes        the same for string ids, UTF-8
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InputError
+from ..folder import ArrayFolder
+from ..types import Array, Direction, PathLike, Task
+from .labels import labelled
+from .splits import SPLIT_CODES
+
+KIND = "store"
+
+
+class GraphStore:
+    """A graph on disk: `GraphStore.open("data/g")`. See the module's text for the arrays."""
+
+    def __init__(self, folder: ArrayFolder) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open(cls, path: PathLike) -> GraphStore:
+        """Open the store at `path`."""
+        return cls(ArrayFolder(path, KIND))
+
+    # what it is
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def fingerprint(self) -> str:
+        return self.folder.fingerprint
+
+    @property
+    def name(self) -> str:
+        """What the graph is called: as it was named at ingest, or as its folder is."""
+        return str(self.folder.meta["name"]) or self.folder.path.resolve().name
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.folder.meta["num_nodes"])
+
+    @property
+    def num_edges(self) -> int:
+        """Distinct directed edges without self loops; an undirected edge counts twice."""
+        return int(self.folder.meta["num_edges"])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.folder.manifest["arrays"]["features"]["shape"][1])
+
+    @property
+    def directed(self) -> bool:
+        return bool(self.folder.meta["directed"])
+
+    @property
+    def task(self) -> Task:
+        return cast(Task, self.folder.meta["task"])
+
+    @property
+    def classes(self) -> list[Any]:
+        """The user's own label values: position c of this list is class c. Empty for regression."""
+        return list(self.folder.meta["classes"])
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model must give per node: classes, labels, or 1."""
+        return len(self.classes) if self.task in ("multiclass", "multilabel") else 1
+
+    # the arrays
+
+    @property
+    def indptr(self) -> Array:
+        return self.folder.array("out_indptr")
+
+    @property
+    def indices(self) -> Array:
+        return self.folder.array("out_indices")
+
+    def csr(self, direction: Direction) -> tuple[Array, Array]:
+        """`(indptr, indices)` of each node's successors (`out`), predecessors (`in`) or either (`both`)."""
+        prefix = direction if self.directed else "out"
+        return self.folder.array(f"{prefix}_indptr"), self.folder.array(f"{prefix}_indices")
+
+    def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
+        """The transpose of `csr(direction)`."""
+        opposite: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
+        return self.csr(opposite[direction])
+
+    @property
+    def features(self) -> Array:
+        """[N, d]; for bfloat16 the raw uint16 bits (`feature_dtype` says which)."""
+        return self.folder.array("features")
+
+    @property
+    def feature_dtype(self) -> str:
+        return self.folder.dtype("features")
+
+    @property
+    def labels(self) -> Array:
+        return self.folder.array("labels")
+
+    @property
+    def labelled(self) -> Array:
+        """Boolean [N]: the nodes that have a label."""
+        return labelled(self.labels, self.task)
+
+    @property
+    def split(self) -> Array:
+        """uint8 [N]: 0 none, 1 train, 2 valid, 3 test."""
+        return self.folder.array("split")
+
+    @property
+    def splits(self) -> dict[str, Array]:
+        """Node numbers of each split: `{"train": …, "valid": …, "test": …}`."""
+        split = np.asarray(self.split)
+        return {name: np.flatnonzero(split == code) for name, code in SPLIT_CODES.items()}
+
+    @property
+    def structure_fingerprint(self) -> str:
+        """Names the edges alone: features and labels may change without touching it."""
+        return self.folder.checksum("out_indices") + self.folder.checksum("out_indptr")
+
+    # the user's ids
+
+    @property
+    def id_kind(self) -> str:
+        """`row` (ids are 0..N-1), `integer` or `string`."""
+        return str(self.folder.meta["id_kind"])
+
+    def id_array(self, nodes: Array | None = None) -> Any:
+        """The user's own ids of these nodes (of all, without them) as an Arrow array: int64 or string."""
+        if self.id_kind == "string":
+            every = self._string_ids()
+            return every if nodes is None else every.take(pa.array(np.asarray(nodes, dtype=np.int64)))
+        rows = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes, dtype=np.int64)
+        return pa.array(rows if self.id_kind == "row" else np.asarray(self.folder.array("node_ids"))[rows])
+
+    def ids_of(self, nodes: Array) -> list[Any]:
+        """The user's own ids of these node numbers."""
+        ids: list[Any] = self.id_array(nodes).to_pylist()
+        return ids
+
+    def nodes_of(self, ids: Any) -> Array:
+        """The node numbers of the user's own ids; an unknown id is an `InputError`."""
+        ids = list(ids)
+        if self.id_kind == "string":
+            wanted: Any = [str(value) for value in ids]
+            found = pc.index_in(pa.array(wanted, pa.large_string()), value_set=self._string_ids())
+            nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            wanted = [_as_int(value) for value in ids]
+            numbers = np.array(wanted, dtype=np.int64)
+            if self.id_kind == "row":
+                nodes = np.where((numbers >= 0) & (numbers < self.num_nodes), numbers, -1)
+            else:
+                found = pc.index_in(pa.array(numbers), value_set=pa.array(np.asarray(self.folder.array("node_ids"))))
+                nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        if (nodes < 0).any():
+            unknown = wanted[int(np.flatnonzero(nodes < 0)[0])]
+            raise InputError(
+                f"{self.path} has no node {unknown!r}; its ids look like "
+                f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
+                f"largegt inspect {self.path} tells more"
+            )
+        return np.asarray(nodes)
+
+    def _string_ids(self) -> Any:
+        """All ids as one Arrow array over the mapped files: nothing is copied."""
+        offsets, text = self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes")
+        return pa.LargeStringArray.from_buffers(
+            self.num_nodes,
+            pa.py_buffer(np.ascontiguousarray(offsets)),
+            pa.py_buffer(np.ascontiguousarray(text)),
+        )
+
+    # the user's labels
+
+    def class_name(self, c: int) -> Any:
+        """The user's own value of class `c` (of label column `c` for multi-label)."""
+        classes = self.folder.meta["classes"]
+        if not 0 <= c < len(classes):
+            raise InputError(f"{self.path} has {len(classes)} classes, number {c} is not one of them")
+        return classes[c]
+
+
+def _as_int(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InputError(f"node id {value!r} is not a whole number, and this store's ids are") from None
+    if not -(2**63) <= number < 2**63 or (isinstance(value, float) and value != number):
+        raise InputError(f"node id {value!r} is not a whole number of 64 bits, and this store's ids are")
+    return number
