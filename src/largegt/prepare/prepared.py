@@ -1,0 +1,256 @@
+"""Prepared: everything training needs, and nothing of the graph.
+
+Enters: a GraphStore and a PrepareConfig. Leaves: a folder `STORE/prepared/<fingerprint>/`, memory-mapped. Cost: the
+sum of its stages; a stage whose inputs did not change is taken from an earlier folder, not run again.
+
+Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
+  nodes [n]            node numbers, sorted
+  local_rows [n, K]    LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
+  token_nodes [t]      node numbers behind the rows of `tokens`, sorted
+  tokens [t, 3, d]     H, C⁰ and C¹ of each of them
+  positions [n, p]     positional encodings
+  labels [n] or [n, c], split [n]     as in the store
+  feature_shift [d], feature_gain [d] what standardising did
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import PrepareConfig, build
+from ..errors import FormatError, InputError, LargeGTError
+from ..folder import ArrayFolder, FolderWriter, fingerprint
+from ..graph.splits import SPLIT_CODES
+from ..graph.store import GraphStore
+from ..progress import Progress
+from ..types import Array, PathLike
+from .context import feature_scale, token_rows
+from .local_nodes import local_nodes
+from .positions import positions
+
+KIND = "prepared"
+
+
+class Prepared:
+    """A prepared graph: `Prepared.open(folder)`. See the module's text for the arrays."""
+
+    def __init__(self, folder: ArrayFolder) -> None:
+        self.folder = folder
+        self.config = build(PrepareConfig, folder.meta["config"])
+
+    @classmethod
+    def open(cls, path: PathLike) -> Prepared:
+        return cls(ArrayFolder(path, KIND))
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def fingerprint(self) -> str:
+        return self.folder.fingerprint
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Of the store: name, num_nodes, task, classes, num_outputs."""
+        meta: dict[str, Any] = self.folder.meta["store"]
+        return meta
+
+    @property
+    def nodes(self) -> Array:
+        return self.folder.array("nodes")
+
+    @property
+    def local_rows(self) -> Array:
+        return self.folder.array("local_rows")
+
+    @property
+    def token_nodes(self) -> Array:
+        return self.folder.array("token_nodes")
+
+    @property
+    def tokens(self) -> Array:
+        return self.folder.array("tokens")
+
+    @property
+    def positions(self) -> Array:
+        return self.folder.array("positions")
+
+    @property
+    def labels(self) -> Array:
+        return self.folder.array("labels")
+
+    @property
+    def k(self) -> int:
+        return int(self.local_rows.shape[1])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.tokens.shape[2])
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.positions.shape[1])
+
+    def rows_of(self, nodes: Array) -> Array:
+        """The rows of these node numbers; -1 for a node that was not prepared."""
+        nodes = np.asarray(nodes)
+        rows = np.minimum(np.searchsorted(self.nodes, nodes), max(0, len(self.nodes) - 1))
+        return np.where(self.nodes[rows] == nodes, rows, -1) if len(self.nodes) else np.full(len(nodes), -1)
+
+    def split_rows(self, split: str) -> Array:
+        """The rows of one split."""
+        if split not in SPLIT_CODES:
+            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
+        return np.flatnonzero(self.folder.array("split") == SPLIT_CODES[split])
+
+
+def prepare(
+    store: GraphStore | PathLike,
+    config: PrepareConfig | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Run what is missing of LocalNodes, context features and positional encodings; open what is there."""
+    store = store if isinstance(store, GraphStore) else GraphStore.open(store)
+    config = config or PrepareConfig()
+    path = prepared_path(store, config)
+    if path.exists():
+        return Prepared.open(path)
+    nodes = np.arange(store.num_nodes) if config.local_nodes.nodes == "all" else np.flatnonzero(store.labelled)
+    if not len(nodes):
+        raise InputError(
+            f"{store.path} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
+            "with --set prepare.local_nodes.nodes=all"
+        )
+    stages = _stage_fingerprints(store, config)
+    with FolderWriter(path, KIND) as writer:
+        writer.save("nodes", _compact(nodes, store.num_nodes))
+        writer.save("labels", store.labels[nodes])
+        writer.save("split", store.split[nodes])
+        run = _Stages(store, writer, stages)
+        run.stage(
+            "local_nodes",
+            ["local_rows", "token_nodes"],
+            lambda: _write_local_nodes(writer, store, nodes, config, threads, progress),
+        )
+        run.stage(
+            "tokens",
+            ["tokens", "feature_shift", "feature_gain"],
+            lambda: _write_tokens(writer, store, config, threads, progress),
+        )
+        run.stage(
+            "positions",
+            ["positions"],
+            lambda: writer.save(
+                "positions", positions(store, nodes, config.positions, config.local_nodes.direction, threads, progress)
+            ),
+        )
+        meta = {
+            "config": config.model_dump(mode="json"),
+            "stages": stages,
+            "store": {
+                "name": store.name, "fingerprint": store.fingerprint, "num_nodes": store.num_nodes,
+                "task": store.task, "classes": store.classes, "num_outputs": store.num_outputs,
+            },
+        }  # fmt: skip
+        writer.finish(meta, identity=[store.fingerprint, config.model_dump(mode="json")])
+    return Prepared.open(path)
+
+
+def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
+    """Where this configuration's preparation of this store lies, or will lie."""
+    return Path(store.path) / "prepared" / fingerprint([store.fingerprint, config.model_dump(mode="json")])
+
+
+def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
+    """If other preparations exist but none for `config`: one line that says which settings differ."""
+    for other in _siblings(store):
+        old = other.folder.meta["config"]
+        new = config.model_dump(mode="json")
+        changed = [
+            f"{table}.{key}={old[table].get(key)} (now {value})"
+            for table in new
+            for key, value in new[table].items()
+            if old[table].get(key) != value
+        ]
+        return f"{store.path} was prepared with {', '.join(changed)}" if changed else "the store has changed since"
+    return None
+
+
+class _Stages:
+    """Runs a stage, or takes its arrays from an earlier folder of the same store and the same settings."""
+
+    def __init__(self, store: GraphStore, writer: FolderWriter, fingerprints: dict[str, str]) -> None:
+        self.writer = writer
+        self.fingerprints = fingerprints
+        self.siblings = _siblings(store)
+
+    def stage(self, name: str, arrays: list[str], make: Callable[[], None]) -> None:
+        for other in self.siblings:
+            if other.folder.meta["stages"].get(name) == self.fingerprints[name]:
+                for array in arrays:
+                    self.writer.link(array, other.folder)
+                return
+        make()
+
+
+def _siblings(store: GraphStore) -> list[Prepared]:
+    """Earlier preparations in the store's folder, unreadable ones left out."""
+    found = []
+    for path in sorted((Path(store.path) / "prepared").glob("[0-9a-f]*")):
+        try:
+            found.append(Prepared.open(path))
+        except LargeGTError:
+            continue
+    return found
+
+
+def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, str]:
+    """What each stage's result depends on, as a name."""
+    which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else store.folder.checksum("labels")
+    structure = [store.structure_fingerprint, which]
+    sampled = fingerprint([structure, config.local_nodes.model_dump(mode="json")])
+    features = [store.folder.checksum("features"), store.feature_dtype]
+    return {
+        "local_nodes": sampled,
+        "tokens": fingerprint([sampled, features, config.tokens.model_dump(mode="json")]),
+        "positions": fingerprint([structure, config.local_nodes.direction, config.positions.model_dump(mode="json")]),
+    }
+
+
+def _write_local_nodes(
+    writer: FolderWriter, store: GraphStore, nodes: Array, config: PrepareConfig,
+    threads: int | None, progress: Progress | None,
+) -> None:  # fmt: skip
+    settings = config.local_nodes
+    sampled = local_nodes(store, nodes, settings.k, settings.seed, 0, settings.direction, threads, progress)
+    used = np.zeros(store.num_nodes, dtype=np.bool_)
+    used[sampled.reshape(-1)] = True
+    token_nodes = np.flatnonzero(used)
+    row_of = (np.cumsum(used, dtype=np.int64) - 1).astype(sampled.dtype)
+    local_rows = writer.create("local_rows", sampled.shape, sampled.dtype.name)
+    for start in range(0, len(sampled), 1 << 16):
+        local_rows[start : start + (1 << 16)] = row_of[sampled[start : start + (1 << 16)]]
+    writer.save("token_nodes", _compact(token_nodes, store.num_nodes))
+
+
+def _write_tokens(
+    writer: FolderWriter, store: GraphStore, config: PrepareConfig, threads: int | None, progress: Progress | None
+) -> None:
+    token_nodes = np.load(writer.partial / "token_nodes.npy", allow_pickle=False).astype(np.int64)
+    shift, gain = feature_scale(store, config.tokens.standardize)
+    out = writer.create("tokens", (len(token_nodes), 3, store.num_features), config.tokens.dtype)
+    token_rows(store, token_nodes, shift, gain, config.local_nodes.direction, out, threads, progress)
+    if not np.isfinite(np.asarray(out[: 1 << 16], dtype=np.float32)).all():
+        raise FormatError(f"token rows overflow {config.tokens.dtype}: run with --set prepare.tokens.dtype=float32")
+    writer.save("feature_shift", shift)
+    writer.save("feature_gain", gain)
+
+
+def _compact(nodes: Array, num_nodes: int) -> Array:
+    return nodes.astype(np.int32 if num_nodes <= 2**31 else np.int64)
