@@ -1,0 +1,1 @@
+"""The network. It sees TokenBatches, never the graph."""

@@ -1,0 +1,117 @@
+"""Codebook: B centroids of the whole graph, kept by EMA k-means outside the gradient.
+
+Axes: c centroids, b batch, w width (features and positions joined).
+
+`update(z, nodes)` takes one step: normalise the batch, assign each node to its nearest centroid, move the centroids.
+Cost: O(b·c·w) time and O(b·c) memory; the counts of nodes per centroid are kept by subtracting where a node was and
+adding where it is, so no step costs O(N).
+
+Started from data and consistently (sum = centroid · size), a centroid that nothing is assigned to stays where it is
+instead of exploding; when its size has decayed it moves to a node of the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..config import CodebookConfig
+
+_NORM_MOMENTUM = 0.1
+_NORM_EPSILON = 1e-5
+
+
+class Codebook(nn.Module):
+    """The state of the EMA k-means. All of it is buffers: saved and restored with the model."""
+
+    centroids: Tensor
+    ema_sum: Tensor
+    ema_size: Tensor
+    counts: Tensor
+    assignment: Tensor
+    mean: Tensor
+    variance: Tensor
+    started: Tensor
+
+    def __init__(self, num_nodes: int, width: int, config: CodebookConfig) -> None:
+        super().__init__()
+        self.decay = config.decay
+        self.epsilon = config.epsilon
+        self.revive_below = config.revive_below
+        size = config.centroids
+        index = torch.int16 if size < 2**15 else torch.int32
+        self.register_buffer("centroids", torch.randn(size, width))
+        self.register_buffer("ema_sum", self.centroids.clone())
+        self.register_buffer("ema_size", torch.ones(size))
+        self.register_buffer("counts", torch.zeros(size))
+        self.register_buffer("assignment", torch.full((num_nodes,), -1, dtype=index))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    def normalize(self, z_bw: Tensor) -> Tensor:
+        """z in the codebook's space: by the running mean and variance, which carry no gradient."""
+        return (z_bw - self.mean) * torch.rsqrt(self.variance + _NORM_EPSILON)
+
+    def log_counts(self) -> Tensor:
+        """[c] log of the nodes assigned to each centroid: -inf for an empty one, 0 everywhere before the first."""
+        return torch.where(self.counts.sum() > 0, self.counts.log(), torch.zeros_like(self.counts))
+
+    @torch.no_grad()
+    def update(self, z_bw: Tensor, nodes_b: Tensor) -> None:
+        """One step of EMA k-means with these nodes (distinct), and their new assignments."""
+        z_bw = z_bw.detach().float()
+        z_bw = self._normalize_batch(z_bw)
+        self._start(z_bw)
+        nearest_b = self.nearest(z_bw)
+        size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
+        sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
+        self.ema_size.mul_(self.decay).add_(size_c, alpha=1 - self.decay)
+        self.ema_sum.mul_(self.decay).add_(sum_cw, alpha=1 - self.decay)
+        self._revive(z_bw)
+        total = self.ema_size.sum()
+        smoothed_c = (self.ema_size + self.epsilon) / (total + len(self.ema_size) * self.epsilon) * total
+        self.centroids.copy_(self.ema_sum / smoothed_c[:, None])
+        self._count(nodes_b, nearest_b)
+
+    def nearest(self, z_bw: Tensor) -> Tensor:
+        """[b] the centroid nearest to each normalised row."""
+        score_bc = (self.centroids * self.centroids).sum(dim=1) - 2.0 * z_bw @ self.centroids.T
+        return score_bc.argmin(dim=1)
+
+    def _normalize_batch(self, z_bw: Tensor) -> Tensor:
+        """Batch normalisation without gain; keeps the running statistics. A batch of one uses those."""
+        if len(z_bw) < 2:
+            return self.normalize(z_bw)
+        variance, mean = torch.var_mean(z_bw, dim=0, correction=0)
+        momentum = torch.where(self.started, _NORM_MOMENTUM, 1.0)
+        self.mean.lerp_(mean, momentum)
+        self.variance.lerp_(variance, momentum)
+        return (z_bw - mean) * torch.rsqrt(variance + _NORM_EPSILON)
+
+    def _start(self, z_bw: Tensor) -> None:
+        """Before the first step: every centroid a node of the batch, with an average share of it as its size."""
+        size = len(z_bw) / len(self.ema_size)
+        chosen_cw = z_bw[torch.randint(len(z_bw), self.ema_size.shape, device=z_bw.device)]
+        jitter_cw = chosen_cw + 0.01 * torch.randn_like(chosen_cw)
+        fresh = ~self.started
+        self.centroids.copy_(torch.where(fresh, jitter_cw, self.centroids))
+        self.ema_size.copy_(torch.where(fresh, torch.full_like(self.ema_size, size), self.ema_size))
+        self.ema_sum.copy_(torch.where(fresh, jitter_cw * size, self.ema_sum))
+        self.started.fill_(True)
+
+    def _revive(self, z_bw: Tensor) -> None:
+        """Move centroids that have lost their nodes to nodes of the batch."""
+        size = len(z_bw) / len(self.ema_size)
+        dead_c = self.ema_size < self.revive_below * size
+        chosen_cw = z_bw[torch.randint(len(z_bw), self.ema_size.shape, device=z_bw.device)]
+        self.ema_sum.copy_(torch.where(dead_c[:, None], chosen_cw * size, self.ema_sum))
+        self.ema_size.copy_(torch.where(dead_c, torch.full_like(self.ema_size, size), self.ema_size))
+
+    def _count(self, nodes_b: Tensor, nearest_b: Tensor) -> None:
+        """Move these nodes from the centroids they were counted at to the ones they are nearest to."""
+        before_b = self.assignment[nodes_b].long()
+        known_b = (before_b >= 0).to(self.counts.dtype)
+        self.counts.index_add_(0, before_b.clamp(min=0), -known_b)
+        self.counts.index_add_(0, nearest_b, torch.ones_like(known_b))
+        self.assignment[nodes_b] = nearest_b.to(self.assignment.dtype)

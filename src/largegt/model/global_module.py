@@ -1,0 +1,54 @@
+"""GlobalModule (the paper's Algorithm 3): a node attends to the codebook of the whole graph.
+
+Axes: b batch, f input features, p positional width, x feature half, w = x + p joined width, c centroids, h heads.
+
+x = MLP_a(H_in), joined with the node's positional encoding. Query from the joined vector, keys from the centroids,
+values from their feature half, `log(count)` of a centroid added to its score. Cost: O(b·c) per head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import ModelConfig
+from .codebook import Codebook
+
+
+class GlobalModule(nn.Module):
+    """Features [b, f] and positions [b, p] → H_global [b, d], and the joined vector for the codebook."""
+
+    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
+        super().__init__()
+        settings = config.codebook
+        self.heads = settings.heads
+        self.width = settings.width
+        head_width = settings.head_width or max(1, config.hidden // settings.heads)
+        joined = settings.width + num_positions
+        self.mlp_a = nn.Sequential(
+            nn.Linear(num_features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, settings.width)
+        )
+        self.codebook = Codebook(num_nodes, joined, settings)
+        self.query = nn.Linear(joined, self.heads * head_width)
+        self.key = nn.Linear(joined, self.heads * head_width)
+        self.value = nn.Linear(settings.width, self.heads * head_width)
+        self.mlp_b = nn.Sequential(
+            nn.Linear(self.heads * head_width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
+        )
+        self.norm = nn.LayerNorm(config.hidden)
+
+    def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
+        x_bx = self.mlp_a(features_bf)
+        joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
+        centroids_cw = self.codebook.centroids.to(joined_bw.dtype)
+        q = self._split(self.query(self.codebook.normalize(joined_bw)))
+        k = self._split(self.key(centroids_cw))
+        v = self._split(self.value(centroids_cw[:, : self.width]))
+        bias = self.codebook.log_counts().to(q.dtype)[None, None, None, :]
+        y_bd = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).squeeze(0).transpose(0, 1).flatten(1)
+        return self.norm(self.mlp_b(y_bd)), joined_bw
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """[rows, h·w] → [1, h, rows, w]: the batch is one sequence of queries over one sequence of centroids."""
+        return rows.view(len(rows), self.heads, -1).transpose(0, 1)[None]

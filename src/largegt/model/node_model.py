@@ -1,0 +1,36 @@
+"""What every model here is: a TokenBatch in, a `NodeOutput` out, and perhaps a codebook to move after the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..tokens.input_tokens import TokenBatch
+
+
+@dataclass(frozen=True)
+class NodeOutput:
+    """What a model says of b nodes."""
+
+    logits: Tensor
+    """[b, outputs]"""
+    hidden: Tensor
+    """[b, hidden]: H_out, the node representation that the head reads."""
+    nodes: Tensor
+    """[b] node numbers."""
+    codebook_input: Tensor | None
+    """[b, w] what `update_codebook` learns from; None without a GlobalModule."""
+
+
+class NodeModel(nn.Module):
+    """Base of LargeGT and the baselines."""
+
+    num_local_nodes: int | None = None
+    """How many local nodes a batch must carry; None: all that were sampled."""
+
+    def forward(self, batch: TokenBatch) -> NodeOutput:
+        raise NotImplementedError
+
+    def update_codebook(self, output: NodeOutput) -> None:
+        """Move the codebook after an optimizer step; models without one do nothing."""

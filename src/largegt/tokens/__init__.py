@@ -1,0 +1,1 @@
+"""From node ids to TokenBatches: gathered per batch, never stored."""

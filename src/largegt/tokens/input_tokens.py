@@ -1,0 +1,70 @@
+"""InputTokens (the paper's Algorithm 2): local nodes → tokens, by one gather.
+
+Axes: b nodes of a batch, k local nodes, t = 3k tokens, d features, p positional width, r rows of the token table.
+
+Enters: the token table [r, 3, d] and local rows [b, k]. Leaves: a TokenBatch. Cost: one gather of b·k·3·d numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """What the model sees of b nodes; the hand-over from the graph's world to the network's."""
+
+    nodes: Tensor
+    """[b] node numbers."""
+    tokens: Tensor
+    """[b, 3k, d]: token 3j is H, 3j+1 is C⁰ and 3j+2 is C¹ of local node j; local node 0 is the node itself."""
+    multiplicity: Tensor | None
+    """[b, k] how often each local node was drawn, 0 where there is none; None when every token stands for itself."""
+    positions: Tensor
+    """[b, p] positional encodings; p may be 0."""
+    labels: Tensor
+    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
+        """The same batch on another device."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        multiplicity = None if self.multiplicity is None else move(self.multiplicity)
+        return TokenBatch(move(self.nodes), move(self.tokens), multiplicity, move(self.positions), move(self.labels))
+
+
+def input_tokens(table_r3d: Tensor, local_rows_bk: Tensor) -> Tensor:
+    """[b, 3k, d] float32 tokens of Algorithm 2."""
+    b, k = local_rows_bk.shape
+    width = table_r3d.shape[2]
+    gathered = table_r3d.view(len(table_r3d), 3 * width).index_select(0, local_rows_bk.reshape(-1))
+    return gathered.view(b, 3 * k, width).float()
+
+
+def distinct_rows(local_rows_bk: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's distinct local nodes and how often each stands there: `(rows, multiplicity)`, both [b, k'].
+
+    The node itself stays in column 0; k' is the most that any row of the batch needs, shorter rows end in
+    multiplicity 0. A multiset of tokens and its distinct tokens with log(multiplicity) added to their scores give
+    the same attention and the same readout.
+    """
+    b, k = local_rows_bk.shape
+    others, _ = local_rows_bk[:, 1:].sort(dim=1)
+    first = torch.ones_like(others, dtype=torch.bool)
+    first[:, 1:] = others[:, 1:] != others[:, :-1]
+    place = first.cumsum(dim=1)
+    rows = local_rows_bk[:, :1].repeat(1, k)
+    rows.scatter_(1, place, others)
+    multiplicity = torch.zeros(b, k, dtype=torch.int32, device=others.device)
+    multiplicity[:, 0] = 1
+    multiplicity.scatter_add_(1, place, torch.ones_like(place, dtype=torch.int32))
+    longest = int(place[:, -1].max()) + 1
+    return rows[:, :longest], multiplicity[:, :longest]
