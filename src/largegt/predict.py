@@ -1,0 +1,132 @@
+"""Predict: a run's best weights → labels and probabilities for all nodes, some nodes, or one split.
+
+Enters: a run folder and the nodes asked for. Leaves: a table with the user's own ids, and a Parquet, CSV or npz file.
+Cost: memory is the prediction table; a node that was not prepared is prepared first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from .errors import ConfigError, disk_errors
+from .graph.store import GraphStore
+from .prepare.prepared import Prepared, prepare
+from .progress import Progress, silent
+from .training.run import Run
+from .training.setup import make_fabric, make_loader
+from .types import Array, PathLike
+
+_SUFFIXES = (".parquet", ".csv", ".npz")
+
+
+def predict(
+    run: PathLike,
+    out: PathLike | None = None,
+    ids: Iterable[Any] | None = None,
+    split: str | None = None,
+    all_probabilities: bool = False,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
+
+    Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
+    Multi-label: a 0/1 column per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
+    """
+    if out is not None and Path(out).suffix not in _SUFFIXES:
+        raise ConfigError(f"cannot write {out}: predictions end in {', '.join(_SUFFIXES)}")
+    opened = Run.open(run)
+    store = opened.store()
+    prepared = opened.prepared(progress)
+    if split is not None:
+        nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
+    else:
+        nodes = np.arange(store.num_nodes) if ids is None else store.nodes_of(list(ids))
+    model = opened.load_model(prepared)
+    head = opened.head(prepared)
+    prepared = _covering(prepared, store, nodes, opened, progress)
+    config = opened.config.train.model_copy(update={"device": device} if device else {})
+    fabric = make_fabric(config)
+    model = model.to(fabric.device)
+    loader = make_loader(prepared, model, config, fabric.device)
+    rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
+    show = progress or silent
+    width = head.num_outputs if head.task in ("multiclass", "multilabel") else 2 if head.task == "binary" else 1
+    by_row = np.empty((len(rows), width), dtype=np.float32)
+    num_done = 0
+    with torch.no_grad():
+        for batch in loader.batches(rows, config.eval_batch_size):
+            with fabric.autocast():
+                values = head.probabilities(model(batch).logits)
+            by_row[np.searchsorted(rows, prepared.rows_of(batch.nodes.cpu().numpy()))] = values.cpu().numpy()
+            num_done += len(batch)
+            show("predict", num_done, len(rows))
+    probabilities = by_row[place]
+    table = _table(store, nodes, probabilities, all_probabilities)
+    if out is not None:
+        write_table(table, out)
+    return table
+
+
+def write_table(table: pa.Table, out: PathLike) -> None:
+    """Write aside and rename, in the format the name asks for."""
+    out = Path(out)
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}{out.suffix}")
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if out.suffix == ".parquet":
+                import pyarrow.parquet as pq
+
+                pq.write_table(table, partial)
+            elif out.suffix == ".csv":
+                from pyarrow import csv
+
+                csv.write_csv(table, partial)
+            else:
+                columns: dict[str, Any] = {name: _plain(table[name]) for name in table.column_names}
+                np.savez(partial, **columns)
+            os.replace(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _covering(prepared: Prepared, store: GraphStore, nodes: Array, run: Run, progress: Progress | None) -> Prepared:
+    """A Prepared that has a row for every node asked for. Sampling depends on (seed, node) alone, so the rows that
+    both have are the same."""
+    if (prepared.rows_of(nodes) >= 0).all():
+        return prepared
+    everyone = run.config.prepare.local_nodes.model_copy(update={"nodes": "all"})
+    return prepare(store, run.config.prepare.model_copy(update={"local_nodes": everyone}), progress=progress)
+
+
+def _table(store: GraphStore, nodes: Array, probabilities: Array, all_probabilities: bool) -> pa.Table:
+    columns: dict[str, Any] = {"node": store.id_array(nodes)}
+    if store.task == "regression":
+        columns["value"] = pa.array(probabilities[:, 0])
+    elif store.task == "multilabel":
+        for number, name in enumerate(store.classes):
+            columns[str(name)] = pa.array((probabilities[:, number] >= 0.5).astype(np.int8))
+            if all_probabilities:
+                columns[f"probability_{name}"] = pa.array(probabilities[:, number])
+    else:
+        best = probabilities.argmax(axis=1)
+        columns["label"] = pa.array(store.classes).take(pa.array(best))
+        columns["probability"] = pa.array(probabilities[np.arange(len(best)), best])
+        if all_probabilities:
+            for number, name in enumerate(store.classes):
+                columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(probabilities[:, number]))
+    return pa.table(columns)
+
+
+def _plain(column: Any) -> Array:
+    """A column as a NumPy array that needs no pickle."""
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values.astype(str) if values.dtype == object else values

@@ -1,0 +1,1 @@
+"""Runs → tables, figures, one HTML page."""

@@ -1,0 +1,1 @@
+"""Train, resume, evaluate: one loop for every model."""

@@ -1,0 +1,57 @@
+"""Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
+
+Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import FormatError, disk_errors
+
+
+@dataclass
+class Progress:
+    """How far a training has come."""
+
+    epoch: int = 0
+    """Epochs finished."""
+    best_score: float | None = None
+    best_epoch: int = 0
+    stale_epochs: int = 0
+    """Epochs since the best."""
+    elapsed_s: float = 0.0
+    stopped: str = ""
+    """Why training ended before its last epoch; empty while it goes on."""
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
+        try:
+            torch.save(state, partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
+    """Restore all three; no code is run from the file."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return Progress(**state["progress"])
+    except Exception as error:
+        raise FormatError(
+            f"checkpoint {path} cannot be resumed from ({str(error).splitlines()[0]}); train again with --overwrite"
+        ) from error

@@ -1,0 +1,75 @@
+"""Where a training writes what happened: metrics.jsonl and .csv, TensorBoard, and Weights & Biases on request."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import ConfigError, disk_errors
+from ..folder import write_text_atomically
+
+
+class RunLog:
+    """One line per epoch, everywhere. Opening it at epoch e forgets lines of epochs after e (a killed run's)."""
+
+    def __init__(self, path: Path, config: Config, history: list[dict[str, Any]], epoch: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.path = path
+        self.history = [entry for entry in history if entry["epoch"] <= epoch]
+        self._write()
+        self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
+        self.wandb = _wandb(config, path) if config.train.wandb else None
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Log one epoch: `{"epoch": …, "train": {…}, "valid": {…}, …}`."""
+        self.history.append(entry)
+        self._write()
+        flat = flatten(entry)
+        for name, value in flat.items():
+            if name != "epoch":
+                self.board.add_scalar(name.replace(".", "/"), value, entry["epoch"])
+        self.board.flush()
+        if self.wandb is not None:
+            self.wandb.log(flat, step=entry["epoch"])
+
+    def close(self) -> None:
+        self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+    def _write(self) -> None:
+        write_text_atomically(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in self.history))
+        rows = [flatten(entry) for entry in self.history]
+        with disk_errors(self.path), open(self.path / "metrics.csv", "w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["epoch"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"valid": {"loss": 1}}` → `{"valid.loss": 1}`."""
+    flat: dict[str, Any] = {}
+    for key, value in entry.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _wandb(config: Config, path: Path) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ConfigError(
+            "train.wandb is set, but Weights & Biases is not installed: "
+            "pip install 'largegt[wandb]', or --set train.wandb=none"
+        ) from None
+    return wandb.init(
+        project=config.train.wandb, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
+        id=path.name, resume="allow",
+    )  # fmt: skip

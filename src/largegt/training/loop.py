@@ -1,0 +1,228 @@
+"""The training loop: one page, on Lightning Fabric (devices and precision), for every model.
+
+Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
+train and valid splits; the test split is read by `evaluate` alone, once, with the weights that were best on valid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from ..config import Config, TrainConfig, seconds
+from ..errors import ConfigError, InputError, disk_errors
+from ..folder import write_text_atomically
+from ..graph.store import GraphStore
+from ..model.node_model import NodeModel, NodeOutput
+from ..prepare.prepared import Prepared, prepare
+from ..progress import Progress as Show
+from ..progress import silent
+from ..types import PathLike
+from .checkpoint import Progress, load_checkpoint, save_checkpoint
+from .evaluate import evaluate_prepared, score_rows
+from .log import RunLog
+from .metrics import TaskHead
+from .run import Run
+from .setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
+
+
+def train(
+    data: Prepared | GraphStore | PathLike,
+    config: Config | None = None,
+    out: PathLike = "runs/run",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Show | None = None,
+) -> Run:
+    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there."""
+    show = progress or silent
+    out = Path(out)
+    if isinstance(data, Prepared):
+        prepared, config = data, (config or Config()).model_copy(update={"prepare": data.config})
+        store_path = data.path.parent.parent
+    else:
+        config = config or Config()
+        store = data if isinstance(data, GraphStore) else GraphStore.open(data)
+        store_path = Path(store.path)
+        _check_out(out, config, resume, overwrite)
+        prepared = prepare(store, config.prepare, progress=show)
+    _check_out(out, config, resume, overwrite)
+    _check_data(prepared)
+    head = TaskHead.for_training(prepared, config.train)
+    monitor, sign = head.monitor(config.train.monitor)
+    fabric = make_fabric(config.train)
+    with disk_errors(out):
+        if overwrite and out.exists():
+            shutil.rmtree(out)
+        run = Run.create(out, config, store_path)
+        return _train(fabric, run, prepared, head, monitor, sign, show)
+
+
+def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show) -> Run:
+    config = run.config.train
+    torch.manual_seed(config.seed)
+    model = build_model(run.config.model, prepared)
+    optimizer = make_optimizer(model, config)
+    sealed, optimizer = fabric.setup(_Sealed(model), optimizer)
+    device = fabric.device
+    checkpoint = run.path / "checkpoints" / "last.pt"
+    state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
+    loader = make_loader(prepared, model, config, device)
+    train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
+    steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
+    budget_s = seconds(config.budget) if config.budget else math.inf
+    log = RunLog(run.path, run.config, run.history, state.epoch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        while state.epoch < config.epochs and not state.stopped:
+            epoch_start = time.perf_counter()
+            epoch = state.epoch
+            torch.manual_seed(_mixed_seed(config.seed, epoch))
+            model.train()
+            loss_sum, num_seen = torch.zeros((), device=device), 0
+            batches = loader.batches(train_rows, config.batch_size, config.seed, epoch)
+            for step, batch in enumerate(batches):
+                set_learning_rate(optimizer, config, epoch * steps_per_epoch + step, config.epochs * steps_per_epoch)
+                output: NodeOutput = sealed(Sealed(batch)).value
+                loss = head.loss(output.logits, batch.labels)
+                optimizer.zero_grad()
+                fabric.backward(loss)
+                if config.clip_norm is not None:
+                    fabric.clip_gradients(sealed, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
+                optimizer.step()
+                model.update_codebook(output)
+                loss_sum += loss.detach() * len(batch)
+                num_seen += len(batch)
+                show(f"epoch {epoch + 1}/{config.epochs}{_best_so_far(state, monitor)}", step + 1, steps_per_epoch)
+                if state.elapsed_s + time.perf_counter() - epoch_start > budget_s:
+                    state.stopped = f"budget of {config.budget} used up"
+                    break
+            train_loss = float(loss_sum) / num_seen
+            if not math.isfinite(train_loss):
+                raise ConfigError(
+                    f"the loss became {train_loss} in epoch {epoch + 1}: try a smaller "
+                    f"train.learning_rate (now {config.learning_rate})"
+                )
+            train_s = time.perf_counter() - epoch_start
+            valid = score_rows(model, loader, valid_rows, config.eval_batch_size, head, fabric)
+            state.epoch += 1
+            state.elapsed_s += time.perf_counter() - epoch_start
+            _judge(state, valid, monitor, sign, config)
+            if state.best_epoch == state.epoch:
+                save_weights(run.path / "model.safetensors", model)
+            log.add({
+                "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
+                "learning_rate": optimizer.param_groups[0]["lr"], "train_s": train_s, "elapsed_s": state.elapsed_s,
+            })  # fmt: skip
+            if state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs:
+                save_checkpoint(checkpoint, model, optimizer, state)
+    finally:
+        log.close()
+    _finish(run, prepared, model, head, state, log.history, device)
+    return run
+
+
+def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, config: TrainConfig) -> None:
+    """Is this epoch the best so far, and is it time to stop?"""
+    score = valid.get(monitor, -sign * math.inf)
+    if state.best_score is None or sign * score > sign * state.best_score:
+        state.best_score, state.best_epoch, state.stale_epochs = score, state.epoch, 0
+    elif not valid:  # nothing to validate on: the last weights are the best we know
+        state.best_epoch = state.epoch
+    else:
+        state.stale_epochs += 1
+        if config.patience is not None and state.stale_epochs >= config.patience:
+            state.stopped = f"no better {monitor} in {config.patience} epochs"
+
+
+def _finish(
+    run: Run, prepared: Prepared, model: NodeModel, head: TaskHead, state: Progress,
+    history: list[dict[str, Any]], device: torch.device,
+) -> None:  # fmt: skip
+    """Score the best weights on valid and, for the first time, on test; write metrics.json."""
+    best = run.load_model(prepared)
+    final = {
+        "model": run.config.model.name,
+        "dataset": prepared.meta["name"],
+        "seed": run.config.train.seed,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "best_epoch": state.best_epoch,
+        "epochs": state.epoch,
+        "stopped": state.stopped,
+        "epoch_time_s": float(np.median([entry["train_s"] for entry in history])),
+        "train_time_s": state.elapsed_s,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        "valid": evaluate_prepared(best, run.config.train, prepared, "valid", head),
+        "test": evaluate_prepared(best, run.config.train, prepared, "test", head),
+    }
+    write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
+
+
+# the parts ------------------------------------------------------------------------------------------------------
+
+
+class Sealed:
+    """Carries a batch or an output past Fabric, which would copy and cast the fields of a dataclass."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Sealed(nn.Module):
+    """The model behind sealed hand-overs."""
+
+    def __init__(self, model: NodeModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Sealed) -> Sealed:
+        return Sealed(self.model(batch.value))
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    from safetensors.torch import save_model
+
+    partial = path.with_name(f".{path.name}.partial")
+    with disk_errors(path):
+        save_model(model, str(partial))
+        partial.replace(path)
+
+
+def _mixed_seed(seed: int, epoch: int) -> int:
+    """A seed for torch that neighbouring (seed, epoch) pairs do not share."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _best_so_far(state: Progress, monitor: str) -> str:
+    return "" if state.best_score is None else f", {monitor} {state.best_score:.4f}"
+
+
+def _check_out(out: Path, config: Config, resume: bool, overwrite: bool) -> None:
+    if not (out / "config.toml").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} exists and is not a run: choose another --out")
+        return
+    if not resume and not overwrite:
+        raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
+    if resume and Run.open(out).config != config:
+        raise ConfigError(
+            f"{out} was started with other settings than these: see {out / 'config.toml'}, or start "
+            "anew with --overwrite"
+        )
+
+
+def _check_data(prepared: Prepared) -> None:
+    if not len(prepared.split_rows("train")):
+        raise InputError(f"{prepared.meta['name']} has no training nodes: give labels and a split to ingest")

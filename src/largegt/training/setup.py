@@ -1,0 +1,69 @@
+"""From a configuration to the parts of a training: model, device and precision, loader, optimizer, step size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from ..baselines.mlp import MLP
+from ..config import ModelConfig, TrainConfig
+from ..errors import ConfigError
+from ..model.largegt import LargeGT
+from ..model.node_model import NodeModel
+from ..prepare.prepared import Prepared
+from ..tokens.loader import TokenLoader
+from ..tokens.table import TokenTable
+
+
+def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
+    """The model that `config.name` names, in the shape that fits the data."""
+    if config.name == "mlp":
+        return MLP(prepared.num_features, prepared.meta["num_outputs"], config)
+    return LargeGT.for_prepared(prepared, config)
+
+
+def make_fabric(config: TrainConfig) -> Fabric:
+    """One device, chosen at run time, with the precision that suits it."""
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
+    accelerator = "cuda" if cuda and config.device != "cpu" else "cpu"
+    precision: Any = config.precision
+    if precision == "auto":
+        precision = "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    return Fabric(accelerator=accelerator, devices=1, precision=precision)
+
+
+def make_loader(prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device) -> TokenLoader:
+    """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster."""
+    distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
+    return TokenLoader(TokenTable(prepared, device), device, k=model.num_local_nodes, distinct=distinct)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """Adam or AdamW; weight decay falls on matrices only, not on biases and norms."""
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return kind(groups, lr=config.learning_rate)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, num_steps: int) -> None:
+    """Constant, or linear warm-up and then a cosine to zero."""
+    factor = 1.0
+    if config.schedule == "one-cycle":
+        warmup_steps = config.warmup * num_steps
+        if step < warmup_steps:
+            factor = (step + 1) / (warmup_steps + 1)
+        else:
+            factor = 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1.0, num_steps - warmup_steps)))
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * factor
