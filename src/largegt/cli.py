@@ -1,0 +1,404 @@
+"""The command line: one verb per stage. Heavy imports are inside the verbs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .errors import LargeGTError
+
+app = typer.Typer(
+    name="largegt",
+    help="Train a graph transformer on one very large graph and predict labels for its nodes.\n\n"
+    "The walk: [bold]ingest[/] (your files → a store) → [bold]train[/] (it prepares what is missing) → "
+    "[bold]evaluate[/], [bold]predict[/], [bold]report[/]. Begin with [bold]largegt demo[/].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, e.g. train.epochs=5. Repeat as needed."),
+]
+Recipe = Annotated[
+    str, typer.Option(help="A recipe's name or a .toml file. `largegt settings --recipes` lists those included.")
+]
+Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores when not given.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        print(f"largegt {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the store, the runs and the page.")] = Path("largegt-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train LargeGT on the graph that ships with the package: about three minutes on two cores."""
+    from .demo import demo as run_demo
+
+    with _progress(as_json) as progress:
+        result = run_demo(out, seed, progress)
+    if as_json:
+        _print_json({"scores": result.scores, "metrics": result.metrics, "page": str(result.page)})
+        return
+    rows = [(name, f"{s['valid']:.4f}", f"{s['test']:.4f}") for name, s in result.scores.items()]
+    _print_table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows)
+    m = result.metrics
+    print(f"\nLargeGT trained {m['epochs']} epochs in {m['train_time_s']:.0f} s; kept epoch {m['best_epoch']}.")
+    print(f"Look at the learning curves: {result.page}")
+    print(f"Predictions of the test nodes: {result.folder / 'predictions.parquet'}")
+    print("Your own graph next: largegt ingest --help")
+
+
+@app.command()
+def ingest(
+    out: Annotated[Path, typer.Option(help="The store's folder.")],
+    edges: Annotated[
+        list[Path], typer.Option(help="Edges: .parquet, .csv or .tsv (also .gz), .npy, or a folder of Parquet files.")
+    ],
+    nodes: Annotated[
+        Path | None, typer.Option(help="Node table: an id column, and features, labels, split as columns.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features apart: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels apart: .npy, or a table with or without an id column.")
+    ] = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="Splits apart: .npz with train, valid, test; or a table of id and split.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
+    target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
+    id: Annotated[str | None, typer.Option(help="Node column with the ids, numbers or strings.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Label column; several, separated by commas, make a multi-label task.")
+    ] = None,
+    feature_columns: Annotated[
+        str | None, typer.Option(help="Feature columns, separated by commas, wildcards allowed: f*,age.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes when ids are 0..N-1 and nothing says N.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn your files into a store.
+
+    From tables:  largegt ingest --edges edges.parquet --nodes nodes.csv.gz --label topic --out data/g
+
+    From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
+
+    Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
+    predicted. Without a split, labelled nodes are split at random. Settings: undirected=true, task, split,
+    split_seed, stratify, feature_dtype, unknown_ids, fill_missing (see `largegt settings`).
+    """
+    from .config import IngestConfig, parse_overrides
+    from .graph import sources
+    from .graph.ingest import ingest as run_ingest
+
+    config = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
+    given = sources.files(
+        edges if len(edges) > 1 else edges[0], nodes=nodes, features=features, labels=labels, splits=splits,
+        source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
+        num_nodes=num_nodes,
+    )  # fmt: skip
+    with _progress(as_json) as progress:
+        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress)
+    _show_folder(store.path, as_json, verify=False)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A store, a prepared folder or a run.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a folder holds: sizes, degrees, labels, splits, scores."""
+    _show_folder(path, as_json, verify)
+
+
+@app.command()
+def prepare(
+    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    recipe: Recipe = "default",
+    settings: Settings = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample local nodes, compute context features and positional encodings; what is there already is kept.
+
+    Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positions.method=node2vec
+    """
+    from .config import Config
+    from .graph.store import GraphStore
+    from .prepare.prepared import prepare as run_prepare
+
+    config = Config.from_recipe(recipe, settings or []).prepare
+    opened = GraphStore.open(store)
+    _say_stale(opened, config, as_json)
+    with _progress(as_json) as progress:
+        prepared = run_prepare(opened, config, threads, progress)
+    _show_folder(prepared.path, as_json, verify=False)
+
+
+@app.command()
+def train(
+    store: Annotated[Path | None, typer.Argument(help="The store's folder; not needed with --resume.")] = None,
+    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
+    recipe: Recipe = "default",
+    settings: Settings = None,
+    model: Annotated[
+        str | None, typer.Option(help="largegt-full, largegt-local, largegt-global or mlp; short for model.name.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for train.seed.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Short for train.epochs.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model; prepares the store first where that is missing.
+
+    Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden=256
+
+    A killed run goes on with:  largegt train --resume --out runs/a
+    """
+    from .config import Config
+    from .errors import InputError
+    from .graph.store import GraphStore
+    from .training.loop import train as run_train
+    from .training.run import Run
+
+    given = {"model.name": model, "train.seed": seed, "train.epochs": epochs, "train.budget": budget}
+    overrides = [*(settings or []), *(f"{name}={value}" for name, value in given.items() if value is not None)]
+    if resume and store is None:
+        run = Run.open(out)
+        if overrides or recipe != "default":
+            raise InputError(
+                "--resume without a store goes on with the run's own settings: leave out --set and --recipe"
+            )
+        data, config = run.store(), run.config
+    elif store is None:
+        raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
+    else:
+        data, config = GraphStore.open(store), Config.from_recipe(recipe, overrides)
+    _say_stale(data, config.prepare, as_json)
+    with _progress(as_json) as progress:
+        finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress)
+    if as_json:
+        _print_json(finished.metrics)
+    else:
+        _print_metrics(finished.metrics)
+        print(f"\nThe run is in {finished.path}. Next: largegt predict {finished.path} --out predictions.parquet")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a run's best weights on a split."""
+    from .training.evaluate import evaluate as run_evaluate
+
+    with _progress(as_json) as progress:
+        scores = run_evaluate(run, split, progress, device)
+    if as_json:
+        _print_json(scores)
+    else:
+        _print_table(f"{run}, {split}", ("metric", "value"), [(name, f"{v:.4f}") for name, v in scores.items()])
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="Where to: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
+    node: Annotated[list[str] | None, typer.Option(help="Predict this node (your own id). Repeat as needed.")] = None,
+    split: Annotated[str | None, typer.Option(help="Predict the nodes of this split.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
+    ] = False,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict every node of the store, or some, with your own ids in the result."""
+    from .predict import predict as run_predict
+
+    with _progress(as_json) as progress:
+        table = run_predict(run, out, node, split, probabilities, device, progress)
+    if as_json:
+        _print_json({"out": str(out), "rows": table.num_rows, "columns": table.column_names})
+        return
+    first = table.slice(0, 5).to_pylist()
+    _print_table(f"{table.num_rows:,} predictions in {out}", table.column_names[:6],
+                 [[_short(row[name]) for name in table.column_names[:6]] for row in first])  # fmt: skip
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Its title.")] = "largegt report",
+    as_json: AsJson = False,
+) -> None:
+    """Make one HTML page of runs: a table of scores and the learning curves."""
+    from .report.page import report as run_report
+
+    page = run_report(runs, out, title)
+    if as_json:
+        _print_json({"page": str(page), "runs": len(runs)})
+    else:
+        print(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+
+
+@app.command()
+def settings(
+    section: Annotated[
+        str | None, typer.Argument(help="Only names that begin so: train, model, prepare, ingest.")
+    ] = None,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes that come with the package.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every setting with its default and what it means."""
+    from .config import Config, IngestConfig, describe_settings, recipe_about
+
+    if recipes:
+        about = recipe_about()
+        if as_json:
+            _print_json(about)
+        else:
+            _print_table("Recipes", ("name", "what it is"), list(about.items()))
+        return
+    every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
+    chosen = [item for item in every if item[0].startswith(section or "")]
+    if as_json:
+        _print_json({name: {"default": default, "help": text} for name, default, text in chosen})
+    else:
+        _print_table("Settings", ("name", "default", "meaning"), [(n, _plain(d), text) for n, d, text in chosen])
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one line and exit code 2."""
+    try:
+        app()
+    except LargeGTError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+# how results are shown ------------------------------------------------------------------------------------------
+
+
+def _progress(quiet: bool) -> Any:
+    from .progress import console_progress
+
+    return console_progress(quiet)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str, ensure_ascii=False))
+
+
+def _print_table(title: str, columns: Any, rows: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(
+            Text(str(column)), justify="left" if number == 0 or column in ("meaning", "what it is") else "right"
+        )
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console().print(table)
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    names = list(metrics["valid"] or metrics["test"])
+    rows = [
+        (name, *(f"{metrics[split][name]:.4f}" if name in metrics[split] else "–" for split in ("valid", "test")))
+        for name in names
+    ]
+    title = f"{metrics['model']} on {metrics['dataset']}, best epoch {metrics['best_epoch']} of {metrics['epochs']}"
+    _print_table(title, ("", "valid", "test"), rows)
+    if metrics["stopped"]:
+        print(f"Stopped early: {metrics['stopped']}.")
+
+
+def _show_folder(path: Path, as_json: bool, verify: bool) -> None:
+    from .inspection import inspect as run_inspect
+
+    facts = run_inspect(path, verify)
+    if as_json:
+        _print_json(facts | {"path": str(path)})
+        return
+    rows = [
+        (name, _plain(value))
+        for name, value in facts.items()
+        if not isinstance(value, dict) and name not in ("kind", "prepared")
+    ]
+    _print_table(f"{facts['kind']} {path}", ("", ""), rows)
+    for name in ("splits", "classes", "degrees"):
+        if isinstance(facts.get(name), dict):
+            _print_bars(name, facts[name])
+    if "metrics" in facts:
+        _print_metrics(facts["metrics"])
+
+
+def _print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
+    """A horizontal bar chart of counts; only the largest of many classes."""
+    shown = list(counts.items())
+    if len(shown) > most:
+        shown = sorted(shown, key=lambda item: -item[1])[:most]
+        title = f"{title}, the {most} largest of {len(counts)}"
+    longest = max((count for _, count in shown), default=0) or 1
+    rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
+    _print_table(title, ("", "nodes", "meaning"), rows)
+
+
+def _say_stale(store: Any, config: Any, quiet: bool) -> None:
+    """Tell which settings differ from an earlier preparation before running a new one."""
+    from .prepare.prepared import prepared_path, stale_note
+
+    if not quiet and not prepared_path(store, config).exists() and (note := stale_note(store, config)):
+        print(f"note: {note}; preparing what changed", file=sys.stderr)
+
+
+def _without_prefix(item: str, prefix: str) -> str:
+    return item[len(prefix) :] if item.startswith(prefix) else item
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(item) for item in value)
+    return "none" if value is None else str(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Graphs by name: the embedded demo graph, and (to come) the paper's three."""

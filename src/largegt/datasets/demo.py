@@ -1,0 +1,33 @@
+"""The demo graph, shipped with the package: wordnet31-lite.
+
+117,791 synsets of Princeton WordNet 3.1, 184,083 undirected relations between them. Features: 48 numbers made from
+the gloss text. Label: the lexicographer file, 45 classes such as `noun.food`. The relations carry most of the signal:
+an MLP on the features gets 48% of the test nodes right, label propagation 76%. WordNet's licence lies beside the file.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import numpy as np
+
+from ..graph import sources
+from ..graph.sources import Source
+
+NAME = "wordnet31-lite"
+_FEATURE_STEP = 0.25
+
+
+def demo_source() -> Source:
+    """The demo graph, ready to ingest."""
+    file = resources.files("largegt") / "datasets" / "wordnet31-lite.npz"
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        data = {name: archive[name] for name in archive.files}
+    splits = {name: data["split"] == code for code, name in enumerate(("train", "valid", "test"), start=1)}
+    return sources.arrays(
+        data["edge_index"],
+        features=data["features"].astype(np.float32) * _FEATURE_STEP,
+        labels=data["label_names"][data["labels"]],
+        splits=splits,
+        name=NAME,
+    )

@@ -1,0 +1,111 @@
+"""Inspect: what a store, a preparation or a run folder holds, as a plain tree for people and programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import FormatError, InputError
+from .graph.store import GraphStore
+from .prepare.prepared import Prepared
+from .training.run import Run
+from .types import PathLike
+
+
+def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
+    """Facts about the folder at `path`. `verify` reads every byte and compares checksums."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    if (path / "config.toml").is_file():
+        return _run(Run.open(path))
+    kind = _kind(path)
+    folder = GraphStore.open(path) if kind == "largegt-store" else Prepared.open(path)
+    if verify:
+        folder.folder.verify()
+    facts = _store(folder) if isinstance(folder, GraphStore) else _prepared(folder)
+    return facts | ({"verified": True} if verify else {})
+
+
+def degree_histogram(degrees: Any) -> dict[str, int]:
+    """Nodes by degree, in doubling bins: `{"0": …, "1": …, "2-3": …, "4-7": …}`."""
+    bins = np.where(degrees > 0, np.floor(np.log2(np.maximum(degrees, 1))).astype(np.int64) + 1, 0)
+    counts = np.bincount(bins)
+    names = ["0", "1", *(f"{2**b}-{2 ** (b + 1) - 1}" for b in range(1, len(counts)))]
+    return {name: int(count) for name, count in zip(names, counts, strict=False)}
+
+
+def _store(store: GraphStore) -> dict[str, Any]:
+    degrees = np.diff(store.csr("both")[0])
+    labels = store.labels[store.labelled]
+    by_class = None
+    if store.task in ("multiclass", "binary"):
+        counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=len(store.classes))
+        by_class = {str(name): int(count) for name, count in zip(store.classes, counts, strict=True)}
+    prepared = sorted(folder.name for folder in (Path(store.path) / "prepared").glob("[0-9a-f]*"))
+    return {
+        "kind": "store",
+        "name": store.name,
+        "nodes": store.num_nodes,
+        "edges": store.num_edges,
+        "directed": store.directed,
+        "self_loops_dropped": store.folder.meta.get("self_loops_dropped", 0),
+        "duplicates_merged": store.folder.meta.get("duplicates_merged", 0),
+        "isolated_nodes": int((degrees == 0).sum()),
+        "mean_degree": float(degrees.mean()),
+        "max_degree": int(degrees.max()),
+        "degrees": degree_histogram(degrees),
+        "features": store.num_features,
+        "feature_dtype": store.feature_dtype,
+        "ids": store.id_kind,
+        "example_ids": store.ids_of(np.arange(min(3, store.num_nodes))),
+        "task": store.task,
+        "labelled": int(store.labelled.sum()),
+        "classes": by_class if by_class is not None else store.classes,
+        "splits": {name: len(nodes) for name, nodes in store.splits.items()},
+        "bytes": store.folder.num_bytes,
+        "fingerprint": store.fingerprint,
+        "prepared": prepared,
+    }
+
+
+def _prepared(prepared: Prepared) -> dict[str, Any]:
+    return {
+        "kind": "prepared",
+        "store": prepared.meta["name"],
+        "nodes": len(prepared.nodes),
+        "k": prepared.k,
+        "token_rows": len(prepared.token_nodes),
+        "features": prepared.num_features,
+        "positions": prepared.num_positions,
+        "bytes": prepared.folder.num_bytes,
+        "fingerprint": prepared.fingerprint,
+        "config": prepared.config.model_dump(mode="json"),
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    finished = (run.path / "metrics.json").is_file()
+    history = run.history
+    return {
+        "kind": "run",
+        "store": str(run.store_path),
+        "model": run.config.model.name,
+        "epochs": f"{len(history)} of {run.config.train.epochs}",
+        "finished": finished,
+        **({"metrics": run.metrics} if finished else {"last_epoch": history[-1] if history else None}),
+    }
+
+
+def _kind(path: Path) -> str:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        kind = str(manifest["format"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FormatError(f"{path} is neither a store, nor a preparation, nor a run of largegt") from None
+    if kind not in ("largegt-store", "largegt-prepared"):
+        raise FormatError(f"{path} is neither a store, nor a preparation, nor a run of largegt")
+    return kind
