@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .errors import LargeGTError
+from .errors import ConfigError, LargeGTError, nearest
 
 app = typer.Typer(
     name="largegt",
@@ -122,6 +122,8 @@ def ingest(
     )  # fmt: skip
     with _progress(as_json) as progress:
         store = run_ingest(given, out, config, overwrite=overwrite, progress=progress)
+    if not as_json:
+        print("\n".join(given.notes))
     _show_folder(store.path, as_json, verify=False)
 
 
@@ -184,6 +186,7 @@ def train(
     from .config import Config
     from .errors import InputError
     from .graph.store import GraphStore
+    from .training.loop import check_out
     from .training.loop import train as run_train
     from .training.run import Run
 
@@ -200,6 +203,7 @@ def train(
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
     else:
         data, config = GraphStore.open(store), Config.from_recipe(recipe, overrides)
+    check_out(out, config, data, resume, overwrite)
     _say_stale(data, config.prepare, as_json)
     with _progress(as_json) as progress:
         finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress)
@@ -286,14 +290,21 @@ def settings(
         if as_json:
             _print_json(about)
         else:
-            _print_table("Recipes", ("name", "what it is"), list(about.items()))
+            _print_table("Recipes", ("name", "what it is"), list(about.items()), left=("what it is",))
         return
     every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
     chosen = [item for item in every if item[0].startswith(section or "")]
+    if not chosen:
+        raise ConfigError(f"no setting begins with {section!r}{nearest(section or '', [name for name, _, _ in every])}")
     if as_json:
         _print_json({name: {"default": default, "help": text} for name, default, text in chosen})
     else:
-        _print_table("Settings", ("name", "default", "meaning"), [(n, _plain(d), text) for n, d, text in chosen])
+        _print_table(
+            "Settings",
+            ("name", "default", "meaning"),
+            [(n, _plain(d), text) for n, d, text in chosen],
+            left=("meaning",),
+        )
 
 
 def main() -> None:
@@ -318,19 +329,21 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=str, ensure_ascii=False))
 
 
-def _print_table(title: str, columns: Any, rows: Any) -> None:
+def _print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ()) -> None:
+    """A table under its title. The first column and those named in `left` are aligned left, numbers right."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    console = Console()
+    console.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(
-            Text(str(column)), justify="left" if number == 0 or column in ("meaning", "what it is") else "right"
-        )
+        table.add_column(Text(str(column)), justify="left" if number == 0 or column in left else "right")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    console.print(table)
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
@@ -353,9 +366,9 @@ def _show_folder(path: Path, as_json: bool, verify: bool) -> None:
         _print_json(facts | {"path": str(path)})
         return
     rows = [
-        (name, _plain(value))
+        (name.replace("_", " "), _plain(value))
         for name, value in facts.items()
-        if not isinstance(value, dict) and name not in ("kind", "prepared")
+        if not isinstance(value, dict) and name != "kind" and value != []
     ]
     _print_table(f"{facts['kind']} {path}", ("", ""), rows)
     for name in ("splits", "classes", "degrees"):
@@ -373,7 +386,7 @@ def _print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
         title = f"{title}, the {most} largest of {len(counts)}"
     longest = max((count for _, count in shown), default=0) or 1
     rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
-    _print_table(title, ("", "nodes", "meaning"), rows)
+    _print_table(title, (" ", "nodes", "  "), rows, left=("  ",))
 
 
 def _say_stale(store: Any, config: Any, quiet: bool) -> None:

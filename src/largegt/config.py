@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import ConfigError, nearest
 from .types import Direction, PathLike, Task
@@ -23,7 +23,7 @@ from .types import Direction, PathLike, Task
 class Settings(BaseModel):
     """Frozen, strict about names, and documented field by field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -36,6 +36,8 @@ class Settings(BaseModel):
             for key, value in tree.items()
         }
 
+
+Seed = Field(default=0, ge=0, lt=2**63)
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -57,7 +59,7 @@ class IngestConfig(Settings):
     """What the labels are. auto: several label columns are multilabel, fractions regression, two values binary."""
     split: tuple[float, float, float] = (0.5, 0.25, 0.25)
     """Shares of train, valid and test when no split is given."""
-    split_seed: int = 0
+    split_seed: int = Seed
     """Seed of a split we make."""
     stratify: bool = False
     """Keep each class's share in every part of a split we make."""
@@ -65,6 +67,12 @@ class IngestConfig(Settings):
     """What to do with an edge whose end is not in the node table."""
     fill_missing: float | None = None
     """Value for missing or NaN features; without it they are an error."""
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _read_split(cls, split: Any) -> Any:
+        """0.5,0.25,0.25 as on a command line, or a list."""
+        return tuple(split.split(",")) if isinstance(split, str) else split
 
 
 class LocalNodesConfig(Settings):
@@ -76,7 +84,7 @@ class LocalNodesConfig(Settings):
     """Which edges lead to neighbours: out, in, or both (the undirected view). Context features follow it too."""
     nodes: Literal["labelled", "all"] = "labelled"
     """Which nodes get a row now. Others are sampled when a prediction asks for them."""
-    seed: int = 0
+    seed: int = Seed
     """Seed of the sample."""
 
 
@@ -96,7 +104,7 @@ class PositionsConfig(Settings):
     """projection: random projections of powers of the adjacency, seconds. node2vec: the paper's, slow. none."""
     dim: int = Field(default=64, ge=1)
     """Width of the encoding."""
-    seed: int = 0
+    seed: int = Seed
     """Seed of the projection or of the walks and the skip-gram."""
     projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
     """projection: weight of each power of the adjacency, from the first on."""
@@ -118,6 +126,16 @@ class PositionsConfig(Settings):
     """node2vec: start nodes per step."""
     learning_rate: float = Field(default=0.01, gt=0)
     """node2vec: SparseAdam's step size."""
+
+    def relevant(self) -> dict[str, Any]:
+        """The settings that the chosen method reads: changing others changes nothing."""
+        every = self.model_dump(mode="json")
+        read_by = {
+            "none": {"method"},
+            "projection": {"method", "dim", "seed", "projection_weights"},
+            "node2vec": set(every) - {"projection_weights"},
+        }
+        return {name: value for name, value in every.items() if name in read_by[self.method]}
 
 
 class PrepareConfig(Settings):
@@ -181,11 +199,19 @@ class ModelConfig(Settings):
     """normal: N(0, 0.02) weights and zero biases in the LocalModule, as published."""
     codebook: CodebookConfig = CodebookConfig()
 
+    @model_validator(mode="after")
+    def _check_heads(self) -> ModelConfig:
+        if self.head_width is None and self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), or give head_width")
+        if self.codebook.head_width is None and self.hidden % self.codebook.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of codebook.heads ({self.codebook.heads})")
+        return self
+
 
 class TrainConfig(Settings):
     """The training loop."""
 
-    seed: int = 0
+    seed: int = Seed
     """Seed of initialisation, shuffling and dropout."""
     epochs: int = Field(default=30, ge=1)
     """Passes over the training nodes, at most."""
@@ -225,6 +251,18 @@ class TrainConfig(Settings):
     """Epochs between checkpoints to resume from."""
     wandb: str | None = None
     """Weights & Biases project to log to as well; needs the wandb extra."""
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _check_budget(cls, budget: Any) -> Any:
+        """A bare number is seconds; what is no duration is refused now, not after the preparation."""
+        if budget is None:
+            return None
+        try:
+            seconds(str(budget))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return str(budget)
 
 
 class Config(Settings):
@@ -267,7 +305,7 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
     if file.suffix == ".toml" or file.is_file():
         if not file.is_file():
             raise ConfigError(f"recipe file {file} does not exist")
-        source = file.read_text(encoding="utf-8")
+        source = file.read_text(encoding="utf-8", errors="replace")
     elif text in recipe_names():
         source = (resources.files("largegt") / "recipes" / f"{text}.toml").read_text(encoding="utf-8")
     else:
@@ -278,6 +316,7 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"recipe {text} is not valid TOML: {error}") from error
     tree.pop("about", None)
+    tree.pop("data", None)  # a run's config.toml is a recipe too
     return tree
 
 
@@ -286,16 +325,21 @@ def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
-        name = ".".join(path)
-        if first["type"] == "extra_forbidden":
-            known = setting_names(cls)
-            same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
-            hint = nearest(name, same_table) or nearest(name, known)
-            raise ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all") from None
-        got = first.get("input")
-        raise ConfigError(f"setting {name} cannot be {got!r}: {first['msg'].lower()}") from None
+        raise _config_error(cls, error) from None
+
+
+def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = setting_names(cls)
+        same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
+        hint = nearest(name, same_table) or nearest(name, known)
+        return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
+    if first["type"] == "value_error":
+        return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
+    return ConfigError(f"setting {name} cannot be {first.get('input')!r}: {first['msg'].lower()}")
 
 
 def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
@@ -341,11 +385,17 @@ def to_toml(tree: Mapping[str, Any]) -> str:
 def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
     for key, value in tree.items():
         if not isinstance(value, Mapping):
-            lines.append(f"{key} = {json.dumps('none' if value is None else value, ensure_ascii=False)}")
+            lines.append(f"{key} = {_toml_value('none' if value is None else value)}")
     for key, value in tree.items():
         if isinstance(value, Mapping):
             lines += ["", f"[{prefix}{key}]"]
             _write_table(value, f"{prefix}{key}.", lines)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's notation, which TOML shares but for infinities and NaN."""
+    text = json.dumps(value, ensure_ascii=False)
+    return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(text, text)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -33,6 +33,12 @@ class DiskError(LargeGTError):
     """The disk said no: full, read-only or failing."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind when it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or an empty string: glue it behind a message."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)

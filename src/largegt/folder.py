@@ -130,7 +130,7 @@ class FolderWriter:
         self._maps: dict[str, np.memmap[Any, Any]] = {}
         self._made_parents = _missing_parents(self.path)
         with disk_errors(self.path):
-            shutil.rmtree(self.partial, ignore_errors=True)
+            _remove_abandoned(self.path)
             self.partial.mkdir(parents=True)
 
     def __enter__(self) -> FolderWriter:
@@ -266,6 +266,24 @@ def _replaceable(path: Path, kind: str) -> bool:
         _read_manifest(path, kind)
     except FormatError:
         return path.is_dir() and not any(path.iterdir())
+    return True
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed writers of `path` left: partial folders whose process is gone."""
+    for folder in path.parent.glob(f".{path.name}.partial-*"):
+        pid = folder.name.rpartition("-")[2]
+        if not pid.isdigit() or int(pid) == os.getpid() or not _is_running(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
     return True
 
 

@@ -27,9 +27,9 @@ _SUFFIXES = (".parquet", ".csv", ".npz")
 
 
 def predict(
-    run: PathLike,
+    run: PathLike | Run,
     out: PathLike | None = None,
-    ids: Iterable[Any] | None = None,
+    ids: Iterable[Any] | str | int | None = None,
     split: str | None = None,
     all_probabilities: bool = False,
     device: str | None = None,
@@ -38,21 +38,24 @@ def predict(
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
-    Multi-label: a 0/1 column per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
+    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
     """
     if out is not None and Path(out).suffix not in _SUFFIXES:
         raise ConfigError(f"cannot write {out}: predictions end in {', '.join(_SUFFIXES)}")
+    if ids is not None and split is not None:
+        raise ConfigError("give predict ids or a split, not both")
     opened = Run.open(run)
+    config = opened.train_config(device)
     store = opened.store()
     prepared = opened.prepared(progress)
     if split is not None:
         nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
     else:
-        nodes = np.arange(store.num_nodes) if ids is None else store.nodes_of(list(ids))
+        wanted = [ids] if isinstance(ids, str | int) else ids
+        nodes = np.arange(store.num_nodes) if wanted is None else store.nodes_of(list(wanted))
     model = opened.load_model(prepared)
     head = opened.head(prepared)
     prepared = _covering(prepared, store, nodes, opened, progress)
-    config = opened.config.train.model_copy(update={"device": device} if device else {})
     fabric = make_fabric(config)
     model = model.to(fabric.device)
     loader = make_loader(prepared, model, config, fabric.device)
@@ -113,7 +116,7 @@ def _table(store: GraphStore, nodes: Array, probabilities: Array, all_probabilit
         columns["value"] = pa.array(probabilities[:, 0])
     elif store.task == "multilabel":
         for number, name in enumerate(store.classes):
-            columns[str(name)] = pa.array((probabilities[:, number] >= 0.5).astype(np.int8))
+            columns[f"label_{name}"] = pa.array((probabilities[:, number] >= 0.5).astype(np.int8))
             if all_probabilities:
                 columns[f"probability_{name}"] = pa.array(probabilities[:, number])
     else:

@@ -19,11 +19,11 @@ import numpy as np
 
 from ..errors import disk_errors
 from ..folder import FolderWriter
+from ..progress import Progress
+from ..threads import run_ranges
 from ..types import Array
 from . import kernels
-from .ids import run_ranges
 
-Progress = Callable[[str, int, int | None], None]
 WINDOW_EDGES = 1 << 27
 """Edges whose places are filled in one pass over the pairs: 512 MB of int32."""
 

@@ -8,17 +8,15 @@ Cost: O(N) memory for a hash table; a lookup is O(1) and runs on all threads.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError
+from ..errors import InputError, first_line
+from ..threads import run_ranges
 from ..types import Array
 from . import kernels
 
@@ -27,23 +25,6 @@ Ids = Any
 
 class MixedIdsError(InputError):
     """Some ids are whole numbers and others are text: read all of them as text."""
-
-
-def default_threads() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: int) -> Iterator[Any]:
-    """`task(low, high)` for each pair of neighbouring bounds, on a pool of threads; results in order."""
-    edges = [int(bound) for bound in bounds]
-    ranges = [(low, high) for low, high in pairwise(edges) if low < high]
-    if threads <= 1 or len(ranges) <= 1:
-        for low, high in ranges:
-            yield task(low, high)
-        return
-    with ThreadPoolExecutor(min(threads, len(ranges))) as pool:
-        yield from pool.map(lambda bounds: task(*bounds), ranges)
 
 
 def is_text(ids: Ids) -> bool:
@@ -194,4 +175,4 @@ def _arrow(array: Array, where: str) -> Any:
     try:
         return pa.array(array.tolist() if array.dtype.kind in "UO" else array)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read as one kind of value ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{where}: cannot be read as one kind of value ({first_line(error)})") from None

@@ -8,7 +8,7 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 from ..config import IngestConfig
 from ..errors import InputError
 from ..folder import FolderWriter
+from ..progress import Progress, silent
+from ..threads import num_threads
 from ..types import Array, PathLike
 from . import labels as label_encoding
 from . import precision
@@ -25,7 +27,6 @@ from .ids import (
     Ids,
     MixedIdsError,
     as_text,
-    default_threads,
     id_at,
     is_text,
     sorted_unique,
@@ -35,8 +36,6 @@ from .labels import Encoded
 from .parts import DEFAULT_NAME, Source, chunk_rows
 from .splits import given_split, made_split
 from .store import KIND, GraphStore
-
-Progress = Callable[[str, int, int | None], None]
 
 
 def ingest(
@@ -53,9 +52,9 @@ def ingest(
     `progress(stage, done, total)` is called as the work goes on; `total` is None where nobody can know it.
     """
     config = config or IngestConfig()
-    report = progress or _quiet
+    report = progress or silent
     with FolderWriter(out, KIND, replace=overwrite) as writer:
-        threads = threads or default_threads()
+        threads = num_threads(threads)
         try:
             id_map, edges, dropped = _take_edges(source, writer, config, report, threads, text=False)
         except MixedIdsError:
@@ -324,7 +323,3 @@ def _rows_of(ids: Ids, where: str, config: IngestConfig, id_map: IdMap) -> tuple
     if rows.size and times.max() > 1:
         raise InputError(f"{where}: node id {id_at(id_map.ids, int(times.argmax()))!r} occurs twice")
     return rows, known
-
-
-def _quiet(stage: str, done: int, total: int | None) -> None:
-    """No progress wanted."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..types import Array, PathLike
 from .ids import Ids, as_ids
 from .parts import (
@@ -337,7 +337,7 @@ def _array_labels(array: Array, where: str) -> Labels:
     try:
         values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
     except (pa.ArrowException, TypeError) as error:
-        raise InputError(f"{where}: labels must be all numbers or all text ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{where}: labels must be all numbers or all text ({first_line(error)})") from None
     return Labels(values, where)
 
 
@@ -362,7 +362,7 @@ def _numpy(value: Any) -> Array:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"cannot be read as an array: {str(error).splitlines()[0]}") from None
+        raise InputError(f"cannot be read as an array: {first_line(error)}") from None
 
 
 def _equal(ids: Ids, others: Ids | None) -> bool:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ..errors import InputError, nearest
+from ..errors import InputError, first_line, nearest
 from ..types import Array, PathLike
 from .ids import MixedIdsError
 
@@ -186,7 +186,7 @@ class Table:
                         batch = next(batches, None)
                     except pa.ArrowInvalid as error:
                         if "conversion error" in str(error):
-                            raise MixedIdsError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+                            raise MixedIdsError(f"{file} cannot be read: {first_line(error)}") from error
                         raise
                 if batch is None:
                     break

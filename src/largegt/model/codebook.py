@@ -19,6 +19,7 @@ from ..config import CodebookConfig
 
 _NORM_MOMENTUM = 0.1
 _NORM_EPSILON = 1e-5
+_START_JITTER = 0.01
 
 
 class Codebook(nn.Module):
@@ -43,11 +44,12 @@ class Codebook(nn.Module):
         self.register_buffer("centroids", torch.randn(size, width))
         self.register_buffer("ema_sum", self.centroids.clone())
         self.register_buffer("ema_size", torch.ones(size))
-        self.register_buffer("counts", torch.zeros(size))
+        self.register_buffer("counts", torch.zeros(size, dtype=torch.int64))
         self.register_buffer("assignment", torch.full((num_nodes,), -1, dtype=index))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self._known_started = False
 
     def normalize(self, z_bw: Tensor) -> Tensor:
         """z in the codebook's space: by the running mean and variance, which carry no gradient."""
@@ -55,14 +57,16 @@ class Codebook(nn.Module):
 
     def log_counts(self) -> Tensor:
         """[c] log of the nodes assigned to each centroid: -inf for an empty one, 0 everywhere before the first."""
-        return torch.where(self.counts.sum() > 0, self.counts.log(), torch.zeros_like(self.counts))
+        log_c = self.counts.to(self.centroids.dtype).log()
+        return torch.where(self.counts.sum() > 0, log_c, torch.zeros_like(log_c))
 
     @torch.no_grad()
     def update(self, z_bw: Tensor, nodes_b: Tensor) -> None:
         """One step of EMA k-means with these nodes (distinct), and their new assignments."""
-        z_bw = z_bw.detach().float()
+        z_bw = z_bw.detach().to(self.centroids.dtype)
         z_bw = self._normalize_batch(z_bw)
-        self._start(z_bw)
+        if not self._has_started():
+            self._start(z_bw)
         nearest_b = self.nearest(z_bw)
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
@@ -90,15 +94,19 @@ class Codebook(nn.Module):
         return (z_bw - mean) * torch.rsqrt(variance + _NORM_EPSILON)
 
     def _start(self, z_bw: Tensor) -> None:
-        """Before the first step: every centroid a node of the batch, with an average share of it as its size."""
+        """Before the first step: every centroid near a node of the batch, with an average share of it as its size.
+        One node alone is no start: the next batch tries again."""
         size = len(z_bw) / len(self.ema_size)
         chosen_cw = z_bw[torch.randint(len(z_bw), self.ema_size.shape, device=z_bw.device)]
-        jitter_cw = chosen_cw + 0.01 * torch.randn_like(chosen_cw)
-        fresh = ~self.started
-        self.centroids.copy_(torch.where(fresh, jitter_cw, self.centroids))
-        self.ema_size.copy_(torch.where(fresh, torch.full_like(self.ema_size, size), self.ema_size))
-        self.ema_sum.copy_(torch.where(fresh, jitter_cw * size, self.ema_sum))
-        self.started.fill_(True)
+        self.centroids.copy_(chosen_cw + _START_JITTER * torch.randn_like(chosen_cw))
+        self.ema_size.fill_(size)
+        self.ema_sum.copy_(self.centroids * size)
+        self.started.fill_(len(z_bw) > 1)
+
+    def _has_started(self) -> bool:
+        """Whether centroids came from data. Asks the device only until it says yes."""
+        self._known_started = self._known_started or bool(self.started)
+        return self._known_started
 
     def _revive(self, z_bw: Tensor) -> None:
         """Move centroids that have lost their nodes to nodes of the batch."""
@@ -111,7 +119,16 @@ class Codebook(nn.Module):
     def _count(self, nodes_b: Tensor, nearest_b: Tensor) -> None:
         """Move these nodes from the centroids they were counted at to the ones they are nearest to."""
         before_b = self.assignment[nodes_b].long()
-        known_b = (before_b >= 0).to(self.counts.dtype)
-        self.counts.index_add_(0, before_b.clamp(min=0), -known_b)
-        self.counts.index_add_(0, nearest_b, torch.ones_like(known_b))
         self.assignment[nodes_b] = nearest_b.to(self.assignment.dtype)
+        first_b = _first_of_each(nodes_b)
+        known_b = first_b * (before_b >= 0)
+        self.counts.index_add_(0, before_b.clamp(min=0), -known_b)
+        self.counts.index_add_(0, self.assignment[nodes_b].long(), first_b)
+
+
+def _first_of_each(nodes_b: Tensor) -> Tensor:
+    """[b] 1 at one place of every node, 0 at its repetitions."""
+    sorted_b, order_b = nodes_b.sort(stable=True)
+    first_b = torch.ones_like(nodes_b)
+    first_b[order_b[1:]] = (sorted_b[1:] != sorted_b[:-1]).to(nodes_b.dtype)
+    return first_b

@@ -31,7 +31,7 @@ class GlobalModule(nn.Module):
         )
         self.codebook = Codebook(num_nodes, joined, settings)
         self.query = nn.Linear(joined, self.heads * head_width)
-        self.key = nn.Linear(joined, self.heads * head_width)
+        self.key = nn.Linear(joined, self.heads * head_width, bias=False)  # a bias would cancel in the softmax
         self.value = nn.Linear(settings.width, self.heads * head_width)
         self.mlp_b = nn.Sequential(
             nn.Linear(self.heads * head_width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)

@@ -5,7 +5,7 @@ Axes: b batch, t tokens, f input features, d model width.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from ..tokens.input_tokens import TokenBatch
 from .global_module import GlobalModule
 from .local_module import LocalModule
 from .node_model import NodeModel, NodeOutput
+
+if TYPE_CHECKING:
+    from ..prepare.prepared import Prepared
 
 
 class LargeGT(NodeModel):
@@ -37,15 +40,15 @@ class LargeGT(NodeModel):
         config = config or ModelConfig()
         if config.name not in ("largegt-full", "largegt-local", "largegt-global"):
             raise ConfigError(f"model.name={config.name} is not a LargeGT: choose largegt-full, -local or -global")
-        self.local: LocalModule | None = None
-        self.glob: GlobalModule | None = None
+        self.local_module: LocalModule | None = None
+        self.global_module: GlobalModule | None = None
         width = config.hidden
         if config.name != "largegt-global":
-            self.local = LocalModule(num_features, config)
+            self.local_module = LocalModule(num_features, config)
         else:
             self.num_local_nodes = 1
         if config.name != "largegt-local":
-            self.glob = GlobalModule(num_features, num_positions, num_nodes, config)
+            self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
         self.input = nn.Linear(num_features, width) if config.residual else None
         joined = 2 * width if config.name == "largegt-full" else width
         self.ffn = nn.Sequential(
@@ -56,22 +59,19 @@ class LargeGT(NodeModel):
         self.head = nn.Sequential(nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, num_outputs))
 
     @classmethod
-    def for_prepared(cls, prepared: object, config: ModelConfig | None = None) -> LargeGT:
+    def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
         """A model whose shapes fit a Prepared."""
-        from ..prepare.prepared import Prepared
-
-        data = cast(Prepared, prepared)
-        meta = data.meta
-        return cls(data.num_features, meta["num_outputs"], meta["num_nodes"], data.num_positions, config)
+        meta = prepared.meta
+        return cls(prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         features_bf = batch.tokens[:, 0]
         parts: list[Tensor] = []
         joined = None
-        if self.local is not None:
-            parts.append(self.local(batch.tokens, batch.multiplicity))
-        if self.glob is not None:
-            global_bd, joined = self.glob(features_bf, batch.positions)
+        if self.local_module is not None:
+            parts.append(self.local_module(batch.tokens, batch.multiplicity))
+        if self.global_module is not None:
+            global_bd, joined = self.global_module(features_bf, batch.positions)
             parts.append(global_bd)
         h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))
         if self.input is not None:
@@ -80,8 +80,8 @@ class LargeGT(NodeModel):
 
     def update_codebook(self, output: NodeOutput) -> None:
         """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
-        if self.glob is not None and output.codebook_input is not None:
-            self.glob.codebook.update(output.codebook_input, output.nodes)
+        if self.global_module is not None and output.codebook_input is not None:
+            self.global_module.codebook.update(output.codebook_input, output.nodes)
 
 
 class BatchNorm(nn.BatchNorm1d):

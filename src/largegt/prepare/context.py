@@ -2,7 +2,7 @@
 
 Enters: a GraphStore and the nodes that tokens will be gathered for. Leaves: tokens [t, 3, d], one gather per token
 triple. Cost: two passes over the edges that reach those nodes, at memory bandwidth; memory is C⁰ in float32 for
-those nodes and their neighbours. Sums are float32 whatever the storage.
+those nodes and their neighbours, and the features in float32 where they are stored in 16 bits. Sums are float32.
 
 Ã = D_r^{-1/2} (A + I) D_c^{-1/2} with the degrees of A + I: by rows along the chosen direction, by columns against it.
 For the undirected view both are the same and Ã is the usual symmetric normalisation.
@@ -37,7 +37,7 @@ def feature_scale(store: GraphStore, standardize: bool) -> tuple[Array, Array]:
         square += (block * block).sum(axis=0)
     mean = total / store.num_nodes
     deviation = np.sqrt(np.maximum(square / store.num_nodes - mean * mean, 0.0))
-    constant = deviation <= 1e-7 * np.maximum(1.0, np.abs(mean + pilot))
+    constant = deviation <= 1e-7 * np.abs(mean + pilot)
     gain = 1.0 / np.where(constant, 1.0, deviation)
     return (mean + pilot).astype(np.float32), gain.astype(np.float32)
 
@@ -76,9 +76,10 @@ def token_rows(
         rows = nodes[start:stop]
         twice = np.empty((len(rows), store.num_features), dtype=np.float32)
         kernels.propagate_rows(indptr, indices, rows, row_scale, column_scale, True, once, place_of, zeros, ones, twice)
-        out[start:stop, 0] = (features[rows] - shift) * gain
-        out[start:stop, 1] = once[place_of[rows] if len(place_of) else rows]
-        out[start:stop, 2] = twice
+        with np.errstate(over="ignore"):  # the caller looks for infinities and says what to do
+            out[start:stop, 0] = (features[rows] - shift) * gain
+            out[start:stop, 1] = once[place_of[rows] if len(place_of) else rows]
+            out[start:stop, 2] = twice
 
     run_chunks(first_hop, len(near), _CHUNK_NODES, threads, progress, "context C0")
     run_chunks(second_hop, len(nodes), _CHUNK_NODES, threads, progress, "context C1")

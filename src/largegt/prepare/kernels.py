@@ -16,6 +16,8 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
+FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS = 0, 1, 2
+"""Purposes of random streams: what one seed is used for in one place says nothing of another."""
 PATH_BLOCKS = 1024
 """Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""
 PATHS_PER_TRY = 16
@@ -34,10 +36,10 @@ def mix(x: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def start_stream(state: Any, seed: int, epoch: int, node: int) -> None:
-    """Begin the stream of (seed, epoch, node). Each part goes through the mixer, so that neighbouring seeds,
-    epochs or nodes share nothing."""
-    x = mix(np.uint64(seed) + _GOLDEN)
+def start_stream(state: Any, purpose: int, seed: int, epoch: int, node: int) -> None:
+    """Begin the stream of (purpose, seed, epoch, node). Each part goes through the mixer, so that neighbouring
+    seeds, epochs or nodes share nothing, and neither do two uses of one seed."""
+    x = mix(mix(np.uint64(seed) + _GOLDEN) + np.uint64(purpose))
     x = mix(x ^ (np.uint64(epoch) * _MIX_A + _GOLDEN))
     state[0] = mix(x ^ (np.uint64(node) * _MIX_B + _GOLDEN))
 
@@ -251,7 +253,7 @@ def local_nodes_rows(
         i = nodes[n]
         row = rows[n]
         row[0] = i
-        start_stream(state, seed, epoch, i)
+        start_stream(state, FOR_LOCAL_NODES, seed, epoch, i)
         degree = indptr[i + 1] - indptr[i]
         paths, block = count_paths(indptr, indices, indptr[i], indptr[i + 1], block_ends)
         if paths > few_paths and sample_by_rejection(
@@ -281,7 +283,7 @@ def propagate_rows(
     total = np.empty(width, np.float32)
     for n in range(len(nodes)):
         i = nodes[n]
-        first = indptr[i] - 1 if self_loops else indptr[i]
+        first = indptr[i] - 1 if self_loops else indptr[i]  # the place before the row stands for i itself
         total[:] = np.float32(0.0)
         for place in range(first, indptr[i + 1]):
             j = np.int64(i) if place < indptr[i] else np.int64(indices[place])
@@ -298,7 +300,7 @@ def random_signs(first_node: int, seed: int, out: Any) -> None:
     """±1 for each (node, column): rows of the random projection, a function of (seed, node) alone."""
     state = np.zeros(1, np.uint64)
     for n in range(len(out)):
-        start_stream(state, seed, 0, first_node + n)
+        start_stream(state, FOR_PROJECTION, seed, 0, first_node + n)
         bits = np.uint64(0)
         for c in range(out.shape[1]):
             if c % 64 == 0:
@@ -320,7 +322,7 @@ def random_walks(
     state = np.zeros(1, np.uint64)
     heaviest = max(1.0, 1.0 / p, 1.0 / q)
     for w in range(len(starts)):
-        start_stream(state, seed, 1, first_walk + w)
+        start_stream(state, FOR_WALKS, seed, 0, first_walk + w)
         previous, here = np.int64(-1), np.int64(starts[w])
         walks[w, 0] = here
         for step in range(1, walks.shape[1]):
@@ -328,7 +330,7 @@ def random_walks(
             target = here
             while degree > 0:
                 target = np.int64(indices[low + below(state, degree)])
-                if previous < 0 or (p == 1.0 and q == 1.0):
+                if degree == 1 or previous < 0 or (p == 1.0 and q == 1.0):
                     break
                 if target == previous:
                     weight = 1.0 / p

@@ -10,7 +10,7 @@ paths are favoured. It depends on (seed, epoch, node) alone, so threads, order a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -40,11 +40,14 @@ def local_nodes(
     (i, j) is an edge from i to j."""
     if k < 2:
         raise ConfigError(f"K is {k}: it must be at least 2, the node itself and one neighbour")
+    if direction not in get_args(Direction):
+        raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
     indptr, indices, rev_indptr, rev_indices = _both_ways(graph, direction)
     num_nodes = len(indptr) - 1
-    wanted = np.arange(num_nodes) if nodes is None else np.ascontiguousarray(nodes, dtype=np.int64)
-    if wanted.size and (wanted.min() < 0 or wanted.max() >= num_nodes):
-        raise InputError(f"node {int(wanted.max())} asked for, but nodes go from 0 to {num_nodes - 1}")
+    wanted = np.arange(num_nodes) if nodes is None else node_numbers(nodes)
+    outside = (wanted < 0) | (wanted >= num_nodes)
+    if outside.any():
+        raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {num_nodes - 1}")
     rows = np.empty((len(wanted), k), dtype=np.int32 if num_nodes <= 2**31 else np.int64)
 
     def work(start: int, stop: int) -> None:
@@ -56,13 +59,27 @@ def local_nodes(
     return rows
 
 
+def node_numbers(nodes: Any) -> Array:
+    """int64 node numbers from a list or array of them, or from a boolean mask."""
+    array = np.asarray(nodes)
+    if array.dtype == np.bool_:
+        return np.flatnonzero(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"nodes must be whole numbers or a mask, found {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
 def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array]:
     """(indptr, indices) along `direction` and of the transpose."""
     from ..graph.store import GraphStore
 
     if isinstance(graph, GraphStore):
         return (*graph.csr(direction), *graph.reverse_csr(direction))
-    forward = _clean(graph if direction == "out" else graph.T if direction == "in" else graph + graph.T)
+    forward = _clean(graph)
+    if direction == "in":
+        forward = _clean(forward.T)
+    elif direction == "both":
+        forward = _clean(forward.astype(bool) + forward.T.astype(bool))
     backward = forward if direction == "both" else _clean(forward.T)
     return (
         forward.indptr.astype(np.int64), forward.indices, backward.indptr.astype(np.int64), backward.indices

@@ -15,6 +15,7 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig, build
-from ..errors import FormatError, InputError, LargeGTError
+from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder, FolderWriter, fingerprint
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
@@ -120,7 +121,10 @@ def prepare(
     config = config or PrepareConfig()
     path = prepared_path(store, config)
     if path.exists():
-        return Prepared.open(path)
+        try:
+            return Prepared.open(path)
+        except FormatError:  # damaged: it is ours, so make it again
+            shutil.rmtree(path)
     nodes = np.arange(store.num_nodes) if config.local_nodes.nodes == "all" else np.flatnonzero(store.labelled)
     if not len(nodes):
         raise InputError(
@@ -168,18 +172,21 @@ def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
-    """If other preparations exist but none for `config`: one line that says which settings differ."""
+    """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
+    new = config.model_dump(mode="json")
+    differences: list[list[str]] = []
     for other in _siblings(store):
         old = other.folder.meta["config"]
-        new = config.model_dump(mode="json")
-        changed = [
+        differences.append([
             f"{table}.{key}={old[table].get(key)} (now {value})"
             for table in new
             for key, value in new[table].items()
             if old[table].get(key) != value
-        ]
-        return f"{store.path} was prepared with {', '.join(changed)}" if changed else "the store has changed since"
-    return None
+        ])  # fmt: skip
+    if not differences:
+        return None
+    fewest = min(differences, key=lambda changed: len(changed))
+    return f"{store.path} was prepared with {', '.join(fewest)}"
 
 
 class _Stages:
@@ -192,7 +199,8 @@ class _Stages:
 
     def stage(self, name: str, arrays: list[str], make: Callable[[], None]) -> None:
         for other in self.siblings:
-            if other.folder.meta["stages"].get(name) == self.fingerprints[name]:
+            whole = all((other.path / f"{array}.npy").is_file() for array in arrays)
+            if whole and other.folder.meta["stages"].get(name) == self.fingerprints[name]:
                 for array in arrays:
                     self.writer.link(array, other.folder)
                 return
@@ -219,7 +227,7 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
     return {
         "local_nodes": sampled,
         "tokens": fingerprint([sampled, features, config.tokens.model_dump(mode="json")]),
-        "positions": fingerprint([structure, config.local_nodes.direction, config.positions.model_dump(mode="json")]),
+        "positions": fingerprint([structure, config.local_nodes.direction, config.positions.relevant()]),
     }
 
 
@@ -246,8 +254,8 @@ def _write_tokens(
     shift, gain = feature_scale(store, config.tokens.standardize)
     out = writer.create("tokens", (len(token_nodes), 3, store.num_features), config.tokens.dtype)
     token_rows(store, token_nodes, shift, gain, config.local_nodes.direction, out, threads, progress)
-    if not np.isfinite(np.asarray(out[: 1 << 16], dtype=np.float32)).all():
-        raise FormatError(f"token rows overflow {config.tokens.dtype}: run with --set prepare.tokens.dtype=float32")
+    if any(not np.isfinite(out[start : start + (1 << 16)]).all() for start in range(0, len(out), 1 << 16)):
+        raise ConfigError(f"token rows overflow {config.tokens.dtype}: run with --set prepare.tokens.dtype=float32")
     writer.save("feature_shift", shift)
     writer.save("feature_gain", gain)
 

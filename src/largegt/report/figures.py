@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from typing import Any
 
 from ..training.run import Run
@@ -12,36 +14,38 @@ COLORS = ("#2563eb", "#d9480f", "#0f9d58", "#8e44ad", "#c2255c", "#0c8599", "#a1
 
 
 def curves(runs: list[Run], metric: str, x: str = "epoch") -> str:
-    """Validation `metric` of each run over epochs or seconds, its best epoch marked."""
+    """Validation `metric` of each run over epochs or seconds, the epoch that was kept marked by a ring."""
     figure, axes = _figure()
+    named = []
     for number, run in enumerate(runs):
-        history = [entry for entry in run.history if metric in entry["valid"]]
-        if not history:
+        points = {
+            entry["epoch"]: (entry["epoch"] if x == "epoch" else entry["elapsed_s"], entry["valid"][metric])
+            for entry in run.history
+            if metric in entry["valid"]
+        }
+        if not points:
             continue
-        steps = [entry["epoch"] if x == "epoch" else entry["elapsed_s"] for entry in history]
-        values = [entry["valid"][metric] for entry in history]
-        color = COLORS[number % len(COLORS)]
-        axes.plot(steps, values, color=color, linewidth=2, marker="o", markersize=3, label=run.path.name)
-        best = run.metrics["best_epoch"] - 1
-        if 0 <= best < len(values):
-            axes.plot(steps[best], values[best], "o", color=color, markersize=9, markerfacecolor="none")
-    _finish(axes, "epoch" if x == "epoch" else "seconds of training", f"validation {metric}")
+        style = {"color": COLORS[number % len(COLORS)], "marker": "o"}
+        line = axes.plot(*zip(*points.values(), strict=True), linewidth=2, markersize=3, **style)[0]
+        named.append((line, run.path.name))
+        if (best := run.metrics["best_epoch"]) in points:
+            axes.plot(*points[best], markersize=9, markerfacecolor="none", **style)
+    _finish(axes, "epoch" if x == "epoch" else "seconds of training", f"validation {metric}", named)
     return _svg(figure)
 
 
 def losses(runs: list[Run]) -> str:
     """Training and validation loss of each run over epochs."""
     figure, axes = _figure()
+    named = []
     for number, run in enumerate(runs):
-        history = run.history
-        epochs = [entry["epoch"] for entry in history]
-        color = COLORS[number % len(COLORS)]
-        axes.plot(epochs, [entry["train"]["loss"] for entry in history], color=color, linewidth=2, linestyle="--",
-                  label=f"{run.path.name}, train")  # fmt: skip
-        valid = [(entry["epoch"], entry["valid"]["loss"]) for entry in history if entry["valid"]]
-        if valid:
-            axes.plot(*zip(*valid, strict=True), color=color, linewidth=2, label=f"{run.path.name}, valid")
-    _finish(axes, "epoch", "loss")
+        for split, dashes in (("train", "--"), ("valid", "-")):
+            points = [(entry["epoch"], entry[split]["loss"]) for entry in run.history if entry[split]]
+            if points:
+                color = COLORS[number % len(COLORS)]
+                line = axes.plot(*zip(*points, strict=True), color=color, linewidth=2, linestyle=dashes)[0]
+                named.append((line, f"{run.path.name}, {split}"))
+    _finish(axes, "epoch", "loss", named)
     return _svg(figure)
 
 
@@ -60,23 +64,28 @@ def _figure() -> tuple[Any, Any]:
     return figure, axes
 
 
-def _finish(axes: Any, x: str, y: str) -> None:
+def _finish(axes: Any, x: str, y: str, named: list[tuple[Any, str]]) -> None:
+    """Label the axes and the lines; a line's name is shown to the letter, whatever is in it."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel(x, color=INK, fontsize=10)
     axes.set_ylabel(y, color=INK, fontsize=10)
     if x == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=9)
+    if named:
+        legend = axes.legend(*zip(*named, strict=True), frameon=False, fontsize=9)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def _svg(figure: Any) -> str:
     """The figure as an <svg> element, the same bytes every time."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "largegt", "svg.fonttype": "none", "font.family": "sans-serif"}):
+    settings: Any = {"svg.hashsalt": "largegt", "svg.fonttype": "none", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has its own fonts
         stream = io.StringIO()
         figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
-    return text[text.index("<svg") :]
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, disk_errors
 from ..folder import write_text_atomically
 from ..training.run import Run
 from ..types import PathLike
@@ -60,6 +60,8 @@ def report(
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body>{''.join(parts)}</body></html>\n"
     )
+    with disk_errors(out):
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(out, page)
     return Path(out)
 
@@ -87,16 +89,24 @@ def _table(runs: list[Run], metric: str, baselines: Mapping[str, Mapping[str, fl
         ))  # fmt: skip
     known = [row[2] for row in rows if row[2] is not None]
     top = (min(known) if metric == "rmse" else max(known)) if known else None
-    body = "".join(
-        f"<tr{' class=best' if row[2] == top else ''}><td>{escape(str(row[0]))}</td><td>{escape(row[1] or '–')}</td>"
-        f"<td>{_number(row[2])}</td><td>{_number(row[3])}</td><td>{row[4] if row[4] is not None else '–'}</td>"
-        f"<td>{f'{row[5]:.1f}' if row[5] is not None else '–'}</td>"
-        f"<td>{f'{row[6]:,}' if row[6] is not None else '–'}</td></tr>"
-        for row in rows
-    )
+    body = "".join(_row(row, best=top is not None and row[2] == top) for row in rows)
     heads = ("run", "model", f"valid {metric}", f"test {metric}", "best epoch", "training, s", "parameters")
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _row(row: tuple[Any, ...], best: bool) -> str:
+    name, model, valid, test, epoch, train_s, num_parameters = row
+    cells = [
+        escape(str(name)),
+        escape(model or "–"),
+        _number(valid),
+        _number(test),
+        "–" if epoch is None else str(epoch),
+        "–" if train_s is None else f"{train_s:.1f}",
+        "–" if num_parameters is None else f"{num_parameters:,}",
+    ]
+    return f"<tr{' class=best' if best else ''}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import InputError
+from ..errors import ConfigError, InputError
+from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
 from ..types import Array
 from .input_tokens import TokenBatch, distinct_rows, input_tokens
@@ -56,12 +57,13 @@ class TokenLoader:
             local_rows, multiplicity = distinct_rows(local_rows)
             order = (multiplicity > 0).sum(dim=1).argsort(stable=True)
             rows, local_rows, multiplicity = rows[order], local_rows[order], multiplicity[order]
+        labels = self.table.labels[rows]
         return TokenBatch(
             nodes=self.table.nodes[rows].long(),
             tokens=input_tokens(self.table.tokens_r3d, local_rows),
             multiplicity=multiplicity,
             positions=self.table.positions_np[rows],
-            labels=self.table.labels[rows],
+            labels=labels if labels.is_floating_point() else labels.long(),
         )
 
 
@@ -79,10 +81,17 @@ def token_batches(
 
     Shuffled by (seed, epoch) when a seed is given, in order otherwise.
     """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed is {seed}: it must not be negative")
+    if nodes is not None and split is not None:
+        raise ConfigError("give token_batches a split or nodes, not both")
     if nodes is not None:
-        rows = prepared.rows_of(np.asarray(nodes))
+        wanted = node_numbers(nodes)
+        rows = prepared.rows_of(wanted)
         if (rows < 0).any():
-            missing = int(np.asarray(nodes)[rows < 0][0])
+            missing = int(wanted[rows < 0][0])
             raise InputError(f"node {missing} was not prepared: prepare with local_nodes.nodes=all")
     else:
         rows = prepared.split_rows(split) if split is not None else np.arange(len(prepared.nodes))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import FormatError, disk_errors
+from ..errors import FormatError, disk_errors, first_line
 
 
 @dataclass
@@ -53,5 +53,5 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         return Progress(**state["progress"])
     except Exception as error:
         raise FormatError(
-            f"checkpoint {path} cannot be resumed from ({str(error).splitlines()[0]}); train again with --overwrite"
+            f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"
         ) from error

@@ -17,7 +17,7 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
-from .metrics import TaskHead
+from .metrics import Scores, TaskHead
 from .run import Run
 from .setup import make_fabric, make_loader
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: PathLike, split: str = "test", progress: Progress | None = None, device: str | None = None
+    run: PathLike | Run, split: str = "test", progress: Progress | None = None, device: str | None = None
 ) -> dict[str, float]:
     """Scores of a run's best weights on `split`."""
     opened = Run.open(run)
+    config = opened.train_config(device)
     prepared = opened.prepared(progress)
+    prepared.split_rows(split)
     model = opened.load_model(prepared)
-    config = opened.config.train.model_copy(update={"device": device} if device else {})
     return evaluate_prepared(model, config, prepared, split, opened.head(prepared), progress)
 
 
@@ -72,7 +73,7 @@ def score_rows(
     """Scores of a model on rows of the loader's table."""
     show = progress or silent
     model.eval()
-    scores = head.scores(loader.device)
+    scores = Scores(head)
     for number, batch in enumerate(loader.batches(rows, batch_size), start=1):
         with fabric.autocast() if fabric is not None else nullcontext():
             logits = model(batch).logits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,18 @@ def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _wandb(config: Config, path: Path) -> Any:
-    try:
-        import wandb
-    except ImportError:
+def check_wandb() -> None:
+    """Refuse early where Weights & Biases is wanted and not installed."""
+    if find_spec("wandb") is None:
         raise ConfigError(
             "train.wandb is set, but Weights & Biases is not installed: "
             "pip install 'largegt[wandb]', or --set train.wandb=none"
-        ) from None
+        )
+
+
+def _wandb(config: Config, path: Path) -> Any:
+    import wandb
+
     return wandb.init(
         project=config.train.wandb, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
         id=path.name, resume="allow",

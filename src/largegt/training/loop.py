@@ -29,7 +29,7 @@ from ..progress import silent
 from ..types import PathLike
 from .checkpoint import Progress, load_checkpoint, save_checkpoint
 from .evaluate import evaluate_prepared, score_rows
-from .log import RunLog
+from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .run import Run
 from .setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
@@ -46,24 +46,23 @@ def train(
     """Train as `config` says into the run folder `out`; with `resume`, go on with what is there."""
     show = progress or silent
     out = Path(out)
+    config = config or Config()
     if isinstance(data, Prepared):
-        prepared, config = data, (config or Config()).model_copy(update={"prepare": data.config})
-        store_path = data.path.parent.parent
+        config = config.model_copy(update={"prepare": data.config})
+        store = GraphStore.open(data.path.parent.parent)
     else:
-        config = config or Config()
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
-        store_path = Path(store.path)
-        _check_out(out, config, resume, overwrite)
-        prepared = prepare(store, config.prepare, progress=show)
-    _check_out(out, config, resume, overwrite)
-    _check_data(prepared)
+    check_out(out, config, store, resume, overwrite)
+    fabric = make_fabric(config.train)
+    prepared = data if isinstance(data, Prepared) else prepare(store, config.prepare, progress=show)
+    if not len(prepared.split_rows("train")):
+        raise InputError(f"{store.path} has no training nodes: give labels and a split to ingest")
     head = TaskHead.for_training(prepared, config.train)
     monitor, sign = head.monitor(config.train.monitor)
-    fabric = make_fabric(config.train)
     with disk_errors(out):
         if overwrite and out.exists():
             shutil.rmtree(out)
-        run = Run.create(out, config, store_path)
+        run = Run.create(out, config, store)
         return _train(fabric, run, prepared, head, monitor, sign, show)
 
 
@@ -134,7 +133,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
 
 def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, config: TrainConfig) -> None:
     """Is this epoch the best so far, and is it time to stop?"""
-    score = valid.get(monitor, -sign * math.inf)
+    score = valid.get(monitor, -sign * valid.get("loss", math.inf))  # undefined here: the loss decides
     if state.best_score is None or sign * score > sign * state.best_score:
         state.best_score, state.best_epoch, state.stale_epochs = score, state.epoch, 0
     elif not valid:  # nothing to validate on: the last weights are the best we know
@@ -209,20 +208,23 @@ def _best_so_far(state: Progress, monitor: str) -> str:
     return "" if state.best_score is None else f", {monitor} {state.best_score:.4f}"
 
 
-def _check_out(out: Path, config: Config, resume: bool, overwrite: bool) -> None:
-    if not (out / "config.toml").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InputError(f"{out} exists and is not a run: choose another --out")
+def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:
+    """Refuse a run folder that this training must not touch, before any work is done."""
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
+    if config.train.wandb:
+        check_wandb()
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
+    if not (out / "config.toml").is_file():
+        raise InputError(f"{out} exists and is not a run: choose another --out")
     if not resume and not overwrite:
         raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
-    if resume and Run.open(out).config != config:
+    run = Run.open(out)
+    if resume and run.store_fingerprint != store.fingerprint:
+        raise ConfigError(f"{out} was trained on another store than {store.path}: see {out / 'config.toml'}")
+    if resume and run.config != config:
         raise ConfigError(
-            f"{out} was started with other settings than these: see {out / 'config.toml'}, or start "
-            "anew with --overwrite"
+            f"{out} was started with other settings than these: see {out / 'config.toml'}, "
+            "or start anew with --overwrite"
         )
-
-
-def _check_data(prepared: Prepared) -> None:
-    if not len(prepared.split_rows("train")):
-        raise InputError(f"{prepared.meta['name']} has no training nodes: give labels and a split to ingest")

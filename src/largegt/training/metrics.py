@@ -1,11 +1,13 @@
 """What a task means: its loss, its predictions, its metrics, and which of them picks the best epoch.
 
-Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split. Metrics accumulate on
-the model's device, batch by batch.
+Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split. Scores do not depend on
+how a split is cut into batches: sums and weights are added up, and metrics see all predictions. A metric that is
+undefined on the nodes at hand (ROC-AUC of one class alone) is left out, not called zero.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +36,7 @@ class TaskHead:
     task: Task
     num_outputs: int
     weight: Tensor | None
-    """Class weights [o], or the weight of positives [1] for binary; None: all alike."""
+    """Class weights [o], or the weight of positives [o] for binary and multi-label; None: all alike."""
     label_smoothing: float
     target_mean: float
     target_std: float
@@ -54,19 +56,27 @@ class TaskHead:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of a batch in float32; missing parts of a multi-label row count nothing."""
+        total, weight = self.loss_terms(logits, labels)
+        return total / weight
+
+    def loss_terms(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the batch's losses, and the weight to divide it by."""
         logits = logits.float()
         weight = None if self.weight is None else self.weight.to(logits.device)
+        count = torch.tensor(float(len(labels)), device=logits.device)
         if self.task == "multiclass":
-            return F.cross_entropy(logits, labels.long(), weight, label_smoothing=self.label_smoothing)
+            labels = labels.long()
+            total = F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
+            return total, count if weight is None else weight[labels].sum().clamp(min=1e-12)
         if self.task == "regression":
-            return F.mse_loss(logits[:, 0], (labels.float() - self.target_mean) / self.target_std)
+            target = (labels.float() - self.target_mean) / self.target_std
+            return F.mse_loss(logits[:, 0], target, reduction="sum"), count
         if self.task == "binary":
-            target = self._smooth(labels.float())
-            return F.binary_cross_entropy_with_logits(logits[:, 0], target, pos_weight=weight)
+            labels = labels.float()[:, None]
         known = ~labels.isnan()
-        target = self._smooth(labels.float().nan_to_num(0.0))
+        target = labels.float().nan_to_num(0.0) * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
-        return (each * known).sum() / known.sum().clamp(min=1)
+        return (each * known).sum(), known.sum().clamp(min=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[b, classes] for multiclass and binary, [b, labels] for multi-label, [b, 1] values for regression."""
@@ -87,84 +97,93 @@ class TaskHead:
             wanted = {"multiclass": "accuracy", "regression": "rmse"}.get(self.task, "roc_auc")
         if wanted not in known:
             raise ConfigError(
-                f"train.monitor={wanted} is no metric of a {self.task} task"
-                f"{nearest(wanted, known)}; there are: {', '.join(known)}"
+                f"train.monitor={wanted} is no metric of a {self.task} task{nearest(wanted, known)}; "
+                f"there are: {', '.join(known)}"
             )
         return wanted, -1.0 if wanted in _SMALLER_IS_BETTER else 1.0
 
-    def scores(self, device: torch.device) -> Scores:
-        """An empty tally."""
-        return Scores(self, device)
-
-    def _smooth(self, target: Tensor) -> Tensor:
-        return target * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
-
 
 class Scores:
-    """Tallies loss and metrics over the batches of a split."""
+    """Tallies loss and predictions over the batches of a split, on the device of the model.
 
-    def __init__(self, head: TaskHead, device: torch.device) -> None:
+    For classes it keeps two numbers per node, otherwise the predictions themselves.
+    """
+
+    def __init__(self, head: TaskHead) -> None:
         self.head = head
-        self.metrics = _metric_collection(head).to(device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.count = 0
+        self.loss_terms: list[tuple[Tensor, Tensor]] = []
+        self.predicted: list[Tensor] = []
+        self.truth: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count one batch."""
-        self.loss_sum += self.head.loss(logits, labels).double() * len(labels)
-        self.count += len(labels)
+        self.loss_terms.append(self.head.loss_terms(logits, labels))
         predicted = self.head.probabilities(logits)
-        if self.head.task == "binary":
-            predicted = predicted[:, 1]
+        if self.head.task == "multiclass":
+            predicted = predicted.argmax(dim=1)
+        elif self.head.task == "binary":
+            predicted, labels = predicted[:, 1:], labels[:, None]
         elif self.head.task == "regression":
             predicted = predicted[:, 0]
-        target = labels if self.head.task == "regression" else labels.nan_to_num(-1.0).long()
-        self.metrics.update(predicted, target)
+        self.predicted.append(predicted)
+        self.truth.append(labels)
 
     def result(self) -> dict[str, float]:
-        """`{"loss": …, "accuracy": …}` over everything counted."""
-        if not self.count:
+        """`{"loss": …, "accuracy": …}` over everything counted; empty when nothing was."""
+        if not self.truth:
             return {}
-        values = {name: float(value) for name, value in self.metrics.compute().items()}
-        return {"loss": float(self.loss_sum) / self.count, **values}
+        totals, weights = (torch.stack(terms).double().sum() for terms in zip(*self.loss_terms, strict=True))
+        predicted, truth = torch.cat(self.predicted), torch.cat(self.truth)
+        return {"loss": float(totals / weights), **_metrics(self.head, predicted, truth)}
 
 
-def _metric_collection(head: TaskHead):  # type: ignore[no-untyped-def]
-    """torchmetrics of the task; imported here because importing them takes seconds."""
-    from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection, R2Score
-    from torchmetrics import classification as c
+def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, float]:
+    """The task's metrics, by torchmetrics; imported here because importing it takes seconds."""
+    from torchmetrics import functional as m
 
-    n = head.num_outputs
     if head.task == "multiclass":
-        classes = max(2, n)
-        return MetricCollection({
-            "accuracy": c.MulticlassAccuracy(classes, average="micro", validate_args=False),
-            "macro_f1": c.MulticlassF1Score(classes, average="macro", validate_args=False),
-        })  # fmt: skip
-    if head.task == "binary":
-        return MetricCollection({
-            "accuracy": c.BinaryAccuracy(validate_args=False), "roc_auc": c.BinaryAUROC(validate_args=False),
-            "average_precision": c.BinaryAveragePrecision(validate_args=False),
-            "f1": c.BinaryF1Score(validate_args=False),
-        })  # fmt: skip
+        classes = max(2, head.num_outputs)
+        return {
+            "accuracy": float((predicted == truth).double().mean()),
+            "macro_f1": float(m.f1_score(predicted, truth.long(), "multiclass", num_classes=classes, average="macro")),
+        }
+    if head.task == "regression":
+        truth = truth.float()
+        error = (predicted - truth).double()
+        found = {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
+        if len(truth) > 1 and bool((truth != truth[0]).any()):
+            found["r2"] = float(m.r2_score(predicted, truth))
+        return found
+    truth = truth.float().nan_to_num(-1.0).long()
+    ranked = {
+        "roc_auc": _mean_over_labels(m.classification.binary_auroc, predicted, truth),
+        "average_precision": _mean_over_labels(m.classification.binary_average_precision, predicted, truth),
+    }
+    found = {name: value for name, value in ranked.items() if value is not None}
+    known = truth >= 0
+    said, true = predicted[known] >= 0.5, truth[known] == 1
+    f1 = float(2.0 * (said & true).sum() / (said.sum() + true.sum()).clamp(min=1))
     if head.task == "multilabel":
-        return MetricCollection({
-            "roc_auc": c.MultilabelAUROC(n, ignore_index=-1, validate_args=False),
-            "average_precision": c.MultilabelAveragePrecision(n, ignore_index=-1, validate_args=False),
-            "micro_f1": c.MultilabelF1Score(n, average="micro", ignore_index=-1, validate_args=False),
-        })  # fmt: skip
-    return MetricCollection({
-        "rmse": MeanSquaredError(squared=False), "mae": MeanAbsoluteError(), "r2": R2Score(),
-    })  # fmt: skip
+        return {**found, "micro_f1": f1}
+    return {"accuracy": float((said == true).double().mean()), **found, "f1": f1}
+
+
+def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Tensor, truth: Tensor) -> float | None:
+    """The mean of a ranking metric over the labels that have positives and negatives; None where none has."""
+    values = []
+    for column, wanted in zip(predicted.T, truth.T, strict=True):
+        known = wanted >= 0
+        if bool((wanted == 1).any()) and bool((wanted == 0).any()):
+            values.append(float(metric(column[known], wanted[known])))
+    return float(np.mean(values)) if values else None
 
 
 def _balanced(task: Task, labels: np.ndarray, num_outputs: int) -> Tensor:
-    """Inverse class frequencies with mean 1, or negatives per positive."""
+    """Inverse class frequencies with mean 1, or negatives per positive. A class that training never sees gets 1."""
     if task == "multiclass":
         count = np.bincount(labels, minlength=num_outputs).astype(np.float64)
-        weight = np.where(count > 0, count.sum() / np.maximum(count, 1) / (count > 0).sum(), 0.0)
+        weight = np.where(count > 0, count.sum() / np.maximum(count, 1) / (count > 0).sum(), 1.0)
     else:
-        known = labels.reshape(len(labels), -1)
-        positive = np.nansum(known == 1, axis=0)
-        weight = np.nansum(known == 0, axis=0) / np.maximum(positive, 1)
+        each = labels.reshape(len(labels), -1)
+        weight = (each == 0).sum(axis=0) / np.maximum((each == 1).sum(axis=0), 1)
     return torch.tensor(weight, dtype=torch.float32)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, build, to_toml
-from ..errors import FormatError, InputError
+from ..config import Config, TrainConfig, build, to_toml
+from ..errors import ConfigError, FormatError, InputError, first_line
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
@@ -34,29 +34,32 @@ class Run:
     path: Path
     config: Config
     store_path: Path
+    store_fingerprint: str
 
     @classmethod
-    def create(cls, path: PathLike, config: Config, store_path: PathLike) -> Run:
+    def create(cls, path: PathLike, config: Config, store: GraphStore) -> Run:
         """Write `config.toml` of a new run."""
-        run = cls(Path(path), config, Path(store_path).resolve())
+        run = cls(Path(path), config, Path(store.path).resolve(), store.fingerprint)
         run.path.mkdir(parents=True, exist_ok=True)
-        tree = {"data": {"store": str(run.store_path)}, **config.model_dump(mode="json")}
-        write_text_atomically(run.path / "config.toml", to_toml(tree))
+        data = {"store": str(run.store_path), "fingerprint": run.store_fingerprint}
+        write_text_atomically(run.path / "config.toml", to_toml({"data": data, **config.model_dump(mode="json")}))
         return run
 
     @classmethod
-    def open(cls, path: PathLike) -> Run:
-        """Open the run at `path`."""
-        path = Path(path)
+    def open(cls, run: PathLike | Run) -> Run:
+        """Open the run at a path; a Run stays as it is."""
+        if isinstance(run, Run):
+            return run
+        path = Path(run)
         file = path / "config.toml"
         if not file.is_file():
             raise InputError(f"{path} is not a run: it has no config.toml; largegt train STORE --out {path} makes one")
         try:
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
-            store_path = tree.pop("data")["store"]
-        except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-            raise FormatError(f"{file} is damaged ({error}); train again") from error
-        return cls(path, build(Config, tree), Path(store_path))
+            data = tree.pop("data")
+            return cls(path, build(Config, tree), Path(data["store"]), str(data["fingerprint"]))
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise FormatError(f"{file} is no run's configuration ({first_line(error)}); train again") from error
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -64,8 +67,7 @@ class Run:
         file = self.path / "metrics.json"
         if not file.is_file():
             raise InputError(f"{self.path} has not finished: largegt train --resume --out {self.path} goes on with it")
-        metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return metrics
+        return _json(file, file.read_text(encoding="utf-8", errors="replace"))
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -73,7 +75,13 @@ class Run:
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [_json(file, line) for line in lines if line]
+
+    def train_config(self, device: str | None = None) -> TrainConfig:
+        """The training's settings, on another device if one is named."""
+        tree = self.config.train.model_dump(mode="json") | ({"device": device} if device else {})
+        return build(TrainConfig, tree)
 
     def store(self) -> GraphStore:
         """The store it was trained on."""
@@ -82,7 +90,13 @@ class Run:
                 f"the store of {self.path} is no longer at {self.store_path}: put it back, or change "
                 f"[data] store in {self.path / 'config.toml'}"
             )
-        return GraphStore.open(self.store_path)
+        store = GraphStore.open(self.store_path)
+        if store.fingerprint != self.store_fingerprint:
+            raise FormatError(
+                f"{self.store_path} has changed since {self.path} was trained on it: put the old store back, "
+                "or train again"
+            )
+        return store
 
     def prepared(self, progress: Progress | None = None) -> Prepared:
         """The preparation it was trained on; made again if it was deleted."""
@@ -103,6 +117,16 @@ class Run:
             load_model(model, str(file))
         except Exception as error:
             raise FormatError(
-                f"{file} does not fit the model of {self.path / 'config.toml'}: {str(error).splitlines()[0]}"
+                f"{file} does not fit the model of {self.path / 'config.toml'}: {first_line(error)}"
             ) from error
         return model.eval()
+
+
+def _json(file: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{file} is damaged ({first_line(error)}); train again") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{file} is damaged: expected an object, found {type(value).__name__}; train again")
+    return value

@@ -45,10 +45,10 @@ def make_loader(prepared: Prepared, model: NodeModel, config: TrainConfig, devic
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Adam or AdamW; weight decay falls on matrices only, not on biases and norms."""
+    """Adam or AdamW; weight decay falls on matrices only, not on biases, norms and embeddings."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim != 2]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

@@ -1,0 +1,33 @@
+"""Work on all cores: numba kernels that release the GIL, driven by a pool of threads over ranges.
+
+Why not numba's own `parallel=True`: its OpenMP layer kills forked data loaders and its workqueue layer aborts under
+concurrent callers. A thread pool has neither trap, and gives progress and Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+
+def num_threads(threads: int | None) -> int:
+    """The number asked for, or the cores this process may use."""
+    if threads:
+        return threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: int | None = None) -> Iterator[Any]:
+    """`task(low, high)` for each pair of neighbouring bounds, on a pool of threads; results in order. The first
+    error stops what has not begun."""
+    ranges = [(low, high) for low, high in pairwise(int(bound) for bound in bounds) if low < high]
+    workers = min(num_threads(threads), len(ranges))
+    if workers <= 1:
+        for low, high in ranges:
+            yield task(low, high)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(lambda pair: task(*pair), ranges)

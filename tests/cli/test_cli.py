@@ -1,0 +1,517 @@
+"""The command line: the whole walk, JSON for programs, and one line for every mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+import largegt
+from largegt import cli
+from largegt.config import recipe_names
+from largegt.graph.store import GraphStore
+from run_helpers import SMALL, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
+
+VERBS = ("demo", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings")
+SET = [part for item in SMALL for part in ("--set", item)]
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`lg("inspect", path)`: the command line in this process."""
+
+    def call(*arguments: Any) -> Result:
+        monkeypatch.setattr(sys, "argv", ["largegt", *(str(argument) for argument in arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as leave:
+            code = leave.code
+        out, err = capsys.readouterr()
+        return Result(0 if code is None else code, out, err)
+
+    return call
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit code 2, one line on standard error, nothing on standard output."""
+    assert result.code == 2, result
+    assert result.out == ""
+    lines = result.err.splitlines()
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def write_tables(folder: Path, kind: str = ".csv") -> tuple[Path, Path]:
+    """The homophilous graph as two tables with string ids, string labels, some missing, and a split."""
+    edges, features, classes = homophilous()
+    ids = np.array([f"paper-{n:03d}" for n in range(150)])
+    labels = np.array(["blue", "green", "red"])[classes].astype(object)
+    labels[::5] = None
+    words = np.full(150, "", dtype=object)
+    for name, nodes in thirds(150).items():
+        words[nodes] = name
+    columns = {"id": ids, **{f"f{c}": features[:, c] for c in range(5)}, "color": labels, "split": words}
+    tables = {"edges": pa.table({"source": ids[edges[0]], "target": ids[edges[1]]}), "nodes": pa.table(columns)}
+    paths = []
+    for name, table in tables.items():
+        path = folder / f"{name}{kind}"
+        if kind == ".parquet":
+            pq.write_table(table, path)
+        elif kind == ".csv":
+            pacsv.write_csv(table, path)
+        else:
+            pacsv.write_csv(table, folder / f"{name}.csv")
+            path.write_bytes(gzip.compress((folder / f"{name}.csv").read_bytes()))
+            (folder / f"{name}.csv").unlink()
+        paths.append(path)
+    return paths[0], paths[1]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that tests look at and prepare, and do not change otherwise."""
+    return easy_store(tmp_path_factory.mktemp("cli") / "g").path
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from largegt.training.loop import train
+    from run_helpers import small
+
+    return train(store, small("train.epochs=1"), tmp_path_factory.mktemp("cli-run") / "run").path
+
+
+# help
+
+
+def test_help_lists_every_verb(lg: Cli) -> None:
+    result = lg("--help")
+    assert result.code == 0
+    assert all(verb in result.out for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_that_says_what_it_does(verb: str, lg: Cli) -> None:
+    result = lg(verb, "--help")
+    assert result.code == 0
+    assert "--json" in result.out
+    doc = (getattr(cli, verb).__doc__ or "").strip().splitlines()[0]
+    assert doc.split()[0] in result.out
+
+
+def test_version(lg: Cli) -> None:
+    assert lg("--version").out == f"largegt {largegt.__version__}\n"
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    code = "import sys, largegt.cli; print([m for m in ('torch', 'numba', 'lightning', 'pyarrow') if m in sys.modules])"
+    env = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+# the walk
+
+
+@pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".parquet"])
+def test_the_whole_walk_with_string_ids_and_string_labels(kind: str, lg: Cli, tmp_path: Path) -> None:
+    edges, nodes = write_tables(tmp_path, kind)
+    g, r = tmp_path / "g", tmp_path / "r"
+    facts = lg("ingest", "--edges", edges, "--nodes", nodes, "--label", "color", "--set", "undirected=true",
+               "--out", g, "--json").json  # fmt: skip
+    assert (facts["nodes"], facts["features"], facts["ids"], facts["labelled"]) == (150, 5, "string", 120)
+    assert facts["classes"].keys() == {"blue", "green", "red"}
+    assert sum(facts["splits"].values()) == 120
+    assert facts["example_ids"] == ["paper-000", "paper-001", "paper-002"]
+    assert lg("inspect", g, "--verify", "--json").json["verified"] is True
+    prepared = lg("prepare", g, *SET, "--json").json
+    assert (prepared["kind"], prepared["nodes"], prepared["k"]) == ("prepared", 120, 4)
+    assert lg("inspect", prepared["path"], "--json").json["fingerprint"] == prepared["fingerprint"]
+    metrics = lg("train", g, "--out", r, *SET, "--epochs", 4, "--seed", 3, "--json").json
+    assert (metrics["epochs"], metrics["seed"], metrics["dataset"]) == (4, 3, "g")
+    assert lg("inspect", g, "--json").json["prepared"] == [prepared["fingerprint"]]
+    assert lg("evaluate", r, "--json").json == metrics["test"]
+    assert lg("evaluate", r, "--split", "valid", "--json").json == metrics["valid"]
+    shown = lg("inspect", r, "--json").json
+    assert (shown["finished"], shown["epochs"], shown["metrics"]["test"]) == (True, "4 of 4", metrics["test"])
+    said = lg("predict", r, "--out", tmp_path / "p.parquet", "--probabilities", "--json").json
+    assert said["rows"] == 150
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert table["node"].to_pylist() == [f"paper-{n:03d}" for n in range(150)]
+    assert set(table["label"].to_pylist()) <= {"blue", "green", "red"}
+    lg("predict", r, "--out", tmp_path / "q.csv", "--node", "paper-007", "--node", "paper-000", "--node", "paper-007")
+    assert [row.split(",")[0] for row in (tmp_path / "q.csv").read_text().splitlines()[1:]] == [
+        '"paper-007"', '"paper-000"', '"paper-007"',
+    ]  # fmt: skip
+    page = lg("report", r, "--out", tmp_path / "page.html", "--json").json
+    assert page == {"page": str(tmp_path / "page.html"), "runs": 1}
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+
+def test_the_walk_from_npy(lg: Cli, tmp_path: Path) -> None:
+    edges, features, labels = homophilous()
+    for name, array in (("e", edges), ("x", features), ("y", labels)):
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "s.npz", **thirds(150))
+    facts = lg("ingest", "--edges", tmp_path / "e.npy", "--features", tmp_path / "x.npy", "--labels",
+               tmp_path / "y.npy", "--splits", tmp_path / "s.npz", "--out", tmp_path / "g", "--json").json  # fmt: skip
+    assert (facts["ids"], facts["nodes"], facts["splits"]) == ("row", 150, {"train": 75, "valid": 37, "test": 38})
+    assert (
+        lg("train", tmp_path / "g", "--out", tmp_path / "r", *SET, "--epochs", 1, "--model", "mlp", "--json").json[
+            "model"
+        ]
+        == "mlp"
+    )
+
+
+def test_what_people_see(lg: Cli, tmp_path: Path) -> None:
+    edges, nodes = write_tables(tmp_path)
+    g, r = tmp_path / "g", tmp_path / "r"
+    for arguments, word in (
+        (("ingest", "--edges", edges, "--nodes", nodes, "--label", "color", "--out", g), "150"),
+        (("inspect", g), "blue"),
+        (("prepare", g, *SET), "prepared"),
+        (("train", g, "--out", r, *SET, "--epochs", 1), "accuracy"),
+        (("evaluate", r), "accuracy"),
+        (("inspect", r), "largegt-full"),
+        (("predict", r, "--out", tmp_path / "p.csv"), "150 predictions"),
+        (("report", r, "--out", tmp_path / "p.html"), "1 run"),
+        (("settings", "train"), "train.epochs"),
+        (("settings", "--recipes"), "demo"),
+    ):
+        result = lg(*arguments)
+        assert result.code == 0, result
+        assert word in result.out, result.out
+
+
+def test_settings_for_programs(lg: Cli) -> None:
+    every = lg("settings", "--json").json
+    assert every["train.epochs"]["default"] == 30
+    assert "ingest.undirected" in every
+    assert set(lg("settings", "model", "--json").json) == {name for name in every if name.startswith("model")}
+    assert set(lg("settings", "--recipes", "--json").json) == set(recipe_names())
+
+
+def test_settings_of_an_unknown_section_says_so(lg: Cli) -> None:
+    result = lg("settings", "trian")
+    assert result.code == 2
+    assert "trian" in result.err
+
+
+def test_ingest_settings_with_and_without_prefix(lg: Cli, tmp_path: Path) -> None:
+    edges, nodes = write_tables(tmp_path)
+    for number, name in enumerate(("undirected=true", "ingest.undirected=true")):
+        facts = lg(
+            "ingest", "--edges", edges, "--nodes", nodes, "--out", tmp_path / f"g{number}", "--set", name, "--json"
+        ).json
+        assert facts["directed"] is False
+
+
+def test_inspect_of_an_unfinished_run(lg: Cli, run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    half = shutil.copytree(run, tmp_path / "half")
+    (half / "metrics.json").unlink()
+    shown = lg("inspect", half, "--json").json
+    assert shown["finished"] is False
+    assert shown["last_epoch"]["epoch"] == 1
+    assert lg("inspect", half).code == 0
+
+
+def test_train_resumes_and_overwrites_when_told(lg: Cli, store: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "r")
+    first = lg("train", store, *out, *SET, "--epochs", 1, "--json").json
+    refused(lg("train", store, *out, *SET, "--epochs", 1), "--resume", "--overwrite")
+    assert lg("train", "--resume", *out, "--json").json == first
+    assert lg("train", store, "--resume", *out, *SET, "--epochs", 1, "--json").json == first
+    refused(lg("train", store, "--resume", *out, *SET, "--epochs", 2), "other settings")
+    refused(lg("train", "--resume", *out, "--epochs", 2), "own settings")
+    assert lg("train", store, "--overwrite", *out, *SET, "--epochs", 2, "--json").json["epochs"] == 2
+
+
+def test_the_config_of_a_run_is_a_recipe_for_another(lg: Cli, store: Path, run: Path, tmp_path: Path) -> None:
+    result = lg("train", store, "--recipe", run / "config.toml", "--out", tmp_path / "r", "--json")
+    assert result.code == 0, result.err
+    assert result.json["test"] == json.loads((run / "metrics.json").read_text())["test"]
+
+
+def test_a_budget_in_bare_seconds(lg: Cli, store: Path, tmp_path: Path) -> None:
+    result = lg("train", store, "--out", tmp_path / "r", *SET, "--epochs", 1, "--budget", 600, "--json")
+    assert result.code == 0, result.err
+
+
+def test_a_note_tells_which_setting_makes_a_new_preparation(lg: Cli, store: Path) -> None:
+    lg("prepare", store, *SET)
+    result = lg("prepare", store, *SET, "--set", "prepare.local_nodes.k=5")
+    assert "local_nodes.k=4 (now 5)" in result.err
+    assert lg("prepare", store, *SET, "--set", "prepare.local_nodes.k=6", "--json").err == ""
+
+
+# real processes
+
+
+def python(*arguments: Any, **env: str) -> Result:
+    path = {"PYTHONPATH": str(Path(largegt.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "largegt", *map(str, arguments)], env=os.environ | path | env,
+                          capture_output=True, text=True)  # fmt: skip
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_json_of_a_real_process_is_json_and_nothing_else(store: Path, tmp_path: Path) -> None:
+    result = python("train", store, "--out", tmp_path / "r", *SET, "--epochs", 1, "--json")
+    assert result.code == 0, result.err
+    assert result.json["epochs"] == 1
+    assert result.err == ""
+
+
+def test_a_mistake_in_a_real_process_is_one_line(tmp_path: Path) -> None:
+    refused(python("inspect", tmp_path / "nothing"), "does not exist")
+
+
+# mistakes
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Path, Path]:
+    return write_tables(tmp_path)
+
+
+def test_a_missing_file(lg: Cli, tmp_path: Path) -> None:
+    refused(lg("ingest", "--edges", tmp_path / "none.csv", "--out", tmp_path / "g"), "none.csv")
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--features", "--labels", "--splits"])
+def test_a_missing_second_file(option: str, lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
+    before = left_in(tmp_path)
+    refused(lg("ingest", "--edges", tables[0], option, tmp_path / "none.csv", "--out", tmp_path / "g"), "none.csv")
+    assert left_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "near"),
+    [("--label", "colour", "color"), ("--source", "sourc", "source"), ("--target", "x", "target"),
+     ("--id", "idd", "id"), ("--split", "splitt", "split"), ("--feature-columns", "g*", "f0")],
+)  # fmt: skip
+def test_a_wrong_column(option: str, name: str, near: str, lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
+    before = left_in(tmp_path)
+    refused(lg("ingest", "--edges", tables[0], "--nodes", tables[1], option, name, "--out", tmp_path / "g"), name, near)
+    assert left_in(tmp_path) == before
+
+
+def save(folder: Path, **arrays: Any) -> list[str]:
+    """Options of ingest for arrays saved as .npy."""
+    options = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        options += [f"--{name}", str(folder / f"{name}.npy")]
+    return [*options, "--out", str(folder / "g")]
+
+
+PATH = np.array([[0, 1, 2], [1, 2, 3]])
+FOUR = np.ones((4, 2), dtype=np.float32)
+
+
+def holed(value: float) -> np.ndarray:
+    features = FOUR.copy()
+    features[2, 1] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"edges": PATH + 1, "features": FOUR}, ("out of range", "0 to 3")),
+        ({"edges": PATH - 1, "features": FOUR}, ("out of range", "-1")),
+        ({"edges": PATH, "features": holed(np.nan)}, ("NaN", "fill_missing")),
+        ({"edges": PATH, "features": holed(np.inf)}, ("infinite", "fill_missing")),
+        ({"edges": PATH, "features": FOUR, "labels": np.full(4, np.nan)}, ("every label is missing",)),
+        ({"edges": PATH, "features": FOUR, "labels": np.full(4, -1)}, ("every label is missing",)),
+        ({"edges": PATH, "features": FOUR, "labels": np.arange(5)}, ("4", "5")),
+        ({"edges": np.zeros((2, 0), dtype=np.int64), "features": FOUR}, ("no edges",)),
+        ({"edges": np.zeros((2, 0), dtype=np.int64)}, ("no edges",)),
+        ({"edges": PATH.astype(float) + 0.5, "features": FOUR}, ("edges.npy",)),
+    ],
+    ids=["id too large", "negative id", "NaN", "inf", "labels NaN", "labels -1", "rows differ", "empty", "empty, bare",
+         "fractions"],
+)  # fmt: skip
+def test_data_that_cannot_be_used(arrays: dict[str, Any], words: tuple[str, ...], lg: Cli, tmp_path: Path) -> None:
+    options = save(tmp_path, **arrays)
+    before = left_in(tmp_path)
+    refused(lg("ingest", *options), *words)
+    assert left_in(tmp_path) == before
+
+
+def test_a_label_column_that_is_all_missing(lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
+    rows = (tmp_path / "nodes.csv").read_text()
+    for color in ("blue", "green", "red"):
+        rows = rows.replace(f'"{color}"', "")
+    (tmp_path / "nodes.csv").write_text(rows)
+    before = left_in(tmp_path)
+    refused(lg("ingest", "--edges", tables[0], "--nodes", tables[1], "--label", "color", "--out", tmp_path / "g"),
+            "color", "every label is missing")  # fmt: skip
+    assert left_in(tmp_path) == before
+
+
+def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
+    arguments = ("ingest", "--edges", tables[0], "--nodes", tables[1], "--out", tmp_path / "g")
+    assert lg(*arguments).code == 0
+    refused(lg(*arguments), "--overwrite")
+    assert lg(*arguments, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--set", "prepare.local_nodes.k=1"), ("prepare.local_nodes.k", "2")),
+        (("--set", "prepare.local_nodes.k=0"), ("prepare.local_nodes.k",)),
+        (("--set", "train.epoch=3"), ("did you mean 'train.epochs'",)),
+        (("--set", "epochs"), ("section.name=value",)),
+        (("--set", "train.device=gpu"), ("train.device", "cuda")),
+        (("--recipe", "dem"), ("demo",)),
+        (("--recipe", "none.toml"), ("none.toml",)),
+        (("--model", "gcn"), ("model.name", "largegt-full")),
+        (("--budget", "soon"), ("soon", "90s")),
+        (("--set", "train.monitor=acc"), ("train.monitor", "accuracy")),
+        (("--epochs", "0"), ("train.epochs",)),
+    ],
+)
+def test_settings_that_cannot_be(
+    arguments: tuple[str, ...], words: tuple[str, ...], lg: Cli, store: Path, tmp_path: Path
+) -> None:
+    refused(lg("train", store, "--out", tmp_path / "r", *SET, *arguments), *words)
+    assert left_in(tmp_path) == []
+
+
+def test_wrong_devices(lg: Cli, store: Path, run: Path, tmp_path: Path) -> None:
+    refused(lg("evaluate", run, "--device", "gpu"), "cuda")
+    refused(lg("predict", run, "--device", "gpu", "--out", tmp_path / "p.csv"), "cuda")
+    assert left_in(tmp_path) == []
+
+
+def test_train_without_a_store(lg: Cli, tmp_path: Path) -> None:
+    refused(lg("train", "--out", tmp_path / "r"), "which store")
+    refused(lg("train", "--resume", "--out", tmp_path / "r"), "not a run")
+    refused(lg("train", tmp_path / "none", "--out", tmp_path / "r"), "does not exist")
+    refused(lg("train", tmp_path, "--out", tmp_path / "r"), "manifest.json")
+    assert left_in(tmp_path) == []
+
+
+def test_a_run_is_not_a_store_and_a_store_is_not_a_run(lg: Cli, store: Path, run: Path, tmp_path: Path) -> None:
+    refused(lg("train", run, "--out", tmp_path / "r"), "not a largegt store")
+    refused(lg("prepare", run), "not a largegt store")
+    for verb in ("evaluate", "report"):
+        refused(lg(verb, store), "is not a run")
+    refused(lg("predict", store, "--out", tmp_path / "p.csv"), "is not a run")
+    refused(lg("inspect", tmp_path), "neither")
+    assert left_in(tmp_path) == []
+
+
+def test_a_store_without_labels_cannot_be_trained_on(lg: Cli, tmp_path: Path) -> None:
+    assert lg("ingest", *save(tmp_path, edges=PATH, features=FOUR)).code == 0
+    before = left_in(tmp_path)
+    refused(lg("train", tmp_path / "g", "--out", tmp_path / "r"), "label")
+    assert left_in(tmp_path) == before
+    refused(lg("train", tmp_path / "g", "--out", tmp_path / "r", "--set", "prepare.local_nodes.nodes=all"), "label")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("verb", ["inspect", "prepare", "train"])
+def test_a_store_of_a_newer_format(verb: str, lg: Cli, tmp_path: Path) -> None:
+    path = easy_store(tmp_path / "g").path
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"version": manifest["version"] + 1}))
+    before = left_in(tmp_path)
+    out = ("--out", tmp_path / "r") if verb == "train" else ()
+    refused(lg(verb, path, *out), "format version", "upgrade")
+    assert left_in(tmp_path) == before
+
+
+def test_verify_finds_a_flipped_byte(lg: Cli, tmp_path: Path) -> None:
+    path = easy_store(tmp_path / "g").path
+    data = bytearray((path / "features.npy").read_bytes())
+    data[-1] ^= 1
+    (path / "features.npy").write_bytes(data)
+    refused(lg("inspect", path, "--verify"), "features.npy", "checksum")
+
+
+def test_predict_mistakes(lg: Cli, run: Path, tmp_path: Path) -> None:
+    refused(lg("predict", run, "--out", tmp_path / "p.txt"), ".parquet")
+    refused(lg("predict", run, "--out", tmp_path / "p.csv", "--node", "nobody"), "nobody")
+    refused(lg("predict", run, "--out", tmp_path / "p.csv", "--node", "99999"), "99999")
+    refused(lg("predict", run, "--out", tmp_path / "p.csv", "--split", "dev"), "dev")
+    refused(lg("predict", run, "--out", tmp_path / "p.csv", "--split", "test", "--node", "3"))
+    assert left_in(tmp_path) == []
+
+
+def test_evaluate_and_report_mistakes(lg: Cli, run: Path, tmp_path: Path) -> None:
+    refused(lg("evaluate", run, "--split", "dev"), "train, valid, test")
+    refused(lg("evaluate", tmp_path / "none"), "is not a run")
+    refused(lg("report", run, tmp_path / "none", "--out", tmp_path / "p.html"), "is not a run")
+    assert left_in(tmp_path) == []
+
+
+def test_a_page_in_a_new_folder(lg: Cli, run: Path, tmp_path: Path) -> None:
+    assert lg("report", run, "--out", tmp_path / "new" / "p.html").code == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to(lg: Cli, store: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    refused(lg("train", store, "--out", tmp_path / "r", *SET), "cannot write")
+
+
+def test_a_full_disk_is_one_line(lg: Cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    import torch
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    refused(lg("train", store, "--out", tmp_path / "r", *SET), "no space left")
+    assert not [name for name in left_in(tmp_path) if "partial" in name]
+
+
+def test_usage_mistakes_are_typers_own(lg: Cli) -> None:
+    for arguments in (("nonsense",), ("inspect",), ("ingest",), ("train", "--nonsense"), ("train", "--epochs", "few")):
+        result = lg(*arguments)
+        assert result.code == 2
+        assert "Traceback" not in result.err
+
+
+def test_stores_are_opened_by_what_they_are(store: Path) -> None:
+    assert GraphStore.open(store).num_nodes == 150

@@ -1,0 +1,59 @@
+"""Fixtures that several stages share: small stores in a temporary folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors here are tiny, and cores are shared
+
+from largegt.config import IngestConfig
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays
+from largegt.graph.store import GraphStore
+
+StoreMaker = Callable[..., GraphStore]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> StoreMaker:
+    """`make_store(edges, num_nodes, ...)`: a small store with random features and labels unless given."""
+    made = 0
+
+    def make(
+        edges: Any,
+        num_nodes: int,
+        features: Any = None,
+        labels: Any = None,
+        splits: Any = None,
+        undirected: bool = True,
+        width: int = 4,
+        seed: int = 0,
+        **config: Any,
+    ) -> GraphStore:
+        nonlocal made
+        made += 1
+        rng = np.random.default_rng(seed)
+        if features is None:
+            features = rng.normal(size=(num_nodes, width)).astype(np.float32)
+        if labels is None:
+            labels = np.arange(num_nodes) % 3
+        source = arrays(np.asarray(edges).reshape(-1, 2).T, features, labels, splits, num_nodes=num_nodes)
+        return ingest(source, tmp_path / f"store{made}", IngestConfig(undirected=undirected, **config), threads=1)
+
+    return make
+
+
+@pytest.fixture
+def random_edges() -> Callable[[int, int, int], np.ndarray]:
+    """`random_edges(num_nodes, num_edges, seed)`: with repetitions and self loops, never to the last two nodes."""
+
+    def make(num_nodes: int, num_edges: int, seed: int = 0) -> np.ndarray:
+        return np.random.default_rng(seed).integers(0, num_nodes - 2, size=(num_edges, 2))
+
+    return make

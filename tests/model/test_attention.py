@@ -1,0 +1,55 @@
+"""Attention and the encoder layer against written-out versions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from largegt.model.attention import Attention, EncoderLayer
+from oracles import attention as oracle
+
+
+def tokens(b: int = 2, t: int = 5, d: int = 6, seed: int = 0) -> torch.Tensor:
+    return torch.randn(b, t, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("heads", "head_width"), [(1, 6), (2, 3), (2, 6), (3, 1)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention(heads: int, head_width: int, biased: bool) -> None:
+    torch.manual_seed(1)
+    module = Attention(6, heads, head_width).double()
+    x = tokens()
+    bias = torch.tensor([[0.0, 0.7, -1.0, 2.0, 0.1], [0.0, 0.0, 1.1, -float("inf"), -float("inf")]]).double()
+    found = module(x, bias if biased else None)
+    for row in range(2):
+        scores = bias[row].tolist() if biased else [0.0] * 5
+        expected = torch.stack(oracle.self_attention(module, list(x[row]), scores))
+        torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize("ffn_width", [0, 7])
+def test_encoder_layer(ffn_width: int) -> None:
+    torch.manual_seed(2)
+    layer = EncoderLayer(6, 2, 3, ffn_width, 0.5, 0.5).double().eval()
+    for norm in [m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)]:
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+    assert (layer.ffn is None) == (ffn_width == 0)
+    x = tokens()
+    found = layer(x)
+    for row in range(2):
+        torch.testing.assert_close(found[row], torch.stack(oracle.encoder_layer(layer, list(x[row]), [0.0] * 5)))
+
+
+def test_dropout_is_for_training_alone() -> None:
+    layer = EncoderLayer(6, 2, 3, 7, 0.5, 0.5).double()
+    x = tokens()
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_each_kind_of_dropout_does_something() -> None:
+    for rates in ((0.5, 0.0), (0.0, 0.5)):
+        layer = EncoderLayer(6, 2, 3, 0, *rates).double()
+        assert not torch.equal(layer(tokens()), layer(tokens()))

@@ -1,0 +1,116 @@
+"""Token rows [H, C⁰, C¹] against dense algebra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from largegt.graph.precision import decode
+from largegt.prepare.context import feature_scale, token_rows
+from oracles import context as oracle
+from oracles.graphs import SIX_NODES
+
+DIRECTIONS = ["out", "in", "both"]
+
+
+def rows_of(store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1) -> Any:
+    nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
+    out = np.full((len(nodes), 3, store.num_features), np.nan, dtype=np.float32)
+    shift, gain = feature_scale(store, standardize)
+    token_rows(store, nodes, shift, gain, direction, out, threads)
+    return out
+
+
+def test_hand_drawn_graph(make_store: Any) -> None:
+    """3-2-1-0-4 and 5 alone, one feature: C⁰ of node 4 is H[4]/2 + H[0]/√6."""
+    features = np.array([[1.0], [2.0], [4.0], [8.0], [16.0], [32.0]], dtype=np.float32)
+    rows = rows_of(make_store(SIX_NODES, 6, features))
+    assert rows[:, 0, 0].tolist() == features[:, 0].tolist()
+    assert rows[4, 1, 0] == pytest.approx(16 / 2 + 1 / 6**0.5)
+    assert rows[0, 1, 0] == pytest.approx(1 / 3 + 2 / 3 + 16 / 6**0.5)
+    assert rows[5].ravel().tolist() == [32.0, 32.0, 32.0]
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_directed_graph(make_store: Any, random_edges: Any, direction: Any, standardize: bool) -> None:
+    edges = random_edges(40, 120)
+    features = np.random.default_rng(1).normal(3.0, 2.0, size=(40, 5)).astype(np.float32)
+    store = make_store(edges, 40, features, undirected=False)
+    assert store.directed
+    expected = oracle.token_rows(edges, features, direction, standardize)
+    np.testing.assert_allclose(rows_of(store, None, direction, standardize), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_directions_differ(make_store: Any, random_edges: Any) -> None:
+    store = make_store(random_edges(40, 120), 40, undirected=False)
+    out, into, both = (rows_of(store, None, direction) for direction in DIRECTIONS)
+    assert not np.allclose(out, into)
+    assert not np.allclose(out, both)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_undirected_graph_is_the_same_in_every_direction(make_store: Any, random_edges: Any, direction: Any) -> None:
+    edges = random_edges(40, 60)
+    store = make_store(edges, 40)
+    expected = oracle.token_rows(edges, np.asarray(store.features), "both", False)
+    np.testing.assert_allclose(rows_of(store, None, direction), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_half_precision_stores_are_summed_in_float32(
+    make_store: Any, random_edges: Any, dtype: str, standardize: bool
+) -> None:
+    edges = random_edges(40, 120)
+    store = make_store(edges, 40, width=3, feature_dtype=dtype)
+    assert store.feature_dtype == dtype
+    stored = decode(store.features, dtype)
+    expected = oracle.token_rows(edges, stored, "both", standardize)
+    np.testing.assert_allclose(rows_of(store, None, "both", standardize), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("nodes", [[7], [0, 3, 39], [38, 39], list(range(0, 40, 2))])
+def test_some_nodes_get_the_rows_they_have_among_all(
+    make_store: Any, random_edges: Any, direction: Any, nodes: Any
+) -> None:
+    store = make_store(random_edges(40, 50), 40, undirected=False)
+    np.testing.assert_array_equal(rows_of(store, nodes, direction), rows_of(store, None, direction)[nodes])
+
+
+def test_threads_give_the_same_bytes(make_store: Any, random_edges: Any) -> None:
+    store = make_store(random_edges(10_000, 30_000), 10_000, width=3)
+    one = rows_of(store, standardize=True)
+    some = np.arange(0, 10_000, 3)
+    for threads in (2, 5):
+        assert rows_of(store, standardize=True, threads=threads).tobytes() == one.tobytes()
+        assert rows_of(store, some, standardize=True, threads=threads).tobytes() == one[some].tobytes()
+
+
+def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(500, 4)) * [1.0, 1e-3, 5.0, 0.0] + [0.0, 0.5, 2000.0, 7.0]
+    store = make_store([(0, 1)], 500, features.astype(np.float32))
+    shift, gain = feature_scale(store, True)
+    scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
+    np.testing.assert_allclose(scaled[:, :3].mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(scaled[:, :3].std(axis=0), 1, atol=1e-3)
+    assert np.abs(scaled[:, 3]).max() == 0, "a constant feature becomes 0, not noise"
+
+
+def test_standardizing_a_small_scale_feature(make_store: Any) -> None:
+    """Features of order 1e-9 vary as much as any others."""
+    features = (np.random.default_rng(0).normal(size=(50, 1)) * 1e-9).astype(np.float32)
+    shift, gain = feature_scale(make_store([(0, 1)], 50, features), True)
+    assert ((features - shift) * gain).std() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
+    store = make_store([(0, 1)], 5)
+    shift, gain = feature_scale(store, False)
+    assert not shift.any()
+    assert (gain == 1).all()
+    assert np.array_equal(rows_of(store)[:, 0], store.features)

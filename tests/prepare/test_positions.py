@@ -1,0 +1,210 @@
+"""Positional encodings: the projection, node2vec's walks and its loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from largegt.config import PositionsConfig
+from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, positions, projection
+from oracles import walks as oracle
+from oracles.context import adjacency
+from oracles.graphs import SIX_NODES
+from oracles.local_nodes import neighbor_sets
+
+TWO_CLIQUES = [(a, b) for c in (0, 8) for a in range(c, c + 8) for b in range(c, a)] + [(0, 8)]
+WALKS = PositionsConfig(method="node2vec", walk_length=8, walks_per_node=1, context=4, dim=8)
+
+
+# projection ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["out", "in", "both"])
+def test_projection_against_dense_powers(make_store: Any, random_edges: Any, direction: Any) -> None:
+    """Σ_t w_t normalised((D⁻¹A)ᵗ R): R is read off a graph where every node's only successor is its twin."""
+    edges = random_edges(30, 70)
+    config = PositionsConfig(dim=70, seed=3, projection_weights=(0.5, 0.0, 2.0))
+    signs = signs_of(make_store, 30, config)
+    a = adjacency(edges, 30, direction)
+    step = a / np.maximum(a.sum(axis=1, keepdims=True), 1)
+    expected, power = np.zeros((30, 70)), signs
+    for weight in config.projection_weights:
+        power = step @ power
+        length = np.linalg.norm(power, axis=1, keepdims=True)
+        expected += weight * np.divide(power, length, out=np.zeros_like(power), where=length > 1e-9)
+    found = projection(make_store(edges, 30, undirected=False), config, direction)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def signs_of(make_store: Any, num_nodes: int, config: PositionsConfig) -> np.ndarray:
+    """R [N, p]: in a perfect matching the first power of node v is the sign row of its partner."""
+    partner = np.arange(num_nodes) ^ 1
+    store = make_store(np.stack([np.arange(num_nodes), partner], axis=1), num_nodes)
+    rows = projection(store, config.model_copy(update={"projection_weights": (1.0,)}))
+    signs = rows[partner] * np.sqrt(config.dim)
+    np.testing.assert_allclose(np.abs(signs), 1, atol=1e-5)
+    return np.sign(signs).astype(np.float64)
+
+
+def test_signs_are_balanced_and_uncorrelated(make_store: Any) -> None:
+    signs = signs_of(make_store, 600, PositionsConfig(dim=100))
+    assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
+    between = signs.T @ signs / 600 - np.eye(100)
+    assert np.abs(between).max() < 6 / np.sqrt(600)
+    others = signs_of(make_store, 600, PositionsConfig(dim=100, seed=1))
+    assert abs((signs * others).mean()) < 5 / np.sqrt(signs.size)
+
+
+def test_projection_is_a_function_of_seed_and_graph_alone(make_store: Any, random_edges: Any) -> None:
+    edges = random_edges(9000, 30_000)
+    one, other = make_store(edges, 9000, width=1), make_store(edges, 9000, width=2, seed=9)
+    config = PositionsConfig(dim=8)
+    first = projection(one, config, threads=1)
+    assert first.dtype == np.float32
+    for threads in (2, 5):
+        assert projection(other, config, threads=threads).tobytes() == first.tobytes()
+    assert not np.allclose(projection(one, PositionsConfig(dim=8, seed=1)), first)
+
+
+def test_same_neighbourhood_is_closer_than_others(make_store: Any) -> None:
+    rng = np.random.default_rng(0)
+    groups = [rng.choice(np.arange(20, 200), 6, replace=False) for _ in range(10)]
+    edges = [(2 * g + twin, int(v)) for g in range(10) for twin in (0, 1) for v in groups[g]]
+    rows = projection(make_store(edges, 200, width=1), PositionsConfig())
+    twins = np.linalg.norm(rows[0:20:2] - rows[1:20:2], axis=1)
+    strangers = np.linalg.norm(rows[0:18:2] - rows[2:20:2], axis=1)
+    assert twins.max() < 1e-5
+    assert strangers.min() > 0.5
+
+
+def test_isolated_nodes_have_finite_rows(make_store: Any) -> None:
+    rows = projection(make_store(SIX_NODES, 6), PositionsConfig(dim=4))
+    assert np.isfinite(rows).all()
+    assert not rows[5].any()
+
+
+def test_positions_are_rows_of_the_nodes_asked_for(make_store: Any) -> None:
+    store = make_store(SIX_NODES, 6)
+    config = PositionsConfig(dim=4)
+    assert np.array_equal(positions(store, np.array([4, 1]), config), projection(store, config)[[4, 1]])
+    none = positions(store, np.array([4, 1]), PositionsConfig(method="none"))
+    assert none.shape == (2, 0)
+    assert none.dtype == np.float32
+
+
+# node2vec's walks ------------------------------------------------------------------------------------------------
+
+
+def walks_from(
+    store: Any, starts: Any, config: PositionsConfig, direction: Any = "both", threads: int = 1
+) -> np.ndarray:
+    return _walks(store, config, direction, np.asarray(starts), 0, threads)
+
+
+@pytest.mark.parametrize("direction", ["out", "in", "both"])
+@pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (0.3, 3.0)])
+def test_walks_follow_edges(make_store: Any, random_edges: Any, direction: Any, p: float, q: float) -> None:
+    edges = random_edges(40, 60)
+    neighbors = neighbor_sets(edges, 40, direction)
+    store = make_store(edges, 40, undirected=False)
+    walks = walks_from(store, np.arange(40), WALKS.model_copy(update={"p": p, "q": q}), direction)
+    assert walks[:, 0].tolist() == list(range(40))
+    for walk in walks:
+        for here, after in pairwise(walk):
+            assert after in neighbors[here] or (not neighbors[here] and after == here)
+    assert (walks[39] == 39).all(), "an isolated node stays"
+
+
+@pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (0.25, 4.0), (4.0, 0.25), (0.5, 1.0)])
+def test_second_order_bias(make_store: Any, p: float, q: float) -> None:
+    """Each step given the two nodes before it, against the written-out probabilities."""
+    edges = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5), (1, 5)]
+    neighbors = neighbor_sets(edges, 6, "both")
+    config = WALKS.model_copy(update={"p": p, "q": q, "walk_length": 30})
+    walks = walks_from(make_store(edges, 6), np.arange(6).repeat(300), config)
+    steps: dict[tuple[int | None, int], Counter[int]] = {}
+    for walk in walks.tolist():
+        steps.setdefault((None, walk[0]), Counter())[walk[1]] += 1
+        for previous, here, after in zip(walk[:-2], walk[1:-1], walk[2:], strict=True):
+            steps.setdefault((previous, here), Counter())[after] += 1
+    assert len(steps) == 6 + 2 * len(edges)
+    worst = 1.0
+    against_uniform = 1.0
+    for (previous, here), seen in steps.items():
+        expected = oracle.transition(neighbors, previous, here, p, q)
+        assert set(seen) <= set(expected)
+        if len(expected) > 1:
+            observed = [seen[target] for target in expected]
+            worst = min(worst, chisquare(observed, [sum(observed) * share for share in expected.values()]).pvalue)
+            against_uniform = min(against_uniform, chisquare(observed).pvalue)
+    assert worst > 1e-4
+    if (p, q) != (1.0, 1.0):
+        assert against_uniform < 1e-6, "the test can fail"
+
+
+def test_walks_are_the_same_for_any_number_of_threads(make_store: Any, random_edges: Any) -> None:
+    store = make_store(random_edges(500, 1500), 500, width=1)
+    config = WALKS.model_copy(update={"p": 0.5, "q": 2.0})
+    starts = np.arange(500).repeat(20)
+    one = walks_from(store, starts, config)
+    assert np.array_equal(one, walks_from(store, starts, config, threads=3))
+    assert not np.array_equal(one[0::20], one[1::20]), "walks from the same node differ"
+
+
+# node2vec's training ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "context", "negatives"), [(6, 3, 1), (6, 6, 2), (5, 2, 3)])
+def test_skip_gram_loss_against_loops(length: int, context: int, negatives: int) -> None:
+    rng = np.random.default_rng(0)
+    table = torch.nn.Embedding(12, 4).double()
+    walks = rng.integers(0, 12, (5, length))
+    strangers = rng.integers(0, 12, (negatives * 5, length))
+    found = _skip_gram_loss(table, torch.from_numpy(walks), torch.from_numpy(strangers), context)
+    expected = oracle.skip_gram_loss(table.weight.detach().numpy(), walks, strangers, context)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_context_longer_than_the_walk_is_the_whole_walk() -> None:
+    table = torch.nn.Embedding(5, 3)
+    walks, strangers = torch.tensor([[0, 1, 2]]), torch.tensor([[3, 4, 3]])
+    assert _skip_gram_loss(table, walks, strangers, 20) == _skip_gram_loss(table, walks, strangers, 3)
+
+
+def test_two_cliques_come_apart(make_store: Any) -> None:
+    store = make_store(TWO_CLIQUES, 16)
+    config = PositionsConfig(
+        method="node2vec",
+        dim=8,
+        walk_length=10,
+        context=4,
+        walks_per_node=5,
+        epochs=25,
+        batch_size=16,
+        learning_rate=0.05,
+    )
+    rows = node2vec(store, config)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    alike = rows @ rows.T
+    side = np.arange(16) // 8
+    same = side[:, None] == side[None, :]
+    assert alike[same].mean() > alike[~same].mean() + 0.3
+    nearest = np.where(np.eye(16, dtype=bool), -np.inf, alike).argmax(axis=1)
+    assert (side[nearest] == side).all()
+
+
+def test_same_seed_same_bytes(make_store: Any) -> None:
+    store = make_store(TWO_CLIQUES, 16)
+    config = PositionsConfig(method="node2vec", dim=4, walk_length=6, context=3, walks_per_node=2, batch_size=5)
+    first = node2vec(store, config, threads=1)
+    assert first.shape == (16, 4)
+    assert first.dtype == np.float32
+    torch.manual_seed(99)
+    assert node2vec(store, config, threads=2).tobytes() == first.tobytes()
+    assert not np.array_equal(node2vec(store, config.model_copy(update={"seed": 1})), first)

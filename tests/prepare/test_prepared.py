@@ -1,0 +1,315 @@
+"""Prepared: what is in it, when it is made again, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.config import IngestConfig, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.errors import InputError, LargeGTError
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays
+from largegt.model.largegt import LargeGT
+from largegt.prepare.local_nodes import local_nodes
+from largegt.prepare.prepared import Prepared, prepare, prepared_path, stale_note
+from largegt.tokens.loader import token_batches
+from oracles import context as oracle
+from oracles.graphs import SIX_NODES
+
+HOME = sys.modules["largegt.prepare.prepared"]
+STAGES = ("local_nodes", "token_rows", "positions")
+ARRAYS = (
+    "nodes",
+    "local_rows",
+    "token_nodes",
+    "tokens",
+    "positions",
+    "labels",
+    "split",
+    "feature_shift",
+    "feature_gain",
+)
+
+
+def config_of(
+    k: int = 4,
+    nodes: Any = "labelled",
+    direction: Any = "both",
+    seed: int = 0,
+    standardize: bool = False,
+    **positions: Any,
+) -> PrepareConfig:
+    return PrepareConfig(
+        local_nodes=LocalNodesConfig(k=k, nodes=nodes, direction=direction, seed=seed),
+        tokens=TokensConfig(standardize=standardize),
+        positions=PositionsConfig(dim=3, **positions),
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each stage ran."""
+    seen: Counter[str] = Counter()
+
+    def watch(name: str) -> None:
+        real = getattr(HOME, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            seen[name] += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(HOME, name, counted)
+
+    for name in STAGES:
+        watch(name)
+    return seen
+
+
+@pytest.fixture
+def half_labelled(make_store: Any, random_edges: Any) -> Any:
+    labels = np.arange(60) % 3
+    labels[::2] = -1
+    return make_store(random_edges(60, 90), 60, labels=labels, undirected=False)
+
+
+# the arrays ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["out", "both"])
+@pytest.mark.parametrize("nodes", ["labelled", "all"])
+def test_arrays_agree_with_the_stages_and_the_store(half_labelled: Any, nodes: Any, direction: Any) -> None:
+    store = half_labelled
+    prepared = prepare(store, config_of(nodes=nodes, direction=direction))
+    expected_nodes = np.arange(60) if nodes == "all" else np.arange(1, 60, 2)
+    assert prepared.nodes.tolist() == expected_nodes.tolist()
+    sampled = local_nodes(store, expected_nodes, k=4, direction=direction)
+    assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
+    assert prepared.token_nodes.tolist() == sorted(set(sampled.ravel().tolist()))
+    edges = [(i, j) for i in range(60) for j in store.indices[store.indptr[i] : store.indptr[i + 1]]]
+    dense = oracle.token_rows(edges, np.asarray(store.features), direction, False)
+    np.testing.assert_allclose(prepared.tokens, dense[prepared.token_nodes], rtol=2e-5, atol=2e-5)
+    assert np.array_equal(prepared.labels, store.labels[expected_nodes])
+    assert np.array_equal(prepared.folder.array("split"), store.split[expected_nodes])
+    assert prepared.positions.shape == (len(expected_nodes), 3)
+    assert (prepared.k, prepared.num_features, prepared.num_positions) == (4, 4, 3)
+    assert prepared.meta["num_nodes"] == 60
+    assert prepared.meta["num_outputs"] == store.num_outputs
+
+
+def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
+    some, every = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(nodes="all"))
+    rows = every.rows_of(some.nodes)
+    assert np.array_equal(some.token_nodes[some.local_rows], every.token_nodes[every.local_rows[rows]])
+    assert np.array_equal(some.tokens[some.local_rows], every.tokens[every.local_rows[rows]])
+    assert np.array_equal(some.positions, every.positions[rows])
+
+
+def test_rows_of(half_labelled: Any) -> None:
+    prepared = prepare(half_labelled, config_of())
+    assert prepared.rows_of(np.array([1, 59, 3, 3])).tolist() == [0, 29, 1, 1]
+    assert prepared.rows_of([0, 2, -1, 60, 10**9, 5]).tolist() == [-1, -1, -1, -1, -1, 2]
+    assert prepared.rows_of(np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_split_rows(half_labelled: Any) -> None:
+    prepared = prepare(half_labelled, config_of())
+    for split, nodes in half_labelled.splits.items():
+        assert prepared.nodes[prepared.split_rows(split)].tolist() == nodes.tolist()
+    with pytest.raises(InputError, match="train"):
+        prepared.split_rows("training")
+
+
+def test_it_needs_nothing_of_the_store(half_labelled: Any, tmp_path: Path) -> None:
+    prepared = prepare(half_labelled, config_of())
+    before = [batch.tokens for batch in token_batches(prepared, batch_size=7)]
+    moved = tmp_path / "moved"
+    shutil.move(prepared.path, moved)
+    shutil.rmtree(half_labelled.path)
+    after = [batch.tokens for batch in token_batches(Prepared.open(moved), batch_size=7)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    Prepared.open(moved).folder.verify()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_token_precision(half_labelled: Any, dtype: Any) -> None:
+    config = config_of().model_copy(update={"tokens": TokensConfig(dtype=dtype, standardize=False)})
+    prepared = prepare(half_labelled, config)
+    assert prepared.tokens.dtype == dtype
+    exact = prepare(half_labelled, config_of()).tokens
+    np.testing.assert_allclose(prepared.tokens, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_overflow_of_float16_is_refused_wherever_it_is(make_store: Any) -> None:
+    """One value beyond float16 in the last row, behind more rows than are looked at in one go."""
+    num_nodes = (1 << 16) + 10
+    features = np.zeros((num_nodes, 1), dtype=np.float32)
+    features[-1] = 1e6
+    store = make_store([(0, 1)], num_nodes, features)
+    config = PrepareConfig(
+        local_nodes=LocalNodesConfig(k=2),
+        tokens=TokensConfig(dtype="float16", standardize=False),
+        positions=PositionsConfig(method="none"),
+    )
+    with pytest.raises(LargeGTError, match="float16"):
+        prepare(store, config)
+    assert files_below(store.path / "prepared") == []
+
+
+# when stages run -------------------------------------------------------------------------------------------------
+
+
+def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[str]) -> None:
+    first = prepare(half_labelled, config_of())
+    assert calls == Counter(STAGES)
+    again = prepare(half_labelled.path, config_of())
+    assert calls == Counter(STAGES)
+    assert again.path == first.path == prepared_path(half_labelled, config_of())
+    assert again.fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        ({"method": "none"}, {"positions"}),
+        ({"standardize": True}, {"token_rows"}),
+        ({"k": 5}, {"local_nodes", "token_rows"}),
+        ({"seed": 1}, {"local_nodes", "token_rows"}),
+        ({"direction": "out"}, set(STAGES)),
+        ({"nodes": "all"}, set(STAGES)),
+    ],
+)
+def test_a_changed_setting_runs_its_stages_and_no_others(
+    half_labelled: Any, calls: Counter[str], change: dict[str, Any], runs: set[str]
+) -> None:
+    first = prepare(half_labelled, config_of())
+    calls.clear()
+    second = prepare(half_labelled, config_of(**change))
+    assert set(calls) == runs
+    assert second.path != first.path
+    assert second.fingerprint != first.fingerprint
+    second.folder.verify()
+    kept = {"local_nodes": ["local_rows", "token_nodes"], "token_rows": ["tokens"], "positions": ["positions"]}
+    for stage in set(STAGES) - runs:
+        for array in kept[stage]:
+            assert np.array_equal(first.folder.array(array), second.folder.array(array))
+
+
+def test_reused_arrays_are_the_ones_a_fresh_run_makes(half_labelled: Any) -> None:
+    prepare(half_labelled, config_of())
+    reused = prepare(half_labelled, config_of(method="none"))
+    copies = {name: np.array(reused.folder.array(name)) for name in ARRAYS}
+    shutil.rmtree(half_labelled.path / "prepared")
+    fresh = prepare(half_labelled, config_of(method="none"))
+    for name in ARRAYS:
+        assert np.array_equal(fresh.folder.array(name), copies[name])
+
+
+def test_removing_the_first_leaves_the_second_whole(half_labelled: Any) -> None:
+    first, second = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(method="none"))
+    shutil.rmtree(first.path)
+    second.folder.verify()
+
+
+def test_a_damaged_earlier_folder_is_not_used(half_labelled: Any, calls: Counter[str]) -> None:
+    first = prepare(half_labelled, config_of())
+    (first.path / "tokens.npy").unlink()
+    calls.clear()
+    second = prepare(half_labelled, config_of(method="none"))
+    second.folder.verify()
+    assert calls["token_rows"] == 1
+
+
+def test_other_labels_in_another_store_give_another_place(make_store: Any, random_edges: Any) -> None:
+    edges = random_edges(30, 40)
+    one, two = make_store(edges, 30), make_store(edges, 30, labels=np.arange(30) % 2)
+    assert prepare(one, config_of()).fingerprint != prepare(two, config_of()).fingerprint
+
+
+def test_stale_note_names_what_changed(half_labelled: Any) -> None:
+    assert stale_note(half_labelled, config_of()) is None
+    prepare(half_labelled, config_of(k=4))
+    note = stale_note(half_labelled, config_of(k=9))
+    assert note is not None
+    assert "local_nodes.k=4 (now 9)" in note
+
+
+def test_threads_give_the_same_bytes(half_labelled: Any) -> None:
+    one = prepare(half_labelled, config_of(), threads=1)
+    sums = {name: one.folder.checksum(name) for name in ARRAYS}
+    shutil.rmtree(one.path)
+    many = prepare(half_labelled, config_of(), threads=4)
+    assert {name: many.folder.checksum(name) for name in ARRAYS} == sums
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, InputError])
+def test_a_failed_stage_leaves_nothing_behind(
+    half_labelled: Any, monkeypatch: pytest.MonkeyPatch, stage: str, error: type[BaseException]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error("stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HOME, stage, fail)
+        with pytest.raises(error):
+            prepare(half_labelled, config_of())
+    assert files_below(half_labelled.path / "prepared") == []
+    prepare(half_labelled, config_of()).folder.verify()
+
+
+def test_what_a_killed_process_left_is_not_mistaken_for_a_preparation(half_labelled: Any) -> None:
+    whole = prepare(half_labelled, config_of())
+    left = whole.path.parent / ".0123456789abcdef.partial-999999"
+    shutil.copytree(whole.path, left)
+    (left / "manifest.json").unlink()
+    shutil.rmtree(whole.path)
+    prepare(half_labelled, config_of()).folder.verify()
+    assert stale_note(half_labelled, config_of(k=9)) is not None
+
+
+def test_a_graph_without_labels_can_be_prepared_whole(tmp_path: Path) -> None:
+    source = arrays(np.array(SIX_NODES).T, np.eye(6, dtype=np.float32), num_nodes=6)
+    store = ingest(source, tmp_path / "g", IngestConfig(undirected=True))
+    prepared = prepare(store, config_of(nodes="all"))
+    assert prepared.nodes.tolist() == list(range(6))
+    with pytest.raises(InputError, match="no labelled node"):
+        prepare(store, config_of())
+
+
+def files_below(path: Path) -> list[Path]:
+    return sorted(path.rglob("*")) if path.exists() else []
+
+
+# the receptive field ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["largegt-local", "largegt-full"])
+def test_the_receptive_field_is_four_hops_and_no_more(make_store: Any, name: Any) -> None:
+    """On a path 0-1-…-11 with K = 3, node 0 sees 1 and 2 and, through their contexts, 3 and 4; never 5."""
+    edges = [(i, i + 1) for i in range(11)]
+    features = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+
+    def look(features: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        prepared = prepare(make_store(edges, 12, features), config_of(k=3))
+        batch = next(iter(token_batches(prepared, nodes=[0])))
+        torch.manual_seed(0)
+        config = ModelConfig(name=name, hidden=16, encoder_ffn=0, codebook={"centroids": 4, "width": 4})
+        model = LargeGT.for_prepared(prepared, config).eval()
+        with torch.no_grad():
+            return batch.tokens, model(batch).logits
+
+    tokens, logits = look(features)
+    assert tokens.shape == (1, 9, 4)
+    for distance in range(12):
+        moved = features.copy()
+        moved[distance] += 1.0
+        other_tokens, other_logits = look(moved)
+        assert torch.equal(tokens, other_tokens) == (distance > 4)
+        assert torch.equal(logits, other_logits) == (distance > 4)

@@ -1,0 +1,86 @@
+"""Small graphs, small configurations and readers of run folders, for the tests of training, predict, report and cli."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.config import Config, IngestConfig
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays
+from largegt.graph.store import GraphStore
+
+SMALL = (
+    "prepare.local_nodes.k=4", "prepare.positions.dim=3", "model.hidden=8", "model.codebook.centroids=6",
+    "model.codebook.width=4", "train.epochs=3", "train.batch_size=32", "train.learning_rate=0.02",
+)  # fmt: skip
+"""Overrides that make any recipe quick."""
+
+TIMINGS = ("train_s", "elapsed_s", "epoch_time_s", "train_time_s", "peak_gpu_bytes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two cores are shared: small tensors gain nothing from threads. Import it where torch is used."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def homophilous(num_nodes: int = 150, num_classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(edges [2, e], features, classes): neighbours mostly share a class, and features say a little of it."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_nodes) % num_classes
+    ends = rng.integers(0, num_nodes, (2, num_nodes * 12))
+    keep = (labels[ends[0]] == labels[ends[1]]) | (rng.random(ends.shape[1]) < 0.05)
+    features = rng.normal(size=(num_nodes, 5)).astype(np.float32)
+    features[:, :num_classes] += 1.5 * np.eye(num_classes, dtype=np.float32)[labels]
+    return ends[:, keep & (ends[0] != ends[1])], features, labels
+
+
+def thirds(num_nodes: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """A split: half train, a quarter valid, a quarter test."""
+    order = np.random.default_rng(seed).permutation(num_nodes)
+    half, most = num_nodes // 2, 3 * num_nodes // 4
+    return {"train": order[:half], "valid": order[half:most], "test": order[most:]}
+
+
+def easy_store(path: Path, labels: Any = None, splits: Any = "thirds", **settings: Any) -> GraphStore:
+    """A store of the homophilous graph; other labels and splits on request."""
+    edges, features, classes = homophilous()
+    labels = classes if labels is None else labels
+    given = thirds(len(classes)) if isinstance(splits, str) else splits
+    source = arrays(edges, features, labels, given)
+    return ingest(source, path, IngestConfig(undirected=True, **settings), threads=1)
+
+
+def small(*overrides: str, recipe: str = "default") -> Config:
+    return Config.from_recipe(recipe, [*SMALL, *overrides])
+
+
+def timeless(tree: Any) -> Any:
+    """The same without what a clock says."""
+    if isinstance(tree, dict):
+        return {key: timeless(value) for key, value in tree.items() if key not in TIMINGS}
+    return [timeless(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    return [timeless(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def final(run: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = timeless(json.loads((run / "metrics.json").read_text()))
+    return metrics
+
+
+def left_in(folder: Path) -> list[str]:
+    """Everything below a folder, hidden things too."""
+    return sorted(str(item.relative_to(folder)) for item in folder.rglob("*"))

@@ -1,0 +1,229 @@
+"""Config: recipes, overrides, the round trip through TOML, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from largegt.config import (
+    Config,
+    IngestConfig,
+    PrepareConfig,
+    build,
+    describe_settings,
+    parse_overrides,
+    recipe_about,
+    recipe_names,
+    seconds,
+    setting_names,
+    to_toml,
+)
+from largegt.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_and_says_what_it_is(name: str) -> None:
+    assert isinstance(Config.from_recipe(name), Config)
+    assert recipe_about()[name]
+
+
+def test_the_default_recipe_is_the_defaults() -> None:
+    assert Config.from_recipe("default") == Config()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_configuration_survives_its_toml(name: str, tmp_path: Path) -> None:
+    config = Config.from_recipe(name, ["train.patience=3", "train.budget=90s", "model.head_width=7"])
+    file = tmp_path / "again.toml"
+    file.write_text(config.to_toml(), encoding="utf-8")
+    assert Config.from_recipe(file) == config
+
+
+def test_none_is_written_as_a_word_and_read_back() -> None:
+    config = Config.from_recipe("default", ["train.clip_norm=none", "train.patience=5"])
+    assert config.train.clip_norm is None
+    tree = tomllib.loads(config.to_toml())
+    assert tree["train"]["clip_norm"] == "none"
+    assert tree["train"]["patience"] == 5
+    assert build(Config, tree) == config
+
+
+def test_none_is_kept_as_a_word_where_it_is_a_choice() -> None:
+    config = Config.from_recipe("default", ["prepare.positions.method=none", "train.class_weights=none"])
+    assert config.prepare.positions.method == "none"
+    assert config.train.class_weights == "none"
+
+
+@pytest.mark.parametrize("value", ['a "quoted" \\ name', "tab\tnewline\n", "größe ∑ 图", ""])
+def test_any_text_survives_toml(value: str) -> None:
+    assert tomllib.loads(to_toml({"data": {"store": value}}))["data"]["store"] == value
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e-5, 1e22, 0.1, 3])
+def test_any_number_survives_toml(value: float) -> None:
+    assert tomllib.loads(to_toml({"a": value}))["a"] == value
+
+
+def test_an_infinite_setting_is_refused_or_survives_toml() -> None:
+    try:
+        config = Config.from_recipe("default", ["train.weight_decay=inf"])
+    except ConfigError:
+        return
+    assert build(Config, tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("train.epoch=3", "train.epochs"),
+        ("model.hiden=3", "model.hidden"),
+        ("model.codebook.centroid=3", "model.codebook.centroids"),
+        ("prepare.local_nodes.K=3", "prepare.local_nodes.k"),
+        ("local_nodes.k=3", "prepare.local_nodes.k"),
+        ("epochs=3", "train.epochs"),
+    ],
+)
+def test_an_unknown_setting_names_the_nearest(override: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match="unknown setting") as caught:
+        Config.from_recipe("default", [override])
+    assert f"did you mean {suggestion!r}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[train]\nepoch = 3\n")
+    with pytest.raises(ConfigError, match=r"train\.epochs"):
+        Config.from_recipe(file)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "prepare.local_nodes.k=1", "prepare.local_nodes.k=-5", "prepare.local_nodes.k=many", "model.dropout=1",
+        "model.dropout=-0.1", "train.epochs=0", "train.epochs=2.5", "train.epochs=", "train.learning_rate=0",
+        "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup=1", "model.name=gcn",
+        "train.seed=-1", "train.seed=123456789012345678901",
+        "train.device=gpu", "train.precision=fp8", "model.norm=none", "prepare.local_nodes.direction=up",
+        "model.codebook.centroids=0", "train=5", "model.codebook=3", "train.epochs=[1, 2]", "train.budget=soon",
+    ],
+)  # fmt: skip
+def test_out_of_range_is_one_line_that_names_the_setting(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_recipe("default", [override])
+    assert override.split("=")[0] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "", "train.epochs 5"])
+def test_a_malformed_override_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="not of the form"):
+        Config.from_recipe("default", [override])
+
+
+@pytest.mark.parametrize("override", ["train..epochs=3", ".epochs=3", "train.=3", "train.epochs.more=3"])
+def test_a_crooked_name_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        Config.from_recipe("default", [override])
+
+
+def test_a_value_is_no_table() -> None:
+    with pytest.raises(ConfigError, match="is a value, not a table"):
+        Config.from_recipe("demo", ["train.epochs.more=3"])
+
+
+def test_the_last_override_wins_and_spaces_do_not_matter() -> None:
+    config = Config.from_recipe("demo", ["train.epochs=3", " train.epochs = 4 "])
+    assert config.train.epochs == 4
+    assert config.model.norm == "batch"
+
+
+def test_override_values_are_toml_or_words() -> None:
+    config = Config.from_recipe(
+        "default",
+        ["model.hop_embeddings=false", "train.learning_rate=1e-4", 'model.name="mlp"',
+         "prepare.positions.method=node2vec", "prepare.positions.projection_weights=[1.0, 0.5]"],
+    )  # fmt: skip
+    assert config.model.hop_embeddings is False
+    assert config.train.learning_rate == 1e-4
+    assert config.model.name == "mlp"
+    assert config.prepare.positions.method == "node2vec"
+    assert config.prepare.positions.projection_weights == (1.0, 0.5)
+
+
+def test_a_bare_number_is_a_budget_too() -> None:
+    """`seconds` says that a bare number is fine, so `--budget 90` has to be."""
+    assert seconds(str(Config.from_recipe("default", ["train.budget=90"]).train.budget)) == 90.0
+
+
+def test_a_split_can_be_written_as_the_error_message_writes_it() -> None:
+    assert parse_overrides(IngestConfig, ["split=0.6,0.2,0.2"]).split == (0.6, 0.2, 0.2)
+    assert parse_overrides(IngestConfig, ["split=[0.6, 0.2, 0.2]"]).split == (0.6, 0.2, 0.2)
+
+
+def test_every_setting_has_a_help_line() -> None:
+    for cls in (IngestConfig, Config):
+        for name, _, text in describe_settings(cls):
+            assert text.strip(), name
+            assert "\n" not in text, name
+
+
+def test_setting_names_are_dotted_leaves() -> None:
+    names = setting_names(Config)
+    assert {"prepare.local_nodes.k", "model.codebook.centroids", "train.epochs"} <= set(names)
+    assert "train" not in names
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("4h", 14400),
+        ("1h30m", 5400),
+        ("1h2m3s", 3723),
+        ("1.5h", 5400),
+        ("45", 45),
+        (" 2M ", 120),
+    ],
+)
+def test_seconds(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5s", "1d", "5 m", "h", "1h-2m", "1e3s"])
+def test_not_a_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a duration"):
+        seconds(text)
+
+
+def test_unknown_recipe_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'demo'") as caught:
+        Config.from_recipe("demoo")
+    assert all(name in str(caught.value) for name in recipe_names())
+
+
+def test_a_missing_recipe_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        Config.from_recipe(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("content", [b"[train\nepochs=3", b"\xff\xfe\x00"])
+def test_a_recipe_that_is_no_toml(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        Config.from_recipe(file)
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().train.epochs = 3  # type: ignore[misc]
+
+
+def test_prepare_config_alone_takes_overrides() -> None:
+    assert parse_overrides(PrepareConfig, ["local_nodes.k=7"]).local_nodes.k == 7

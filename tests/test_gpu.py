@@ -1,0 +1,64 @@
+"""The same code on CUDA. Skipped where there is none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import largegt as lg
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> lg.Prepared:
+    rng = np.random.default_rng(0)
+    label = rng.integers(4, size=500)
+    ends = rng.integers(500, size=(2, 8000))
+    ends = ends[:, label[ends[0]] == label[ends[1]]]
+    features = (rng.normal(size=(500, 8)) + label[:, None]).astype(np.float32)
+    store = lg.ingest(lg.sources.arrays(ends, features, label), tmp_path / "g")
+    return lg.prepare(store, lg.Config.from_recipe("default", ["prepare.local_nodes.k=12"]).prepare)
+
+
+def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
+    torch.manual_seed(0)
+    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=32)).eval()
+    batch = next(lg.token_batches(prepared, batch_size=64))
+    with torch.no_grad():
+        model.update_codebook(model(batch))
+        here = model(batch).logits
+        there = model.cuda()(batch.to("cuda")).logits.cpu()
+    torch.testing.assert_close(here, there, atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("distinct", ["yes", "no"])
+def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, distinct: str) -> None:
+    config = lg.Config.from_recipe(
+        "default",
+        ["model.hidden=32", "train.epochs=15", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
+         f"train.precision={precision}", f"train.distinct={distinct}"],
+    )  # fmt: skip
+    metrics = lg.train(prepared, config, tmp_path / "run").metrics
+    assert metrics["test"]["accuracy"] > 0.8
+    assert metrics["peak_gpu_bytes"] > 0
+    assert lg.predict(tmp_path / "run", device="cuda").num_rows == 500
+    on_cpu = lg.evaluate(tmp_path / "run", device="cpu")
+    assert on_cpu["accuracy"] == pytest.approx(metrics["test"]["accuracy"], abs=0.05)
+
+
+def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
+    from largegt.config import PositionsConfig
+    from largegt.prepare.positions import positions
+
+    store = lg.GraphStore.open(prepared.path.parent.parent)
+    rows = positions(store, np.arange(500), PositionsConfig(method="node2vec", dim=16, epochs=3))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    same = store.labels[:, None] == store.labels[None, :]
+    alike = rows @ rows.T
+    assert alike[same].mean() > alike[~same].mean() + 0.2

@@ -1,0 +1,218 @@
+"""Predict: the user's own ids, the nodes asked for in the order asked for, and every kind of file."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from largegt.config import IngestConfig
+from largegt.errors import ConfigError, InputError, LargeGTError
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays
+from largegt.predict import predict
+from largegt.training.evaluate import evaluate
+from largegt.training.loop import train
+from largegt.training.run import Run
+from run_helpers import easy_store, homophilous, left_in, one_thread, small, thirds  # noqa: F401
+
+COLORS = np.array(["blue", "green", "red"])
+
+
+def ids_of(kind: str) -> Any:
+    numbers = np.random.default_rng(1).permutation(150)
+    if kind == "string":
+        return np.array([f'node {n}, "né"' for n in numbers])
+    return numbers * 7 - 300 if kind == "integer" else None
+
+
+@pytest.fixture(scope="module", params=["row", "integer", "string"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run over a graph where every fifth node has no label."""
+    folder = tmp_path_factory.mktemp(request.param)
+    edges, features, classes = homophilous()
+    labels: Any = COLORS[classes].astype(object)
+    labels[::5] = None
+    parts = {name: nodes[nodes % 5 != 0] for name, nodes in thirds(150).items()}
+    ids = ids_of(request.param)
+    if ids is not None:
+        edges = ids[edges]
+    store = ingest(
+        arrays(edges, features, labels, parts, node_ids=ids), folder / "g", IngestConfig(undirected=True), threads=1
+    )
+    assert store.id_kind == request.param
+    return train(store, small(), folder / "run")
+
+
+def test_the_users_ids_come_back(run: Run) -> None:
+    kind = run.store().id_kind
+    expected = list(range(150)) if kind == "row" else ids_of(kind).tolist()
+    assert predict(run.path)["node"].to_pylist() == expected
+
+
+def test_nodes_asked_for_come_in_that_order_repeats_and_all(run: Run) -> None:
+    every = predict(run.path, all_probabilities=True).to_pylist()
+    wanted = [140, 3, 3, 0, 77, 140]
+    ids = [every[n]["node"] for n in wanted]
+    got = predict(run.path, ids=ids, all_probabilities=True).to_pylist()
+    assert [row["node"] for row in got] == ids
+    for row, n in zip(got, wanted, strict=True):
+        assert row["label"] == every[n]["label"]
+        assert row["probability"] == pytest.approx(every[n]["probability"], abs=1e-5)
+
+
+def test_ids_may_be_written_as_text(run: Run) -> None:
+    ids = [str(value) for value in run.store().ids_of(np.array([4, 2]))]
+    assert [str(value) for value in predict(run.path, ids=ids)["node"].to_pylist()] == ids
+
+
+def test_no_ids_are_no_predictions(run: Run) -> None:
+    table = predict(run.path, ids=[])
+    assert table.num_rows == 0
+    assert table.column_names == ["node", "label", "probability"]
+
+
+def test_one_id_is_not_a_list_of_letters(run: Run) -> None:
+    """A newcomer writes ids="alice": it is one node, or a clear refusal, and never its letters."""
+    one = str(run.store().ids_of(np.array([12]))[0])
+    try:
+        said = [str(value) for value in predict(run.path, ids=one)["node"].to_pylist()]
+    except LargeGTError as error:
+        said = [str(error)]
+    assert len(said) == 1
+    assert one in said[0]
+
+
+def test_nodes_that_were_not_prepared_are_predicted(run: Run) -> None:
+    prepared = run.prepared()
+    assert len(prepared.nodes) == 120
+    lone = run.store().ids_of(np.array([0, 5, 10]))
+    table = predict(run.path, ids=lone)
+    assert table["node"].to_pylist() == lone
+    assert set(table["label"].to_pylist()) <= set(COLORS)
+
+
+def test_a_prediction_does_not_depend_on_who_else_is_asked_for(run: Run) -> None:
+    """Labelled nodes come from one preparation alone and from another beside unlabelled ones."""
+    ids = run.store().ids_of(np.array([1, 2, 3]))
+    alone = predict(run.path, ids=ids, all_probabilities=True)
+    among = predict(run.path, ids=[*ids, *run.store().ids_of(np.array([0]))], all_probabilities=True).slice(0, 3)
+    for name in alone.column_names[2:]:
+        assert alone[name].to_numpy() == pytest.approx(among[name].to_numpy(), abs=1e-5)
+
+
+def test_predictions_agree_with_evaluate(run: Run) -> None:
+    store = run.store()
+    for split in ("train", "valid", "test"):
+        table = predict(run.path, split=split)
+        nodes = store.splits[split]
+        assert table["node"].to_pylist() == store.ids_of(nodes)
+        truth = [store.classes[c] for c in np.asarray(store.labels)[nodes]]
+        right = np.mean([said == true for said, true in zip(table["label"].to_pylist(), truth, strict=True)])
+        assert right == pytest.approx(evaluate(run.path, split)["accuracy"])
+
+
+def test_the_label_is_the_likeliest_class(run: Run) -> None:
+    table = predict(run.path, all_probabilities=True)
+    assert table.column_names == ["node", "label", "probability", *(f"probability_{name}" for name in COLORS)]
+    each = np.stack([table[f"probability_{name}"].to_numpy() for name in COLORS], axis=1)
+    assert each.sum(axis=1) == pytest.approx(np.ones(150), abs=1e-5)
+    assert table["label"].to_pylist() == COLORS[each.argmax(axis=1)].tolist()
+    assert table["probability"].to_numpy().tolist() == each.max(axis=1).tolist()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".npz"])
+def test_files_say_what_the_table_says(suffix: str, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "er" / f"p{suffix}"
+    table = predict(run.path, out, all_probabilities=True)
+    assert left_in(out.parent) == [out.name]
+    if suffix == ".parquet":
+        assert pq.read_table(out).equals(table)
+        return
+    if suffix == ".csv":
+        with open(out, newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    else:
+        with np.load(out, allow_pickle=False) as archive:
+            columns = {name: archive[name].tolist() for name in archive.files}
+    assert list(columns) == table.column_names
+    assert [str(value) for value in columns["node"]] == [str(value) for value in table["node"].to_pylist()]
+    assert columns["label"] == table["label"].to_pylist()
+    assert np.array(columns["probability"], dtype=float) == pytest.approx(table["probability"].to_numpy(), rel=1e-6)
+
+
+def test_a_file_that_is_there_is_replaced(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    out.write_text("old")
+    predict(run.path, out, split="test")
+    assert out.read_text().startswith('"node"')
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p", "p.parquet.gz", "p.json"])
+def test_a_wrong_suffix_is_refused_at_once(name: str, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.parquet, \.csv, \.npz"):
+        predict(run.path, tmp_path / name)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("unknown", ["nobody", 10**6, -1000, "", None, 2.5])
+def test_an_unknown_id_is_named(unknown: Any, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        predict(run.path, tmp_path / "p.csv", ids=[unknown])
+    assert str(unknown) in str(caught.value)
+    assert left_in(tmp_path) == []
+
+
+def test_an_unknown_split(run: Run) -> None:
+    with pytest.raises(InputError, match="train, valid, test"):
+        predict(run.path, split="dev")
+
+
+def test_ids_and_a_split_together_are_refused(run: Run) -> None:
+    """One of the two would be ignored in silence."""
+    with pytest.raises(LargeGTError):
+        predict(run.path, ids=run.store().ids_of(np.array([1])), split="test")
+
+
+def test_an_unknown_device(run: Run) -> None:
+    with pytest.raises(ConfigError, match="banana"):
+        predict(run.path, device="banana")
+
+
+def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
+    """A multi-label column may be called `node`: it must not take the place of the ids."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    from largegt.graph.sources import files
+
+    edges, features, classes = homophilous()
+    pacsv.write_csv(pa.table({"source": edges[0], "target": edges[1]}), tmp_path / "edges.csv")
+    columns = {"id": np.arange(150) + 1000, "node": (classes == 0).astype(int), "other": (classes == 1).astype(int)}
+    columns |= {f"f{c}": features[:, c] for c in range(5)}
+    pacsv.write_csv(pa.table(columns | {}), tmp_path / "nodes.csv")
+    pacsv.write_csv(pa.table({"source": edges[0] + 1000, "target": edges[1] + 1000}), tmp_path / "edges.csv")
+    source = files(
+        tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv", id="id", label="node,other", feature_columns="f*"
+    )
+    store = ingest(source, tmp_path / "g", IngestConfig(undirected=True), threads=1)
+    run = train(store, small("train.epochs=1"), tmp_path / "run")
+    table = predict(run.path, split="test")
+    assert table["node"].to_pylist() == store.ids_of(store.splits["test"])
+
+
+def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Path) -> None:
+    labels = homophilous()[2].astype(float)
+    labels[::5] = np.nan
+    store = easy_store(tmp_path / "g", labels)
+    config = small("prepare.positions.method=node2vec", "prepare.positions.walks_per_node=1",
+                   "prepare.positions.walk_length=5", "prepare.positions.context=3", "train.epochs=1")  # fmt: skip
+    run = train(store, config, tmp_path / "run")
+    alone = predict(run.path, ids=[1, 2, 3])
+    among = predict(run.path, ids=[1, 2, 3, 0]).slice(0, 3)
+    assert alone["probability"].to_numpy() == pytest.approx(among["probability"].to_numpy(), abs=1e-4)

@@ -1,0 +1,23 @@
+"""ruff and mypy --strict are part of the tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "src", "tests", "bench", "examples"],
+        ["ruff", "format", "--check", "src", "tests", "bench", "examples"],
+        ["mypy"],
+    ],
+    ids=["ruff", "ruff-format", "mypy"],
+)
+def test_clean(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,195 @@
+"""Resume: a run that was killed, or failed at the worst moment, ends like one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.errors import ConfigError, InputError, LargeGTError
+from largegt.graph.store import GraphStore
+from largegt.prepare.prepared import Prepared, prepare
+from largegt.training import loop
+from largegt.training.evaluate import evaluate
+from largegt.training.log import RunLog
+from largegt.training.loop import train
+from largegt.training.metrics import TaskHead
+from largegt.training.run import Run
+from run_helpers import SMALL, easy_store, final, history, left_in, one_thread, small  # noqa: F401
+
+# dropout, batch norm, the codebook and a schedule: everything that has a state
+STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.patience=6")
+
+
+class Killed(BaseException):
+    """Stands for a kill: not even `except Exception` sees it."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
+    return easy_store(tmp_path_factory.mktemp("resume") / "g")
+
+
+@pytest.fixture(scope="module")
+def prepared(store: GraphStore) -> Prepared:
+    return prepare(store, small().prepare)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def alone(request: pytest.FixtureRequest, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nothing happened to, with a checkpoint every epoch and every third."""
+    config = small(*STATEFUL, f"train.checkpoint_every={request.param}")
+    return train(prepared, config, tmp_path_factory.mktemp("alone") / "run")
+
+
+def same(one: Path, other: Path) -> None:
+    assert history(one) == history(other)
+    assert final(one) == final(other)
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "call"),
+    [
+        (TaskHead, "loss", 2),  # in the first epoch: no checkpoint yet
+        (TaskHead, "loss", 14),  # in the middle of an epoch
+        (loop, "score_rows", 5),  # before validation
+        (loop, "save_weights", 2),  # before the best weights
+        (RunLog, "add", 5),  # between weights and log
+        (loop, "save_checkpoint", 2),  # between log and checkpoint
+        (loop, "_finish", 1),  # after the last epoch
+    ],
+)
+def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(
+    where: Any, name: str, call: int, alone: Run, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = getattr(where, name), 0
+
+    def fail(*args: Any, **rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return real(*args, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, fail)
+        with pytest.raises(Killed):
+            train(prepared, alone.config, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    torch.manual_seed(99)
+    train(prepared, alone.config, tmp_path / "run", resume=True)
+    same(tmp_path / "run", alone.path)
+    assert not [name for name in left_in(tmp_path / "run") if "partial" in name]
+
+
+def test_a_run_killed_twice(prepared: Prepared, alone: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epochs in (3, 2):
+        with monkeypatch.context() as patch:
+            real, calls = RunLog.add, [0]
+
+            def fail(self: RunLog, entry: Any, real: Any = real, calls: Any = calls, most: int = epochs) -> None:
+                calls[0] += 1
+                if calls[0] > most:
+                    raise Killed
+                real(self, entry)
+
+            patch.setattr(RunLog, "add", fail)
+            with pytest.raises(Killed):
+                train(prepared, alone.config, tmp_path / "run", resume=True)
+    train(prepared, alone.config, tmp_path / "run", resume=True)
+    same(tmp_path / "run", alone.path)
+
+
+def test_a_run_really_killed_and_resumed_equals_one_left_alone(
+    store: GraphStore, prepared: Prepared, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, *STATEFUL, "train.epochs=40", "train.patience=none", "train.checkpoint_every=1"]
+    alone = train(prepared, small(*overrides[len(SMALL) :]), tmp_path / "alone")
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(loop.__file__).parents[2]),
+    }
+    command = [sys.executable, "-m", "largegt", "train"]
+    arguments = [str(store.path), *(part for item in overrides for part in ("--set", item))]
+    out = ["--out", str(tmp_path / "run")]
+    log = tmp_path / "run" / "metrics.jsonl"
+    process = subprocess.Popen([*command, *arguments, *out], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 1):
+        assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
+        assert time.monotonic() < deadline, "no epoch in two minutes"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "run" / "metrics.json").exists(), "it was too quick to be killed: give it more epochs"
+    done = subprocess.run([*command, "--resume", *out], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    same(tmp_path / "run", alone.path)
+
+
+def test_resuming_a_finished_run_changes_nothing(prepared: Prepared, tmp_path: Path) -> None:
+    run = train(prepared, small(), tmp_path / "run")
+    kept = ("config.toml", "metrics.json", "metrics.jsonl", "metrics.csv", "model.safetensors")
+    before = [(run.path / name).read_bytes() for name in kept]
+    for _ in range(2):
+        train(prepared, small(), tmp_path / "run", resume=True)
+        assert [(run.path / name).read_bytes() for name in kept] == before
+    assert evaluate(run.path) == run.metrics["test"]
+
+
+def test_resume_where_nothing_is_starts(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, small("train.epochs=1"), tmp_path / "run", resume=True)
+    assert len(history(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("change", ["train.epochs=9", "model.hidden=10", "prepare.local_nodes.k=5", "train.seed=1"])
+def test_resume_with_other_settings_is_refused(change: str, store: GraphStore, tmp_path: Path) -> None:
+    run = train(store, small("train.epochs=1"), tmp_path / "run")
+    before = (run.path / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match="other settings"):
+        train(store, small("train.epochs=1", change), tmp_path / "run", resume=True)
+    assert (run.path / "config.toml").read_bytes() == before
+
+
+def test_resume_on_another_store_is_refused(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, small("train.epochs=1"), tmp_path / "run")
+    other = easy_store(tmp_path / "other", labels=np.arange(150) // 50)
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    with pytest.raises(LargeGTError):
+        train(other, small("train.epochs=1"), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+def test_tensorboard_shows_each_epoch_once_after_a_resume(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def fail(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", fail)
+        with pytest.raises(Killed):
+            train(prepared, small(), tmp_path / "run")
+    time.sleep(1.1)  # event files are named by the second
+    train(prepared, small(), tmp_path / "run", resume=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == [1, 2, 3]
+
+
+def test_resume_without_a_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a run"):
+        Run.open(tmp_path / "run")

@@ -1,0 +1,105 @@
+"""Step sizes, weight decay and the model that a name stands for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.baselines.mlp import MLP
+from largegt.config import ModelConfig, TrainConfig
+from largegt.model.largegt import LargeGT
+from largegt.prepare.prepared import Prepared, prepare
+from largegt.training.loop import train
+from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
+from run_helpers import easy_store, history, one_thread, small  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(easy_store(tmp_path_factory.mktemp("setup") / "g"), small().prepare)
+
+
+def rates(config: TrainConfig, num_steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+    found = []
+    for step in range(num_steps):
+        set_learning_rate(optimizer, config, step, num_steps)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+def test_one_cycle_against_a_table() -> None:
+    """10 steps, 2 of them warm-up: thirds up to the peak, then half a cosine down."""
+    got = rates(TrainConfig(learning_rate=3.0, warmup=0.2), 10)
+    fall = [3.0 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+    assert got == pytest.approx([1.0, 2.0, *fall])
+    assert max(got) == 3.0
+    assert got[2] == 3.0
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 100])
+def test_one_cycle_rises_then_falls_and_is_never_idle(warmup: float, num_steps: int) -> None:
+    got = rates(TrainConfig(learning_rate=1.0, warmup=warmup), num_steps)
+    top = int(np.argmax(got))
+    assert all(0 < rate <= 1.0 for rate in got)
+    assert got[: top + 1] == sorted(got[: top + 1])
+    assert got[top:] == sorted(got[top:], reverse=True)
+
+
+def test_constant_is_constant() -> None:
+    assert set(rates(TrainConfig(learning_rate=0.25, schedule="constant"), 5)) == {0.25}
+
+
+def test_the_schedule_runs_over_all_epochs(prepared: Prepared, tmp_path: Path) -> None:
+    """75 training nodes in batches of 32 are 3 steps an epoch, the last one is logged."""
+    train(prepared, small("train.warmup=0", "train.epochs=3"), tmp_path / "run")
+    logged = [entry["learning_rate"] for entry in history(tmp_path / "run")]
+    assert logged == pytest.approx([0.02 * (1 + math.cos(math.pi * step / 9)) / 2 for step in (2, 5, 8)])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_weight_decay_falls_on_matrices_only(name: str, kind: type, prepared: Prepared) -> None:
+    model = build_model(small().model, prepared)
+    optimizer = make_optimizer(model, TrainConfig(optimizer=name, weight_decay=0.3))  # type: ignore[arg-type]
+    assert type(optimizer) is kind
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decay) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        expected = 0.3 if parameter.ndim == 2 else 0.0
+        assert decay[id(parameter)] == expected, parameter_name
+    assert {0.3, 0.0} == set(decay.values())
+
+
+@pytest.mark.parametrize("name", ["largegt-full", "largegt-local", "largegt-global", "mlp"])
+def test_a_name_stands_for_a_model(name: str, prepared: Prepared) -> None:
+    model = build_model(small(f"model.name={name}").model, prepared)
+    assert type(model) is (MLP if name == "mlp" else LargeGT)
+    if isinstance(model, LargeGT):
+        assert (model.local_module is not None) == (name != "largegt-global")
+        assert (model.global_module is not None) == (name != "largegt-local")
+    loader = make_loader(prepared, model, TrainConfig(), torch.device("cpu"))
+    batch = next(iter(loader.batches(prepared.split_rows("train"), 5)))
+    assert model(batch).logits.shape == (5, 3)
+    carried = batch.tokens.shape[1]
+    assert carried == 3 if name in ("largegt-global", "mlp") else carried > 3
+
+
+def test_distinct_is_chosen_by_the_device(prepared: Prepared) -> None:
+    model = build_model(ModelConfig(name="largegt-local", hidden=8), prepared)
+    for choice, device, expected in (("auto", "cpu", True), ("no", "cpu", False), ("yes", "cpu", True)):
+        loader = make_loader(prepared, model, TrainConfig(distinct=choice), torch.device(device))  # type: ignore[arg-type]
+        assert loader.distinct is expected
+
+
+def test_fabric_on_the_cpu() -> None:
+    fabric = make_fabric(TrainConfig(device="cpu"))
+    assert fabric.device.type == "cpu"
+    with fabric.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    with make_fabric(TrainConfig(device="cpu", precision="bf16-mixed")).autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
