@@ -57,7 +57,7 @@ def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: 
     from largegt.prepare.positions import positions
 
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    rows = positions(store, np.arange(500), PositionsConfig(method="node2vec", dim=16, epochs=3))
+    rows = positions(store, np.arange(500), PositionsConfig(method="node2vec", dim=16, epochs=10, batch_size=16))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     same = store.labels[:, None] == store.labels[None, :]
     alike = rows @ rows.T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -309,6 +310,9 @@ def settings(
 
 def main() -> None:
     """Run the command line; an error of the user's is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our signs shows question marks
     try:
         app()
     except LargeGTError as error:

@@ -221,7 +221,7 @@ class TrainConfig(Settings):
     """Nodes per step of evaluation and prediction."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, le=100)
     """Step size; the peak of it under one-cycle."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Weight decay (decoupled with adamw)."""
@@ -302,14 +302,14 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
     """A recipe as a plain tree, from its name or from a file."""
     text = str(recipe)
     file = Path(recipe)
-    if file.suffix == ".toml" or file.is_file():
-        if not file.is_file():
-            raise ConfigError(f"recipe file {file} does not exist")
-        source = file.read_text(encoding="utf-8", errors="replace")
-    elif text in recipe_names():
+    known = recipe_names()
+    if text in known:
         source = (resources.files("largegt") / "recipes" / f"{text}.toml").read_text(encoding="utf-8")
+    elif file.is_file():
+        source = file.read_text(encoding="utf-8", errors="replace")
+    elif file.suffix == ".toml":
+        raise ConfigError(f"recipe file {file} does not exist")
     else:
-        known = recipe_names()
         raise ConfigError(f"no recipe {text!r}{nearest(text, known)}; there are: {', '.join(known)}, or a .toml file")
     try:
         tree = tomllib.loads(source)

@@ -34,7 +34,7 @@ class DemoResult:
 
 
 def demo(out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | None = None) -> DemoResult:
-    """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again starts from the store it left."""
+    """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left."""
     folder = Path(out)
     seeded = [f"train.seed={seed}"]
     store = ingest(

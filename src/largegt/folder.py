@@ -166,8 +166,7 @@ class FolderWriter:
             array = np.lib.format.open_memmap(file, mode="w+", dtype=stored, shape=shape)
             num_bytes = file.stat().st_size
             if num_bytes:
-                with open(file, "r+b") as stream:
-                    os.posix_fallocate(stream.fileno(), 0, num_bytes)
+                take_space(file, num_bytes)
         self._maps[name] = array
         self._note(name, shape, dtype)
         return array
@@ -217,6 +216,15 @@ class FolderWriter:
 
     def _note(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._arrays[name] = {"shape": list(shape), "dtype": dtype}
+
+
+def take_space(file: PathLike, num_bytes: int) -> None:
+    """Reserve a file's disk space now, where the system can; a full disk is then refused here."""
+    with open(file, "r+b") as stream:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(stream.fileno(), 0, num_bytes)
+        else:
+            stream.truncate(num_bytes)
 
 
 def write_text_atomically(path: PathLike, text: str) -> None:

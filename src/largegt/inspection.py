@@ -4,30 +4,46 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import FormatError, InputError
-from .graph.store import GraphStore
-from .prepare.prepared import Prepared
-from .training.run import Run
 from .types import PathLike
+
+if TYPE_CHECKING:
+    from .graph.store import GraphStore
+    from .prepare.prepared import Prepared
+    from .training.run import Run
 
 
 def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
-    """Facts about the folder at `path`. `verify` reads every byte and compares checksums."""
+    """Facts about the folder at `path`. `verify` reads every byte and compares checksums; for a run, those of the
+    store and the preparation it stands on."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist")
     if (path / "config.toml").is_file():
-        return _run(Run.open(path))
-    kind = _kind(path)
-    folder = GraphStore.open(path) if kind == "largegt-store" else Prepared.open(path)
+        from .training.run import Run
+
+        run = Run.open(path)
+        folders = [run.store().folder, run.prepared().folder] if verify else []
+        facts = _run(run)
+    elif _kind(path) == "largegt-store":
+        from .graph.store import GraphStore
+
+        store = GraphStore.open(path)
+        folders, facts = [store.folder], _store(store)
+    else:
+        from .prepare.prepared import Prepared
+
+        prepared = Prepared.open(path)
+        folders, facts = [prepared.folder], _prepared(prepared)
     if verify:
-        folder.folder.verify()
-    facts = _store(folder) if isinstance(folder, GraphStore) else _prepared(folder)
-    return facts | ({"verified": True} if verify else {})
+        for folder in folders:
+            folder.verify()
+        facts["verified"] = True
+    return facts
 
 
 def degree_histogram(degrees: Any) -> dict[str, int]:

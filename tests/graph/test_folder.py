@@ -115,9 +115,7 @@ def test_linked_arrays_and_small_files(tmp_path: Path) -> None:
         writer.link("values", first)
         writer.finish({})
     second = ArrayFolder(tmp_path / "g", "store")
-    assert (
-        second.checksum("values") == file_checksum(tmp_path / "g" / "values.npy") == first.checksum("values")
-    )
+    assert second.checksum("values") == file_checksum(tmp_path / "g" / "values.npy") == first.checksum("values")
     write_text_atomically(tmp_path / "note.txt", "one")
     write_text_atomically(tmp_path / "note.txt", "two")
     assert (tmp_path / "note.txt").read_text() == "two"

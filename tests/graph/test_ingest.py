@@ -57,9 +57,7 @@ def test_features_from_degree_when_there_are_none(tmp_path: Path, six: Any) -> N
     ),
     st.booleans(),
 )
-def test_random_graphs_equal_sets(
-    threads: int, graph: tuple[int, list[tuple[int, int]]], undirected: bool
-) -> None:
+def test_random_graphs_equal_sets(threads: int, graph: tuple[int, list[tuple[int, int]]], undirected: bool) -> None:
     num_nodes, pairs = graph
     edges = np.array(pairs).T
     if (edges[0] == edges[1]).all():
@@ -79,9 +77,7 @@ def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_windows(
 ) -> None:
     rng = np.random.default_rng(0)
     num_nodes = 3000
-    edges = (rng.random((2, 60_000)) ** 3 * num_nodes).astype(
-        np.int64
-    )  # hubs, so that rows of every size occur
+    edges = (rng.random((2, 60_000)) ** 3 * num_nodes).astype(np.int64)  # hubs, so that rows of every size occur
     source = sources.arrays(edges, num_nodes=num_nodes)
     one = ingest(source, tmp_path / "one" / "g", threads=1)
     three = ingest(source, tmp_path / "three" / "g", threads=3)
@@ -325,9 +321,7 @@ def test_full_disk(tmp_path: Path, num_edges: int) -> None:
     """Small: the features do not fit. Large: already the scratch file of pairs does not."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs, which this machine does not give")
     try:

@@ -136,9 +136,7 @@ def test_ids_that_turn_into_text_late_in_a_csv(tmp_path: Path, monkeypatch: pyte
     assert store.nodes_of(["A12", "7"]).size == 2
     with pytest.raises(InputError, match="'A12' is out of range"):
         ingest(sources.files(tmp_path / "e.csv", num_nodes=60), tmp_path / "h")
-    dropped = ingest(
-        sources.files(tmp_path / "e.csv", num_nodes=60), tmp_path / "h", IngestConfig(unknown_ids="drop")
-    )
+    dropped = ingest(sources.files(tmp_path / "e.csv", num_nodes=60), tmp_path / "h", IngestConfig(unknown_ids="drop"))
     assert (dropped.num_edges, dropped.id_kind) == (50, "row")
 
 
@@ -193,9 +191,7 @@ def test_feature_and_label_tables_in_row_order(tmp_path: Path, six: Any) -> None
     features = _write(tmp_path / "x.csv.gz", {"p": X[:, 0], "q": X[:, 1]})
     labels = _write(tmp_path / "y.csv", {"anything": [0, 1, 1, 0, 1, 0]})
     splits = _write(tmp_path / "s.csv", {"split": ["train"] * 3 + ["test"] * 3})
-    store = ingest(
-        sources.files(tmp_path / "e.npy", features=features, labels=labels, splits=splits), tmp_path / "g"
-    )
+    store = ingest(sources.files(tmp_path / "e.npy", features=features, labels=labels, splits=splits), tmp_path / "g")
     np.testing.assert_array_equal(store.features, X)
     assert store.labels.tolist() == [0, 1, 1, 0, 1, 0]
     assert store.split.tolist() == [1, 1, 1, 3, 3, 3]
@@ -218,9 +214,7 @@ def test_a_file_of_its_own_goes_before_the_node_table(tmp_path: Path, six: Any) 
     assert store.split.tolist() == [0, 0, 1, 2, 0, 0]
     assert store.folder.meta["feature_names"] == ["f"]  # the table's own label is no feature: it would leak
     np.save(tmp_path / "x.npy", X)
-    other = ingest(
-        sources.files(tmp_path / "e.npy", nodes=nodes, features=tmp_path / "x.npy"), tmp_path / "h"
-    )
+    other = ingest(sources.files(tmp_path / "e.npy", nodes=nodes, features=tmp_path / "x.npy"), tmp_path / "h")
     np.testing.assert_array_equal(other.features, X)
     assert other.classes == [8, 9]
     with pytest.raises(InputError, match="no named columns"):

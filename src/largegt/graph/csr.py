@@ -8,7 +8,6 @@ one counting sort over windows of rows small enough to stay in the page cache, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import disk_errors
-from ..folder import FolderWriter
+from ..folder import FolderWriter, take_space
 from ..progress import Progress
 from ..threads import run_ranges
 from ..types import Array
@@ -187,8 +186,8 @@ class EdgeBuilder:
 
     def _scratch(self, file: Path, size: int) -> Array:
         with disk_errors(self._writer.path):
-            with open(file, "wb") as stream:
-                os.posix_fallocate(stream.fileno(), 0, size * self._dtype.itemsize)
+            file.touch()
+            take_space(file, size * self._dtype.itemsize)
             return np.asarray(np.memmap(file, dtype=self._dtype, mode="r+", shape=(size,)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
+from ..errors import InputError
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
@@ -32,7 +33,8 @@ def evaluate(
     opened = Run.open(run)
     config = opened.train_config(device)
     prepared = opened.prepared(progress)
-    prepared.split_rows(split)
+    if not len(prepared.split_rows(split)):
+        raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
     model = opened.load_model(prepared)
     return evaluate_prepared(model, config, prepared, split, opened.head(prepared), progress)
 

@@ -34,6 +34,8 @@ from .metrics import TaskHead
 from .run import Run
 from .setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
 
+_OUT_OF_TIME = "the budget is used up"
+
 
 def train(
     data: Prepared | GraphStore | PathLike,
@@ -79,6 +81,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     budget_s = seconds(config.budget) if config.budget else math.inf
+    if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
+        state.stopped = ""
     log = RunLog(run.path, run.config, run.history, state.epoch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -104,16 +108,16 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                 num_seen += len(batch)
                 show(f"epoch {epoch + 1}/{config.epochs}{_best_so_far(state, monitor)}", step + 1, steps_per_epoch)
                 if state.elapsed_s + time.perf_counter() - epoch_start > budget_s:
-                    state.stopped = f"budget of {config.budget} used up"
+                    state.stopped = _OUT_OF_TIME
                     break
             train_loss = float(loss_sum) / num_seen
-            if not math.isfinite(train_loss):
-                raise ConfigError(
-                    f"the loss became {train_loss} in epoch {epoch + 1}: try a smaller "
-                    f"train.learning_rate (now {config.learning_rate})"
-                )
             train_s = time.perf_counter() - epoch_start
             valid = score_rows(model, loader, valid_rows, config.eval_batch_size, head, fabric)
+            if not math.isfinite(train_loss + valid.get("loss", 0.0)):
+                raise ConfigError(
+                    f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
+                    f"train.learning_rate (now {config.learning_rate:g})"
+                )
             state.epoch += 1
             state.elapsed_s += time.perf_counter() - epoch_start
             _judge(state, valid, monitor, sign, config)
@@ -123,7 +127,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                 "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
                 "learning_rate": optimizer.param_groups[0]["lr"], "train_s": train_s, "elapsed_s": state.elapsed_s,
             })  # fmt: skip
-            if state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs:
+            is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
+            if is_due or state.best_epoch == state.epoch:  # the best weights and the state never disagree
                 save_checkpoint(checkpoint, model, optimizer, state)
     finally:
         log.close()
@@ -158,7 +163,7 @@ def _finish(
         "best_epoch": state.best_epoch,
         "epochs": state.epoch,
         "stopped": state.stopped,
-        "epoch_time_s": float(np.median([entry["train_s"] for entry in history])),
+        "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
         "train_time_s": state.elapsed_s,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         "valid": evaluate_prepared(best, run.config.train, prepared, "valid", head),
@@ -208,6 +213,11 @@ def _best_so_far(state: Progress, monitor: str) -> str:
     return "" if state.best_score is None else f", {monitor} {state.best_score:.4f}"
 
 
+def _but_for_budget(config: Config) -> Config:
+    """A run may go on with another budget; every other setting would make it another run."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
+
+
 def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:
     """Refuse a run folder that this training must not touch, before any work is done."""
     if resume and overwrite:
@@ -223,7 +233,7 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
     run = Run.open(out)
     if resume and run.store_fingerprint != store.fingerprint:
         raise ConfigError(f"{out} was trained on another store than {store.path}: see {out / 'config.toml'}")
-    if resume and run.config != config:
+    if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
             f"{out} was started with other settings than these: see {out / 'config.toml'}, "
             "or start anew with --overwrite"

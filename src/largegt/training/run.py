@@ -59,7 +59,9 @@ class Run:
             data = tree.pop("data")
             return cls(path, build(Config, tree), Path(data["store"]), str(data["fingerprint"]))
         except (ValueError, KeyError, TypeError, ConfigError) as error:
-            raise FormatError(f"{file} is no run's configuration ({first_line(error)}); train again") from error
+            raise FormatError(
+                f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"
+            ) from error
 
     @property
     def metrics(self) -> dict[str, Any]:

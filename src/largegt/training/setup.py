@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -35,6 +36,7 @@ def make_fabric(config: TrainConfig) -> Fabric:
     precision: Any = config.precision
     if precision == "auto":
         precision = "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces the precision at every start
     return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
