@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largegt.errors import ConfigError, InputError
-from largegt.prepare import kernels
+from largegt.prepare import kernels, sampler
 from largegt.prepare.local_nodes import _both_ways, local_nodes
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood, num_paths, paths_from
@@ -249,15 +249,43 @@ GRAPHS: dict[str, tuple[list[tuple[int, int]], int, str]] = {
 ROOT = {"leaf of a hub": 61}
 
 
-def repeated(edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int) -> np.ndarray:
+WAYS = {"by paths": sampler.BY_PATHS, "by nodes": sampler.BY_NODES, "by listing": sampler.BY_LISTING}
+
+
+def repeated(
+    edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = sampler.ANY_WAY, hop1: int = -1
+) -> np.ndarray:
     """[rounds, k - 1] samples of node i, one per epoch."""
     csr = _both_ways(matrix(edges, num_nodes), direction)
     nodes, rows = np.array([i]), np.empty((1, k), np.int32)
     drawn = np.empty((rounds, k - 1), np.int64)
     for epoch in range(rounds):
-        kernels.local_nodes_rows(*csr, nodes, 11, epoch, rows)
+        sampler.local_nodes_rows(*csr, nodes, hop1, way, 11, epoch, rows)
         drawn[epoch] = rows[0, 1:]
     return drawn
+
+
+class Desk:
+    """What the inner loops of one node need, laid out once."""
+
+    def __init__(self, edges: Any, num_nodes: int, direction: Any, i: int, k: int) -> None:
+        self.csr = _both_ways(matrix(edges, num_nodes), direction)
+        self.i, self.start, self.stop = i, self.csr[0][i], self.csr[0][i + 1]
+        self.state, self.row = np.zeros(1, np.uint64), np.empty(k - 1, np.int32)
+        self.block_ends = np.zeros(sampler.PATH_BLOCKS, np.int64)
+        self.bits = np.zeros(sampler.FILTER_BITS // 64, np.uint64)
+        self.table = np.full(1024, -1, np.int64)
+        self.paths, self.block = sampler.count_paths(*self.csr[:2], self.start, self.stop, self.block_ends)
+        sampler.fill_filter(self.bits, self.csr[1], self.start, self.stop)
+
+    def by_rejection(self, way: str, epoch: int, max_tries: int) -> bool:
+        kernels.start_stream(self.state, kernels.FOR_LOCAL_NODES, 11, epoch, self.i)
+        self.table[:] = -1
+        head = (*self.csr, self.i, True)
+        tail = (self.bits, self.state, self.table, self.row, max_tries)
+        if way == "by nodes":
+            return bool(sampler.sample_by_nodes(*head, *tail))
+        return bool(sampler.sample_by_paths(*head, self.paths, self.block, self.block_ends, *tail))
 
 
 def counts_of(drawn: np.ndarray, members: set[int]) -> list[int]:
@@ -266,108 +294,151 @@ def counts_of(drawn: np.ndarray, members: set[int]) -> list[int]:
     return [int((drawn == v).sum()) for v in sorted(members)]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_uniform_where_rejection_is_tried(name: str) -> None:
+def test_uniform_each_way(name: str, way: str) -> None:
     edges, num_nodes, direction = GRAPHS[name]
-    i, k = ROOT.get(name, 0), 3
-    neighbors = neighbor_sets(edges, num_nodes, direction)
-    members = neighborhood(neighbors, i)
-    assert num_paths(neighbors, i) > kernels.PATHS_PER_TRY * k, "the graph has to be one where rejection is tried"
-    drawn = repeated(edges, num_nodes, direction, i, k, 8_000)
+    i, k = ROOT.get(name, 0), 4
+    members = neighborhood(neighbor_sets(edges, num_nodes, direction), i)
+    drawn = repeated(edges, num_nodes, direction, i, k, 6_000, WAYS[way])
     assert all(len(set(row)) == k - 1 for row in drawn)
     assert uniformity_p(counts_of(drawn, members), k - 1) > 1e-4
 
 
+@pytest.mark.parametrize("way", ["by paths", "by nodes"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_uniform_where_the_neighbourhood_is_listed(name: str) -> None:
+def test_uniform_by_rejection_alone(name: str, way: str) -> None:
+    """Without a limit to the tries, so that nothing falls back to listing."""
     edges, num_nodes, direction = GRAPHS[name]
     i = ROOT.get(name, 0)
-    neighbors = neighbor_sets(edges, num_nodes, direction)
-    members = neighborhood(neighbors, i)
-    csr = _both_ways(matrix(edges, num_nodes), direction)
-    state, table = np.zeros(1, np.uint64), np.empty(1024, np.int64)
-    listed, row = np.empty(num_nodes, np.int64), np.empty(5, np.int64)
-    drawn = np.empty((6_000, 4), np.int64)
+    members = neighborhood(neighbor_sets(edges, num_nodes, direction), i)
+    desk = Desk(edges, num_nodes, direction, i, 4)
+    drawn = np.empty((4_000, 3), np.int64)
     for epoch in range(len(drawn)):
-        count = kernels.enumerate_two_hops(csr[0], csr[1], i, table, listed)
-        assert set(listed[:count]) == members
-        assert count == len(members)
-        kernels.start_stream(state, kernels.FOR_LOCAL_NODES, 1, epoch, i)
-        kernels.fill_from_members(listed, count, num_nodes, state, row)
-        drawn[epoch] = row[1:]
-    assert uniformity_p(counts_of(drawn, members), 4) > 1e-4
+        assert desk.by_rejection(way, epoch, 1_000_000)
+        drawn[epoch] = desk.row
+    assert uniformity_p(counts_of(drawn, members), 3) > 1e-4
 
 
-def test_listing_is_what_large_k_gets() -> None:
-    """The same through the whole kernel: K large enough that paths ≤ PATHS_PER_TRY·K."""
-    edges, num_nodes, direction = GRAPHS["bipartite"]
-    neighbors = neighbor_sets(edges, num_nodes, direction)
-    k = 20
-    assert num_paths(neighbors, 0) <= kernels.PATHS_PER_TRY * k
-    drawn = repeated(edges, num_nodes, direction, 0, k, 3_000)
-    assert uniformity_p(counts_of(drawn, neighborhood(neighbors, 0)), k - 1) > 1e-4
-
-
-def test_uniform_where_rejection_sometimes_gives_up() -> None:
-    """In a clique of 60 a try succeeds once in 60: with K = 5 some rounds run out of tries and are listed instead."""
-    edges, num_nodes, k = clique(60), 60, 5
-    csr = _both_ways(matrix(edges, num_nodes), "both")
+@pytest.mark.parametrize("way", ["by paths", "by nodes"])
+def test_uniform_where_rejection_sometimes_gives_up(way: str) -> None:
+    """A clique of 60 in a crowd of 1,500: tries often fail, some rounds run out of them and are listed instead. The
+    kept rounds and the given-up ones have to be uniform each."""
+    edges, num_nodes, k = clique(60), 1_500, 5
     neighbors = neighbor_sets(edges, num_nodes, "both")
-    paths = num_paths(neighbors, 0)
-    block_ends = np.zeros(kernels.PATH_BLOCKS, np.int64)
-    counted, block = kernels.count_paths(csr[0], csr[1], csr[0][0], csr[0][1], block_ends)
-    assert counted == paths
-    state, table, row = np.zeros(1, np.uint64), np.empty(64, np.int64), np.empty(k, np.int32)
-    rounds, gave_up = 6_000, []
-    for epoch in range(rounds):
-        kernels.start_stream(state, kernels.FOR_LOCAL_NODES, 11, epoch, 0)
-        kept = kernels.sample_by_rejection(
-            *csr, 0, paths, block, block_ends, state, table, row, paths // kernels.PATHS_PER_TRY
-        )
-        gave_up.append(not kept)
-    assert 0.2 < np.mean(gave_up) < 0.9, "both ways have to be taken"
-    drawn = repeated(edges, num_nodes, "both", 0, k, rounds)
+    desk = Desk(edges, num_nodes, "both", 0, k)
+    assert desk.paths == num_paths(neighbors, 0)
+    price = sampler.PATHS_PER_NODE_TRY if way == "by nodes" else sampler.PATHS_PER_PATH_TRY
+    rounds = 8_000
+    gave_up = np.array([not desk.by_rejection(way, epoch, 2 * desk.paths // price) for epoch in range(rounds)])
+    assert 0.02 < gave_up.mean() < 0.99999, "both have to happen"
+    drawn = repeated(edges, num_nodes, "both", 0, k, rounds, WAYS[way])
     members = neighborhood(neighbors, 0)
     assert uniformity_p(counts_of(drawn, members), k - 1) > 1e-4
     assert uniformity_p(counts_of(drawn[gave_up], members), k - 1) > 1e-4
-    assert uniformity_p(counts_of(drawn[~np.array(gave_up)], members), k - 1) > 1e-4
 
 
-def test_more_wanted_than_there_are_falls_back_to_replacement() -> None:
-    """Many paths to few nodes: rejection cannot find K - 1 distinct ones; the list is drawn from with replacement."""
+def test_the_pilot_gives_up_by_counts_alone() -> None:
+    assert sampler.out_of_hope(256, 0, 99, 5_000)
+    assert not sampler.out_of_hope(256, 90, 99, 5_000)
+    assert not sampler.out_of_hope(255, 0, 99, 5_000)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_wanted_than_there_are_falls_back_to_replacement(way: str) -> None:
+    """Many paths to few nodes: K - 1 distinct ones cannot be found; what there is is drawn from with replacement."""
     edges, size, k = clique(40), 40, 60
-    neighbors = neighbor_sets(edges, size, "both")
-    members = neighborhood(neighbors, 0)
-    assert num_paths(neighbors, 0) > kernels.PATHS_PER_TRY * k
+    members = neighborhood(neighbor_sets(edges, size, "both"), 0)
     assert len(members) < k - 1
-    drawn = repeated(edges, size, "both", 0, k, 400)
+    drawn = repeated(edges, size, "both", 0, k, 400, WAYS[way])
     assert uniformity_p(counts_of(drawn, members)) > 1e-4
     assert any(len(set(row)) < len(members) for row in drawn), "with replacement some are missed"
 
 
-def test_pairs_are_uniform_too() -> None:
-    """Every ordered pair of two draws is equally likely, under rejection and under listing."""
+@pytest.mark.parametrize("way", WAYS)
+def test_pairs_are_uniform_too(way: str) -> None:
+    """Every ordered pair of two draws is equally likely."""
     edges, num_nodes = [*bipartite(3, 4), (0, 1)], 7
-    csr = _both_ways(matrix(edges, num_nodes), "both")
     members = sorted(neighborhood(neighbor_sets(edges, num_nodes, "both"), 0))
     cells = {(a, b): n for n, (a, b) in enumerate((a, b) for a in members for b in members if a != b)}
-    block_ends = np.zeros(kernels.PATH_BLOCKS, np.int64)
-    paths, block = kernels.count_paths(csr[0], csr[1], csr[0][0], csr[0][1], block_ends)
-    state, table, row = np.zeros(1, np.uint64), np.empty(64, np.int64), np.zeros(3, np.int32)
-    by_rejection = np.zeros(len(cells), int)
-    for epoch in range(9_000):
-        kernels.start_stream(state, kernels.FOR_LOCAL_NODES, 3, epoch, 0)
-        assert kernels.sample_by_rejection(*csr, 0, paths, block, block_ends, state, table, row, 10_000)
-        by_rejection[cells[int(row[1]), int(row[2])]] += 1
-    assert uniformity_p(by_rejection) > 1e-4
-    listed = repeated(edges, num_nodes, "both", 0, 3, 9_000)
-    assert uniformity_p(np.bincount([cells[int(a), int(b)] for a, b in listed], minlength=len(cells))) > 1e-4
+    drawn = repeated(edges, num_nodes, "both", 0, 3, 9_000, WAYS[way])
+    counts = np.bincount([cells[int(a), int(b)] for a, b in drawn], minlength=len(cells))
+    assert uniformity_p(counts) > 1e-4
+
+
+def test_listing_starts_again_with_other_limits() -> None:
+    """Few distinct nodes on many paths: the first limit lets too few through. Many: more than can be held."""
+    edges, num_nodes, k = clique(70), 70, 30
+    members = neighborhood(neighbor_sets(edges, num_nodes, "both"), 0)
+    drawn = repeated(edges, num_nodes, "both", 0, k, 3_000, sampler.BY_LISTING)
+    assert uniformity_p(counts_of(drawn, members), k - 1) > 1e-4
+    desk = Desk(star(400), 401, "both", 0, 5)
+    tiny, table = np.empty(8, np.int64), np.empty(64, np.int64)
+    counts = np.zeros(401, int)
+    for epoch in range(4_000):
+        kernels.start_stream(desk.state, kernels.FOR_LOCAL_NODES, 5, epoch, 0)
+        head = (*desk.csr[:2], 0, True, 1, desk.bits, desk.state)  # told of one path, so that it begins with no limit
+        assert sampler.sample_by_listing(*head, table, tiny, desk.row) == 4
+        counts[desk.row] += 1
+    assert uniformity_p(counts[1:], 4) > 1e-4
+
+
+def test_each_way_is_chosen_where_it_is_cheapest() -> None:
+    assert sampler.choose_way(1_000, 10**6, 99) == sampler.BY_LISTING
+    assert sampler.choose_way(10**6, 10**8, 99) == sampler.BY_PATHS
+    assert sampler.choose_way(10**6, 10**5, 99) == sampler.BY_NODES
+
+
+# strata ------------------------------------------------------------------------------------------------------------
+
+
+def two_rings() -> tuple[list[tuple[int, int]], set[int], set[int]]:
+    """Node 0 with 12 neighbours, some of them joined, and 40 nodes behind them with several paths each."""
+    rng = np.random.default_rng(3)
+    edges = [(0, j) for j in range(1, 13)] + [(1, 2), (3, 4)]
+    edges += [(int(rng.integers(1, 13)), 13 + v) for v in range(40) for _ in range(1 + v % 4)]
+    return edges, set(range(1, 13)), set(range(13, 53))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("hop1", [0, 4, 10])
+def test_strata_are_uniform_each(way: str, hop1: int) -> None:
+    edges, near, far = two_rings()
+    drawn = repeated(edges, 60, "both", 0, 11, 4_000, WAYS[way], hop1)
+    is_near = np.isin(drawn, sorted(near))
+    assert (is_near.sum(axis=1) == hop1).all()
+    assert all(len(set(row)) == 10 for row in drawn)
+    if hop1:
+        assert uniformity_p(counts_of(drawn[is_near], near), hop1) > 1e-4
+    if hop1 < 10:
+        assert uniformity_p(counts_of(drawn[~is_near], far), 10 - hop1) > 1e-4
+        assert uniformity_p(is_near.sum(axis=0) + 1, hop1) > 1e-4 or hop1 == 0, "slots are shuffled"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_stratum_cannot_fill_the_other_does(way: str) -> None:
+    edges, near, far = two_rings()
+    mostly_near = repeated(edges, 60, "both", 0, 31, 50, WAYS[way], 25)
+    assert all(near <= set(row) and len(set(row)) == 30 for row in mostly_near)
+    mostly_far = repeated(edges, 60, "both", 0, 49, 50, WAYS[way], 2)
+    assert all(far <= set(row) and len(set(row)) == 48 for row in mostly_far)
+    everything = repeated(edges, 60, "both", 0, 80, 50, WAYS[way], 20)
+    assert all(set(row) == near | far for row in everything)
+
+
+def test_strata_of_the_public_function() -> None:
+    edges, near, _ = two_rings()
+    rows = local_nodes(matrix(edges, 60), [0, 59], k=11, hop1_share=0.4)
+    assert len(near & set(rows[0, 1:])) == 4
+    assert rows[1, 0] == 59
+    with pytest.raises(ConfigError, match="hop1_share"):
+        local_nodes(matrix(edges, 60), k=5, hop1_share=1.5)
 
 
 def test_hub_with_more_neighbours_than_path_blocks() -> None:
     """3,000 neighbours share 1,024 block ends: the block, then the neighbour in it, has to be found right."""
     rng = np.random.default_rng(0)
-    leaves = 3 * kernels.PATH_BLOCKS - 5
+    leaves = 3 * sampler.PATH_BLOCKS - 5
     edges = [(0, v) for v in range(1, leaves + 1)]
     edges += [(int(rng.integers(1, leaves + 1)), leaves + int(rng.integers(1, 900))) for _ in range(4000)]
     num_nodes = leaves + 901

@@ -64,7 +64,7 @@ def _hash_text(text: Any, start: Any, stop: Any) -> Any:
 def _same_text(text: Any, start: Any, stop: Any, other: Any, other_start: Any, other_stop: Any) -> Any:
     if stop - start != other_stop - other_start:
         return False
-    for step in range(stop - start):  # noqa: SIM110 - numba wants the plain loop
+    for step in range(stop - start):
         if text[start + step] != other[other_start + step]:
             return False
     return True

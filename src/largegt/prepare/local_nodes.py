@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ConfigError, InputError
 from ..progress import Progress
 from ..types import Array, Direction
-from . import kernels
+from . import sampler
 from .engines.local import run_chunks
 
 if TYPE_CHECKING:
@@ -35,15 +35,23 @@ def local_nodes(
     direction: Direction = "both",
     threads: int | None = None,
     progress: Progress | None = None,
+    hop1_share: float | None = None,
 ) -> Array:
     """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore or a SciPy sparse matrix whose entry
-    (i, j) is an edge from i to j."""
+    (i, j) is an edge from i to j.
+
+    With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
+    at distance two, each without replacement while it lasts; what one cannot fill the other does.
+    """
     if k < 2:
         raise ConfigError(f"K is {k}: it must be at least 2, the node itself and one neighbour")
+    if hop1_share is not None and not 0.0 <= hop1_share <= 1.0:
+        raise ConfigError(f"hop1_share is {hop1_share}: it must be between 0 and 1")
+    hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
-    indptr, indices, rev_indptr, rev_indices = _both_ways(graph, direction)
-    num_nodes = len(indptr) - 1
+    csr = _both_ways(graph, direction)
+    num_nodes = len(csr[0]) - 1
     wanted = np.arange(num_nodes) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= num_nodes)
     if outside.any():
@@ -51,9 +59,8 @@ def local_nodes(
     rows = np.empty((len(wanted), k), dtype=np.int32 if num_nodes <= 2**31 else np.int64)
 
     def work(start: int, stop: int) -> None:
-        kernels.local_nodes_rows(
-            indptr, indices, rev_indptr, rev_indices, wanted[start:stop], seed, epoch, rows[start:stop]
-        )
+        chosen, result = wanted[start:stop], rows[start:stop]
+        sampler.local_nodes_rows(*csr, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, result)
 
     run_chunks(work, len(wanted), _CHUNK_NODES, threads, progress, "local nodes")
     return rows
