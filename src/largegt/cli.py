@@ -33,6 +33,7 @@ Recipe = Annotated[
     str, typer.Option(help="A recipe's name or a .toml file. `largegt settings --recipes` lists those included.")
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores when not given.")]
+Draws = Annotated[int, typer.Option(help="Average predictions over this many samples of local nodes.", min=1)]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -205,7 +206,7 @@ def train(
     else:
         data, config = GraphStore.open(store), Config.from_recipe(recipe, overrides)
     check_out(out, config, data, resume, overwrite)
-    _say_stale(data, config.prepare, as_json)
+    _say_stale(data, config.preparation, as_json)
     with _progress(as_json) as progress:
         finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress)
     if as_json:
@@ -219,6 +220,7 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    draws: Draws = 1,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -226,7 +228,7 @@ def evaluate(
     from .training.evaluate import evaluate as run_evaluate
 
     with _progress(as_json) as progress:
-        scores = run_evaluate(run, split, progress, device)
+        scores = run_evaluate(run, split, progress, device, draws)
     if as_json:
         _print_json(scores)
     else:
@@ -242,6 +244,7 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
     ] = False,
+    draws: Draws = 1,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -249,7 +252,7 @@ def predict(
     from .predict import predict as run_predict
 
     with _progress(as_json) as progress:
-        table = run_predict(run, out, node, split, probabilities, device, progress)
+        table = run_predict(run, out, node, split, probabilities, device, progress, draws)
     if as_json:
         _print_json({"out": str(out), "rows": table.num_rows, "columns": table.column_names})
         return

@@ -82,6 +82,8 @@ class LocalNodesConfig(Settings):
     """Local nodes per node, itself included (the paper's K)."""
     direction: Direction = "both"
     """Which edges lead to neighbours: out, in, or both (the undirected view). Context features follow it too."""
+    hop1_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the K - 1 slots for one-hop neighbours, the rest for nodes at distance two. none: uniform over both."""
     nodes: Literal["labelled", "all"] = "labelled"
     """Which nodes get a row now. Others are sampled when a prediction asks for them."""
     seed: int = Seed
@@ -95,6 +97,8 @@ class TokensConfig(Settings):
     """Bring every feature to mean 0 and variance 1 before contexts are computed. Off in the paper's recipes."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
+    nodes: Literal["sampled", "reachable"] = "sampled"
+    """Which nodes get a token row: those sampled, or all within two hops, from which fresh samples can be drawn."""
 
 
 class PositionsConfig(Settings):
@@ -144,6 +148,10 @@ class PrepareConfig(Settings):
     local_nodes: LocalNodesConfig = LocalNodesConfig()
     tokens: TokensConfig = TokensConfig()
     positions: PositionsConfig = PositionsConfig()
+
+    def reachable(self) -> PrepareConfig:
+        """The same with token rows of every node in reach, so that other samples can be drawn."""
+        return self.model_copy(update={"tokens": self.tokens.model_copy(update={"nodes": "reachable"})})
 
 
 class CodebookConfig(Settings):
@@ -219,6 +227,8 @@ class TrainConfig(Settings):
     """Nodes per training step."""
     eval_batch_size: int = Field(default=2048, ge=1)
     """Nodes per step of evaluation and prediction."""
+    resample: Literal["never", "epoch"] = "never"
+    """epoch: train on fresh local nodes every epoch, drawn in the background. Needs the store while training."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
@@ -279,6 +289,11 @@ class Config(Settings):
         for override in overrides:
             _apply_override(tree, override)
         return build(cls, tree)
+
+    @property
+    def preparation(self) -> PrepareConfig:
+        """What to prepare: as `prepare` says, and with every node in reach where training draws fresh samples."""
+        return self.prepare.reachable() if self.train.resample == "epoch" else self.prepare
 
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from .errors import ConfigError, disk_errors
 from .graph.store import GraphStore
 from .prepare.prepared import Prepared, prepare
-from .progress import Progress, silent
+from .progress import Progress
+from .training.evaluate import averaged_logits
 from .training.run import Run
-from .training.setup import make_fabric, make_loader
+from .training.setup import make_fabric, make_loaders
 from .types import Array, PathLike
 
 _SUFFIXES = (".parquet", ".csv", ".npz")
@@ -34,10 +34,12 @@ def predict(
     all_probabilities: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
+    draws: int = 1,
 ) -> pa.Table:
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
+    With several `draws`, predictions are averaged over as many samples of local nodes.
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
     """
     if out is not None and Path(out).suffix not in _SUFFIXES:
@@ -47,30 +49,24 @@ def predict(
     opened = Run.open(run)
     config = opened.train_config(device)
     store = opened.store()
-    prepared = opened.prepared(progress)
+    prepared = opened.prepared(progress, reachable=draws > 1)
     if split is not None:
         nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
     else:
         wanted = [ids] if isinstance(ids, str | int) else ids
         nodes = np.arange(store.num_nodes) if wanted is None else store.nodes_of(list(wanted))
-    model = opened.load_model(prepared)
-    head = opened.head(prepared)
-    prepared = _covering(prepared, store, nodes, opened, progress)
     fabric = make_fabric(config)
-    model = model.to(fabric.device)
-    loader = make_loader(prepared, model, config, fabric.device)
+    model = opened.load_model(prepared).to(fabric.device)
+    head = opened.head(prepared)
+    prepared = _covering(prepared, store, nodes, progress)
     rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
-    show = progress or silent
+    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws)
     width = head.num_outputs if head.task in ("multiclass", "multilabel") else 2 if head.task == "binary" else 1
     by_row = np.empty((len(rows), width), dtype=np.float32)
-    num_done = 0
-    with torch.no_grad():
-        for batch in loader.batches(rows, config.eval_batch_size):
-            with fabric.autocast():
-                values = head.probabilities(model(batch).logits)
-            by_row[np.searchsorted(rows, prepared.rows_of(batch.nodes.cpu().numpy()))] = values.cpu().numpy()
-            num_done += len(batch)
-            show("predict", num_done, len(rows))
+    batches = averaged_logits(model, loaders, rows, config.eval_batch_size, head, fabric, progress, "predict")
+    for found, logits, _ in batches:
+        at = np.searchsorted(rows, prepared.rows_of(found.cpu().numpy()))
+        by_row[at] = head.probabilities(logits).cpu().numpy()
     probabilities = by_row[place]
     table = _table(store, nodes, probabilities, all_probabilities)
     if out is not None:
@@ -101,13 +97,13 @@ def write_table(table: pa.Table, out: PathLike) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _covering(prepared: Prepared, store: GraphStore, nodes: Array, run: Run, progress: Progress | None) -> Prepared:
+def _covering(prepared: Prepared, store: GraphStore, nodes: Array, progress: Progress | None) -> Prepared:
     """A Prepared that has a row for every node asked for. Sampling depends on (seed, node) alone, so the rows that
     both have are the same."""
     if (prepared.rows_of(nodes) >= 0).all():
         return prepared
-    everyone = run.config.prepare.local_nodes.model_copy(update={"nodes": "all"})
-    return prepare(store, run.config.prepare.model_copy(update={"local_nodes": everyone}), progress=progress)
+    everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
+    return prepare(store, prepared.config.model_copy(update={"local_nodes": everyone}), progress=progress)
 
 
 def _table(store: GraphStore, nodes: Array, probabilities: Array, all_probabilities: bool) -> pa.Table:

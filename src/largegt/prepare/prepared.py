@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from ..config import PrepareConfig, build
+from ..config import LocalNodesConfig, PrepareConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder, FolderWriter, fingerprint
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..progress import Progress
-from ..types import Array, PathLike
+from ..types import Array, Direction, PathLike
+from . import kernels
 from .context import feature_scale, token_rows
 from .local_nodes import local_nodes
 from .positions import positions
@@ -102,6 +103,14 @@ class Prepared:
         nodes = np.asarray(nodes)
         rows = np.minimum(np.searchsorted(self.nodes, nodes), max(0, len(self.nodes) - 1))
         return np.where(self.nodes[rows] == nodes, rows, -1) if len(self.nodes) else np.full(len(nodes), -1)
+
+    def check_reachable(self) -> None:
+        """Refuse to draw other samples where only the sampled nodes have token rows."""
+        if self.config.tokens.nodes != "reachable":
+            raise ConfigError(
+                f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
+                "prepare with --set prepare.tokens.nodes=reachable"
+            )
 
     def split_rows(self, split: str) -> Array:
         """The rows of one split."""
@@ -222,7 +231,7 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
     """What each stage's result depends on, as a name."""
     which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else store.folder.checksum("labels")
     structure = [store.structure_fingerprint, which]
-    sampled = fingerprint([structure, config.local_nodes.model_dump(mode="json")])
+    sampled = fingerprint([structure, config.local_nodes.model_dump(mode="json"), config.tokens.nodes])
     features = [store.folder.checksum("features"), store.feature_dtype]
     return {
         "local_nodes": sampled,
@@ -231,14 +240,48 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
     }
 
 
+def sample(
+    store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int,
+    threads: int | None = None, progress: Progress | None = None,
+) -> Array:  # fmt: skip
+    """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
+    return local_nodes(
+        store, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share
+    )
+
+
+def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Array:
+    """A fresh draw of LocalNodes for these rows of a Prepared, as rows of its token table."""
+    prepared.check_reachable()
+    nodes = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    if len(prepared.token_nodes) == store.num_nodes:
+        return nodes
+    return np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
+
+
+def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction) -> Array:
+    """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
+    indptr, indices = store.csr(direction)
+    reached = np.zeros(store.num_nodes, dtype=np.bool_)
+    if (indptr[nodes + 1] == indptr[nodes]).any():
+        reached[:] = True
+        return reached
+    kernels.mark_neighbors(indptr, indices, nodes, reached)
+    kernels.mark_neighbors(indptr, indices, np.flatnonzero(reached), reached)
+    reached[nodes] = True
+    return reached
+
+
 def _write_local_nodes(
     writer: FolderWriter, store: GraphStore, nodes: Array, config: PrepareConfig,
     threads: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
     settings = config.local_nodes
-    sampled = local_nodes(store, nodes, settings.k, settings.seed, 0, settings.direction, threads, progress)
-    used = np.zeros(store.num_nodes, dtype=np.bool_)
-    used[sampled.reshape(-1)] = True
+    sampled = sample(store, nodes, settings, 0, threads, progress)
+    used = _within_two_hops(store, nodes, settings.direction) if config.tokens.nodes == "reachable" else None
+    if used is None:
+        used = np.zeros(store.num_nodes, dtype=np.bool_)
+        used[sampled.reshape(-1)] = True
     token_nodes = np.flatnonzero(used)
     row_of = (np.cumsum(used, dtype=np.int64) - 1).astype(sampled.dtype)
     local_rows = writer.create("local_rows", sampled.shape, sampled.dtype.name)

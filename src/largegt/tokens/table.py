@@ -7,7 +7,9 @@ a GPU they are copied there when they fit into the share of its memory that we a
 from __future__ import annotations
 
 import warnings
+from copy import copy
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +36,14 @@ class TokenTable:
         self.tokens_r3d: Tensor = tensors["tokens"]
         self.positions_np: Tensor = tensors["positions"]
         self.labels: Tensor = tensors["labels"]
+
+    def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
+        """The same table with other local nodes at these rows; everything else is shared."""
+        other = copy(self)
+        other.local_rows_nk = self.local_rows_nk.clone()
+        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self.local_rows_nk.device)
+        other.local_rows_nk[at] = torch.from_numpy(local_rows_nk).to(self.local_rows_nk.device)
+        return other
 
     @property
     def device(self) -> torch.device:

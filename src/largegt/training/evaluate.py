@@ -5,11 +5,12 @@ Enters: a run folder (its best weights) and a split. Leaves: `{"loss": …, "acc
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..config import TrainConfig
 from ..errors import InputError
@@ -20,38 +21,40 @@ from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import make_fabric, make_loader
+from .setup import make_fabric, make_loader, make_loaders
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
 def evaluate(
-    run: PathLike | Run, split: str = "test", progress: Progress | None = None, device: str | None = None
+    run: PathLike | Run,
+    split: str = "test",
+    progress: Progress | None = None,
+    device: str | None = None,
+    draws: int = 1,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`."""
+    """Scores of a run's best weights on `split`; with several draws, of their averaged predictions."""
     opened = Run.open(run)
     config = opened.train_config(device)
-    prepared = opened.prepared(progress)
-    if not len(prepared.split_rows(split)):
+    prepared = opened.prepared(progress, reachable=draws > 1)
+    rows = prepared.split_rows(split)
+    if not len(rows):
         raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
-    model = opened.load_model(prepared)
-    return evaluate_prepared(model, config, prepared, split, opened.head(prepared), progress)
+    fabric = make_fabric(config)
+    model = opened.load_model(prepared).to(fabric.device)
+    loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws)
+    return score_rows(model, loaders, rows, config.eval_batch_size, opened.head(prepared), fabric, progress)
 
 
 def evaluate_prepared(
-    model: NodeModel,
-    config: TrainConfig,
-    prepared: Prepared,
-    split: str,
-    head: TaskHead,
-    progress: Progress | None = None,
+    model: NodeModel, config: TrainConfig, prepared: Prepared, split: str, head: TaskHead
 ) -> dict[str, float]:
     """Scores of a model on a split of a Prepared; empty when the split is."""
     fabric = make_fabric(config)
     model = model.to(fabric.device)
     loader = make_loader(prepared, model, config, fabric.device)
-    return score_rows(model, loader, prepared.split_rows(split), config.eval_batch_size, head, fabric, progress)
+    return score_rows(model, [loader], prepared.split_rows(split), config.eval_batch_size, head, fabric)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
@@ -62,23 +65,43 @@ def majority_scores(prepared: Prepared) -> dict[str, float]:
     return {split: float((labels[prepared.split_rows(split)] == common).mean()) for split in ("valid", "test")}
 
 
-@torch.no_grad()
 def score_rows(
     model: NodeModel,
-    loader: TokenLoader,
+    loaders: list[TokenLoader],
     rows: Array,
     batch_size: int,
     head: TaskHead,
-    fabric: Fabric | None = None,
+    fabric: Fabric,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Scores of a model on rows of the loader's table."""
+    """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws."""
+    scores = Scores(head)
+    for _, logits, labels in averaged_logits(model, loaders, rows, batch_size, head, fabric, progress, "evaluate"):
+        scores.add(logits, labels)
+    return scores.result()
+
+
+@torch.no_grad()
+def averaged_logits(
+    model: NodeModel,
+    loaders: list[TokenLoader],
+    rows: Array,
+    batch_size: int,
+    head: TaskHead,
+    fabric: Fabric,
+    progress: Progress | None = None,
+    stage: str = "",
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(nodes, logits, labels) batch by batch; each loader brings the same nodes with another draw of local nodes."""
     show = progress or silent
     model.eval()
-    scores = Scores(head)
-    for number, batch in enumerate(loader.batches(rows, batch_size), start=1):
-        with fabric.autocast() if fabric is not None else nullcontext():
-            logits = model(batch).logits
-        scores.add(logits, batch.labels)
-        show("evaluate", number, loader.num_batches(len(rows), batch_size))
-    return scores.result()
+    num_done = 0
+    for batches in zip(*(loader.batches(rows, batch_size) for loader in loaders), strict=True):
+        found = []
+        for batch in batches:
+            with fabric.autocast():
+                found.append(model(batch).logits[batch.nodes.argsort()])
+        order = batches[0].nodes.argsort()
+        yield batches[0].nodes[order], head.average(found), batches[0].labels[order]
+        num_done += len(order)
+        show(stage, num_done, len(rows))

@@ -26,6 +26,7 @@ from ..model.node_model import NodeModel, NodeOutput
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
+from ..tokens.fresh import FreshNeighborhoods
 from ..types import PathLike
 from .checkpoint import Progress, load_checkpoint, save_checkpoint
 from .evaluate import evaluate_prepared, score_rows
@@ -52,11 +53,13 @@ def train(
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
         store = GraphStore.open(data.path.parent.parent)
+        if config.train.resample == "epoch":
+            data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
     fabric = make_fabric(config.train)
-    prepared = data if isinstance(data, Prepared) else prepare(store, config.prepare, progress=show)
+    prepared = data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show)
     if not len(prepared.split_rows("train")):
         raise InputError(f"{store.path} has no training nodes: give labels and a split to ingest")
     head = TaskHead.for_training(prepared, config.train)
@@ -79,6 +82,9 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
     loader = make_loader(prepared, model, config, device)
     train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
+    fresh = None
+    if config.resample == "epoch" and model.num_local_nodes is None:
+        fresh = FreshNeighborhoods(run.store(), prepared, loader, train_rows, config.epochs)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
@@ -93,7 +99,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
             torch.manual_seed(_mixed_seed(config.seed, epoch))
             model.train()
             loss_sum, num_seen = torch.zeros((), device=device), 0
-            batches = loader.batches(train_rows, config.batch_size, config.seed, epoch)
+            train_loader = fresh.loader_of(epoch) if fresh is not None else loader
+            batches = train_loader.batches(train_rows, config.batch_size, config.seed, epoch)
             for step, batch in enumerate(batches):
                 set_learning_rate(optimizer, config, epoch * steps_per_epoch + step, config.epochs * steps_per_epoch)
                 output: NodeOutput = sealed(Sealed(batch)).value
@@ -112,7 +119,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                     break
             train_loss = float(loss_sum) / num_seen
             train_s = time.perf_counter() - epoch_start
-            valid = score_rows(model, loader, valid_rows, config.eval_batch_size, head, fabric)
+            valid = score_rows(model, [loader], valid_rows, config.eval_batch_size, head, fabric)
             if not math.isfinite(train_loss + valid.get("loss", 0.0)):
                 raise ConfigError(
                     f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
@@ -132,6 +139,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                 save_checkpoint(checkpoint, model, optimizer, state)
     finally:
         log.close()
+        if fresh is not None:
+            fresh.close()
     _finish(run, prepared, model, head, state, log.history, device)
     return run
 

@@ -7,6 +7,7 @@ undefined on the nodes at hand (ROC-AUC of one class alone) is left out, not cal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,6 +90,17 @@ class TaskHead:
         if self.task == "multilabel":
             return logits.sigmoid()
         return logits * self.target_std + self.target_mean
+
+    def average(self, logits: list[Tensor]) -> Tensor:
+        """Logits whose probabilities are the mean of these ones' (values, for regression)."""
+        if len(logits) == 1:
+            return logits[0]
+        every = torch.stack([each.float() for each in logits])
+        if self.task == "multiclass":
+            return every.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
+        if self.task == "regression":
+            return every.mean(dim=0)
+        return every.double().sigmoid().mean(dim=0).logit(eps=1e-12).float()
 
     def monitor(self, wanted: str) -> tuple[str, float]:
         """The metric that picks the best epoch, and +1 or -1 for larger or smaller is better."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from torch import nn
 from ..baselines.mlp import MLP
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
+from ..graph.store import GraphStore
 from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared
+from ..prepare.prepared import Prepared, sample_rows
 from ..tokens.loader import TokenLoader
 from ..tokens.table import TokenTable
+from ..types import Array
 
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
@@ -44,6 +47,27 @@ def make_loader(prepared: Prepared, model: NodeModel, config: TrainConfig, devic
     """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster."""
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
     return TokenLoader(TokenTable(prepared, device), device, k=model.num_local_nodes, distinct=distinct)
+
+
+def make_loaders(
+    prepared: Prepared,
+    model: NodeModel,
+    config: TrainConfig,
+    device: torch.device,
+    store: GraphStore,
+    rows: Array,
+    draws: int,
+) -> list[TokenLoader]:
+    """A loader per draw of local nodes: the prepared one, and fresh ones for these rows."""
+    if draws < 1:
+        raise ConfigError(f"draws is {draws}: it must be at least 1")
+    first = make_loader(prepared, model, config, device)
+    if model.num_local_nodes is not None:
+        return [first]
+    return [first] + [
+        replace(first, table=first.table.with_local_rows(rows, sample_rows(store, prepared, rows, draw)))
+        for draw in range(1, draws)
+    ]
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

@@ -1,0 +1,163 @@
+"""LocalNodes against the two obvious ways, over degree, hubs, K and threads.
+
+    python bench/local_nodes.py                      # ratios and a plot, a minute or two
+    python bench/local_nodes.py --products           # a graph of ogbn-products' size and shape, all nodes, K=100
+
+(a) SciPy forms A·A, then each node's row is sampled in Python; (b) our own listing of every path, forced for all
+nodes. Times are per node and core. Ratios are of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from largegt.prepare import sampler
+from largegt.prepare.local_nodes import _both_ways, local_nodes
+
+
+def power_law(num_nodes: int, mean_degree: float, exponent: float = 1.5, hub_factor: float = 1.0) -> sp.csr_array:
+    """A symmetric graph whose expected degrees follow a power law; `hub_factor` makes the ten largest larger still."""
+    rng = np.random.default_rng(0)
+    weight = rng.pareto(exponent, num_nodes) + 1
+    weight[np.argsort(weight)[-10:]] *= hub_factor
+    ends = np.searchsorted(weight.cumsum(), rng.random((2, int(num_nodes * mean_degree / 2))) * weight.sum())
+    ones = np.ones(ends.shape[1], dtype=bool)
+    directed = sp.csr_array((ones, (ends[0], ends[1])), shape=(num_nodes, num_nodes))
+    return (directed + directed.T).astype(bool).tocsr()
+
+
+def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    """The best of some runs."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = sampler.ANY_WAY) -> float:
+    """Seconds per node on one core."""
+    rows = np.empty((len(nodes), k), np.int32)
+    sampler.local_nodes_rows(*csr, nodes[:2], -1, way, 0, 0, rows[:2])
+    return seconds(lambda: sampler.local_nodes_rows(*csr, nodes, -1, way, 0, 0, rows)) / len(nodes)
+
+
+def by_scipy(adjacency: sp.csr_array, nodes: np.ndarray, k: int) -> tuple[float, int]:
+    """Seconds per node on one core and non-zeros of A·A: the product for all nodes, the sampling for some."""
+    matrix = adjacency.astype(np.int32)
+    start = time.perf_counter()
+    square = (matrix @ matrix).tocsr()
+    product_s = (time.perf_counter() - start) / adjacency.shape[0]
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    for i in nodes[:500]:
+        near = adjacency.indices[adjacency.indptr[i] : adjacency.indptr[i + 1]]
+        far = square.indices[square.indptr[i] : square.indptr[i + 1]]
+        reach = np.union1d(near, far)
+        reach = reach[reach != i]
+        rng.choice(reach, k - 1, replace=len(reach) < k - 1) if len(reach) else rng.integers(len(nodes), size=k - 1)
+    return product_s + (time.perf_counter() - start) / 500, square.nnz
+
+
+def compare(picture: Path) -> None:
+    print(f"{'graph':<34}{'K':>5}{'ours µs':>10}{'(b) µs':>10}{'(a) µs':>10}{'(a)/ours':>10}{'nnz(A·A)':>14}")
+    for num_nodes, degree, k in ((20_000, 50, 100), (50_000, 50, 100), (100_000, 50, 100), (20_000, 20, 100),
+                                 (20_000, 50, 20), (20_000, 50, 200)):  # fmt: skip
+        graph = power_law(num_nodes, degree)
+        graph.setdiag(False)
+        graph.eliminate_zeros()
+        csr = _both_ways(graph, "both")
+        nodes = np.random.default_rng(1).permutation(num_nodes)[:5000]
+        mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, sampler.BY_LISTING)
+        plain, nnz = by_scipy(graph, nodes, k) if num_nodes <= 50_000 else (float("nan"), 0)
+        name = f"{num_nodes:,} nodes, mean degree {degree}"
+        print(f"{name:<34}{k:>5}{mine * 1e6:>10.1f}{listing * 1e6:>10.1f}{plain * 1e6:>10.1f}{plain / mine:>10.1f}"
+              f"{nnz:>14,}", flush=True)  # fmt: skip
+
+    print("\nlargest hubs ten times larger, all nodes, K=100:")
+    times = []
+    for factor in (1.0, 10.0):
+        csr = _both_ways(power_law(100_000, 50, hub_factor=factor), "both")
+        nodes = np.arange(100_000)
+        rows = np.empty((len(nodes), 100), np.int32)
+        elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 1)
+        times.append(elapsed_s)
+        print(f"  largest degree {np.diff(csr[0]).max():>7,}: {elapsed_s:.1f} s")
+    print(f"  ratio {times[1] / times[0]:.2f}")
+
+    print("\nthreads, 100,000 nodes, K=100:")
+    graph = power_law(100_000, 50)
+    for threads in (1, 2, 4, 8, 16):
+        elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(20_000), k=100, threads=t), 1)
+        print(f"  {threads:>2}: {elapsed_s:.2f} s")
+    draw(picture)
+
+
+def draw(picture: Path) -> None:
+    """Cost per node against the number of two-hop paths, for each way and the chosen one."""
+    from matplotlib.figure import Figure
+
+    csr = _both_ways(power_law(100_000, 50), "both")
+    degree = np.diff(csr[0])
+    paths = np.zeros(len(degree), np.int64)
+    has = degree > 0
+    paths[has] = np.add.reduceat(degree[csr[1]], csr[0][:-1][has])
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.add_subplot()
+    edges = np.geomspace(500, paths.max(), 12)
+    ways = {"chosen": sampler.ANY_WAY, "by paths": sampler.BY_PATHS, "by nodes": sampler.BY_NODES,
+            "by listing": sampler.BY_LISTING}  # fmt: skip
+    for name, way in ways.items():
+        points = []
+        for low, high in zip(edges, edges[1:], strict=False):
+            nodes = np.flatnonzero((paths >= low) & (paths < high))[:300]
+            if len(nodes) > 20:
+                points.append((paths[nodes].mean(), ours(csr, nodes, 100, way) * 1e6))
+        style = {"linewidth": 3, "color": "black"} if name == "chosen" else {"linewidth": 1.5, "linestyle": "--"}
+        axes.plot(*zip(*points, strict=True), label=name, **style)
+    axes.set(xscale="log", yscale="log", xlabel="two-hop paths of the node", ylabel="µs per node, one core",
+             title="LocalNodes, K = 100, power law, 100,000 nodes of mean degree 50")  # fmt: skip
+    axes.legend(frameon=False)
+    figure.savefig(picture, bbox_inches="tight", dpi=120)
+    print(f"\n{picture} shows the cost per node against its two-hop paths")
+
+
+def products() -> None:
+    """2.45M nodes, 61.9M undirected edges, heavy tail; all nodes, K=100, all cores."""
+    csr = _both_ways(power_law(2_449_029, 52, exponent=2.0), "both")
+    degree = np.diff(csr[0])
+    print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
+    graph = sp.csr_array((np.ones(len(csr[1]), bool), csr[1], csr[0]), shape=(len(degree),) * 2)
+    local_nodes(graph, np.arange(10), k=100, direction="out")
+    rows = np.empty((len(degree), 100), np.int32)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    from largegt.prepare.engines.local import run_chunks
+
+    def work(start: int, stop: int) -> None:
+        sampler.local_nodes_rows(*csr, np.arange(start, stop), -1, sampler.ANY_WAY, 0, 0, rows[start:stop])
+
+    elapsed_s = seconds(lambda: run_chunks(work, len(degree), 1024), 2)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph_bytes = csr[0].nbytes + csr[1].nbytes
+    print(f"LocalNodes of all nodes, K=100: {elapsed_s:.1f} s; memory beside graph and result "
+          f"{max(0, (after - before) * 1024 - rows.nbytes) / graph_bytes:.3f} of the graph")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--products", action="store_true", help="only the graph of ogbn-products' size")
+    parser.add_argument("--picture", type=Path, default=Path("local-nodes.png"))
+    args = parser.parse_args()
+    products() if args.products else compare(args.picture)
+
+
+if __name__ == "__main__":
+    main()

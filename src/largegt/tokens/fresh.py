@@ -1,0 +1,45 @@
+"""Fresh neighbourhoods: another draw of LocalNodes every epoch, made in the background while the last one trains.
+
+Enters: a store and a Prepared with token rows of every node in reach. Leaves: per epoch, a loader whose training rows
+have new local nodes. A draw is a function of (seed, epoch, node), so a resumed run sees the same ones.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from ..graph.store import GraphStore
+from ..prepare.prepared import Prepared, sample_rows
+from ..threads import num_threads
+from ..types import Array
+from .loader import TokenLoader
+
+
+class FreshNeighborhoods:
+    """Draws ahead by one epoch; `close` it when done."""
+
+    def __init__(
+        self, store: GraphStore, prepared: Prepared, loader: TokenLoader, rows: Array, num_epochs: int
+    ) -> None:
+        self.store, self.prepared, self.loader, self.rows, self.num_epochs = store, prepared, loader, rows, num_epochs
+        self._pool = ThreadPoolExecutor(1)
+        self._coming: dict[int, Future[Array]] = {}
+
+    def close(self) -> None:
+        """Stop drawing."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def loader_of(self, epoch: int) -> TokenLoader:
+        """The loader of this epoch; the draw of the next one begins. Epoch 0 trains on what was prepared."""
+        self._begin(epoch)
+        drawn = self._coming.pop(epoch).result() if epoch else None
+        self._begin(epoch + 1)
+        if drawn is None:
+            return self.loader
+        return replace(self.loader, table=self.loader.table.with_local_rows(self.rows, drawn))
+
+    def _begin(self, epoch: int) -> None:
+        if 0 < epoch < self.num_epochs and epoch not in self._coming:
+            threads = max(1, num_threads(None) - 1)
+            self._coming[epoch] = self._pool.submit(sample_rows, self.store, self.prepared, self.rows, epoch, threads)
