@@ -13,6 +13,7 @@ import argparse
 import resource
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,27 @@ from largegt.prepare import sampler
 from largegt.prepare.local_nodes import _both_ways, local_nodes
 
 
-def power_law(num_nodes: int, mean_degree: float, exponent: float = 1.5, hub_factor: float = 1.0) -> sp.csr_array:
-    """A symmetric graph whose expected degrees follow a power law; `hub_factor` makes the ten largest larger still."""
+def power_law(num_nodes: int, mean_degree: float, exponent: float = 1.5) -> sp.csr_array:
+    """A symmetric graph whose expected degrees follow a power law."""
     rng = np.random.default_rng(0)
     weight = rng.pareto(exponent, num_nodes) + 1
-    weight[np.argsort(weight)[-10:]] *= hub_factor
     ends = np.searchsorted(weight.cumsum(), rng.random((2, int(num_nodes * mean_degree / 2))) * weight.sum())
     ones = np.ones(ends.shape[1], dtype=bool)
     directed = sp.csr_array((ones, (ends[0], ends[1])), shape=(num_nodes, num_nodes))
     return (directed + directed.T).astype(bool).tocsr()
+
+
+def with_larger_hubs(graph: sp.csr_array, factor: float, num_hubs: int = 10) -> sp.csr_array:
+    """The same graph, its largest hubs joined to as many more nodes as makes them `factor` times larger."""
+    rng = np.random.default_rng(1)
+    degree = np.diff(graph.indptr)
+    more = [
+        (hub, rng.choice(graph.shape[0], int((factor - 1) * degree[hub]), replace=False))
+        for hub in np.argsort(degree)[-num_hubs:]
+    ]
+    ends = np.concatenate([np.stack([np.full(len(others), hub), others]) for hub, others in more], axis=1)
+    extra = sp.csr_array((np.ones(ends.shape[1], bool), (ends[0], ends[1])), shape=graph.shape)
+    return (graph + extra + extra.T).astype(bool).tocsr()
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
@@ -84,8 +97,9 @@ def compare(picture: Path) -> None:
 
     print("\nlargest hubs ten times larger, all nodes, K=100:")
     times = []
+    graph = power_law(100_000, 50, exponent=2.5)
     for factor in (1.0, 10.0):
-        csr = _both_ways(power_law(100_000, 50, hub_factor=factor), "both")
+        csr = _both_ways(with_larger_hubs(graph, factor), "both")
         nodes = np.arange(100_000)
         rows = np.empty((len(nodes), 100), np.int32)
         elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 1)
@@ -117,7 +131,7 @@ def draw(picture: Path) -> None:
             "by listing": sampler.BY_LISTING}  # fmt: skip
     for name, way in ways.items():
         points = []
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             nodes = np.flatnonzero((paths >= low) & (paths < high))[:300]
             if len(nodes) > 20:
                 points.append((paths[nodes].mean(), ours(csr, nodes, 100, way) * 1e6))

@@ -27,8 +27,10 @@ PATH_BLOCKS = 1024
 """Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""
 FILTER_BITS = 1 << 17
 """Bits of the filter that says which nodes may be neighbours: 16 KiB, so that it stays in the first-level cache."""
-PATHS_PER_PATH_TRY, PATHS_PER_NODE_TRY = 200, 35
+PATHS_PER_PATH_TRY, PATHS_PER_NODE_TRY = 200, 30
 """What one try costs by paths and by nodes, in paths listed (measured by bench/local_nodes.py)."""
+BATCH = 16
+"""Tries drawn at a time, so that their reads of memory overlap."""
 ANY_WAY, BY_PATHS, BY_NODES, BY_LISTING = -1, 0, 1, 2
 
 _FILTER_MASK = np.uint64(FILTER_BITS - 1)
@@ -73,13 +75,19 @@ def is_neighbor(bits: Any, indices: Any, start: int, stop: int, node: Any) -> An
 
 
 @njit(nogil=True, cache=True)
-def meets_neighbor(bits: Any, indices: Any, start: int, stop: int, others: Any, low: int, high: int) -> Any:
-    """Whether some of the sorted others[low:high] is in indices[start:stop]: a scan with the filter, or a search from
-    the shorter side where that is much shorter."""
-    if high - low > 8 * (stop - start):
+def meets_neighbor(
+    bits: Any, indices: Any, start: Any, stop: Any, others: Any, low: Any, high: Any, below_node: Any
+) -> Any:
+    """Whether some of the sorted others[low:high] that is less than `below_node` is in indices[start:stop]: a scan
+    with the filter, or a search from the shorter side where that is much shorter."""
+    if high - low > 16 * (stop - start):
+        high = lower_bound(others, low, high, below_node)
         return share_an_element(indices, start, stop, others, low, high)
     for place in range(low, high):
-        if is_neighbor(bits, indices, start, stop, others[place]):
+        node = others[place]
+        if node >= below_node:
+            return False
+        if is_neighbor(bits, indices, start, stop, node):
             return True
     return False
 
@@ -123,15 +131,14 @@ def count_paths(indptr: Any, indices: Any, start: int, stop: int, block_ends: An
 
 
 @njit(nogil=True, cache=True)
-def draw_path(indptr: Any, indices: Any, start: int, num_blocks: int, block: int, block_ends: Any, draw: int) -> Any:
-    """Path number `draw` of the two-hop paths: (place of its first step, the node it ends at)."""
-    low, high = 0, num_blocks
-    while low < high:  # the first block that ends behind the draw
-        middle = (low + high) >> 1
-        if block_ends[middle] <= draw:
-            low = middle + 1
-        else:
-            high = middle
+def find_path(indptr: Any, indices: Any, start: Any, num_blocks: Any, block: Any, block_ends: Any, draw: Any) -> Any:
+    """Path number `draw` of the two-hop paths: (place of its first step, place of its second)."""
+    low, length = 0, num_blocks
+    while length > 1:  # the first block that ends behind the draw; no branch to mispredict
+        half = length >> 1
+        low += half * (block_ends[low + half - 1] <= draw)
+        length -= half
+    low += block_ends[low] <= draw
     if low > 0:
         draw -= block_ends[low - 1]
     place = start + low * block
@@ -140,38 +147,61 @@ def draw_path(indptr: Any, indices: Any, start: int, num_blocks: int, block: int
         draw -= indptr[j + 1] - indptr[j]
         place += 1
         j = indices[place]
-    return place, np.int64(indices[indptr[j] + draw])
+    return place, indptr[j] + draw
+
+
+@njit(nogil=True, cache=True)
+def touch_rows(rev_indptr: Any, rev_indices: Any, drawn: Any, starts: Any, stops: Any) -> Any:
+    """Look up where the rows of the drawn nodes lie and read the beginning of each, so that the waits for memory
+    overlap. Returns a number that nobody needs: without it the reads would be optimised away."""
+    for b in range(BATCH):
+        starts[b], stops[b] = rev_indptr[drawn[b]], rev_indptr[drawn[b] + 1]
+    total = np.int64(0)
+    for b in range(BATCH):
+        if starts[b] < stops[b]:
+            total += rev_indices[starts[b]]
+    return total
 
 
 @njit(nogil=True, cache=True)
 def sample_by_paths(
-    indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, paths: int, block: int,
+    indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, paths: Any, block: Any,
     block_ends: Any, bits: Any, state: Any, table: Any, row: Any, max_tries: int,
 ) -> bool:  # fmt: skip
     """Fill `row` with distinct nodes, uniform over the two-hop neighbours of i, and the one-hop ones with `one_hop`;
-    False when out of tries. Paths are ordered: one hop before two, then by the middle node."""
+    False when out of tries. Paths are ordered: one hop before two, then by the middle node. Tries are drawn in
+    batches and judged one after the other; those left over when the row is full are forgotten."""
     start, stop = indptr[i], indptr[i + 1]
     degree = stop - start if one_hop else 0
     num_blocks = (stop - start + block - 1) // block
+    firsts, drawn = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
+    starts, stops = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     found = 0
-    for tries in range(max_tries):
+    for tries in range(0, max_tries, BATCH):
         if out_of_hope(tries, found, len(row), max_tries):
             return False
-        draw = below(state, degree + paths)
-        if draw < degree:
-            v = np.int64(indices[start + draw])
-        else:
-            place, v = draw_path(indptr, indices, start, num_blocks, block, block_ends, draw - degree)
-            if v == i or is_neighbor(bits, indices, start, stop, v):
-                continue
-            before = lower_bound(rev_indices, rev_indptr[v], rev_indptr[v + 1], indices[place])
-            if meets_neighbor(bits, indices, start, place, rev_indices, rev_indptr[v], before):
-                continue
-        if insert(table, v):
-            row[found] = v
-            found += 1
-            if found == len(row):
-                return True
+        for b in range(BATCH):
+            draw = below(state, degree + paths)
+            if draw < degree:
+                firsts[b], drawn[b] = -1, start + draw
+            else:
+                firsts[b], drawn[b] = find_path(indptr, indices, start, num_blocks, block, block_ends, draw - degree)
+        for b in range(BATCH):
+            drawn[b] = indices[drawn[b]]
+        touch_rows(rev_indptr, rev_indices, drawn, starts, stops)
+        for b in range(BATCH):
+            v = drawn[b]
+            if firsts[b] >= 0:
+                if v == i or is_neighbor(bits, indices, start, stop, v):
+                    continue
+                middle = indices[firsts[b]]
+                if meets_neighbor(bits, indices, start, firsts[b], rev_indices, starts[b], stops[b], middle):
+                    continue
+            if insert(table, v):
+                row[found] = v
+                found += 1
+                if found == len(row):
+                    return True
     return False
 
 
@@ -186,23 +216,29 @@ def sample_by_nodes(
     """The same by drawing from all nodes and keeping those that some neighbour of i leads to."""
     start, stop = indptr[i], indptr[i + 1]
     num_nodes = len(indptr) - 1
+    drawn = np.empty(BATCH, np.int64)
+    starts, stops = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     found = 0
-    for tries in range(max_tries):
+    for tries in range(0, max_tries, BATCH):
         if out_of_hope(tries, found, len(row), max_tries):
             return False
-        v = below(state, num_nodes)
-        if v == i:
-            continue
-        if is_neighbor(bits, indices, start, stop, v):
-            if not one_hop:
+        for b in range(BATCH):
+            drawn[b] = below(state, num_nodes)
+        touch_rows(rev_indptr, rev_indices, drawn, starts, stops)
+        for b in range(BATCH):
+            v = drawn[b]
+            if v == i:
                 continue
-        elif not meets_neighbor(bits, indices, start, stop, rev_indices, rev_indptr[v], rev_indptr[v + 1]):
-            continue
-        if insert(table, v):
-            row[found] = v
-            found += 1
-            if found == len(row):
-                return True
+            if is_neighbor(bits, indices, start, stop, v):
+                if not one_hop:
+                    continue
+            elif not meets_neighbor(bits, indices, start, stop, rev_indices, starts[b], stops[b], num_nodes):
+                continue
+            if insert(table, v):
+                row[found] = v
+                found += 1
+                if found == len(row):
+                    return True
     return False
 
 
@@ -274,7 +310,7 @@ def choose_way(paths: Any, num_nodes: int, wanted: int) -> int:
     """The cheapest way by what is known beforehand, in units of one path listed (measured by bench/local_nodes.py)."""
     listing = paths
     by_paths = PATHS_PER_PATH_TRY * wanted
-    by_nodes = PATHS_PER_NODE_TRY * wanted * (1.0 + 1.5 * num_nodes / max(1, paths))
+    by_nodes = PATHS_PER_NODE_TRY * wanted * (1.0 + 2.8 * num_nodes / max(1, paths))
     if listing <= by_paths and listing <= by_nodes:
         return BY_LISTING
     return BY_NODES if by_nodes < by_paths else BY_PATHS
