@@ -10,7 +10,7 @@ nodes. Times are per node and core. Ratios are of one run.
 from __future__ import annotations
 
 import argparse
-import resource
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,6 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from largegt.prepare import sampler
+from largegt.prepare.engines.local import run_chunks
 from largegt.prepare.local_nodes import _both_ways, local_nodes
 
 
@@ -107,8 +108,14 @@ def compare(picture: Path) -> None:
         print(f"  largest degree {np.diff(csr[0]).max():>7,}: {elapsed_s:.1f} s")
     print(f"  ratio {times[1] / times[0]:.2f}")
 
-    print("\nthreads, 100,000 nodes, K=100:")
     graph = power_law(100_000, 50)
+    csr = _both_ways(graph, "both")
+    rows = np.empty((100_000, 100), np.int32)
+    there = csr[0].nbytes + csr[1].nbytes + rows.nbytes
+    extra = extra_bytes(csr, np.arange(100_000), rows)
+    print(f"\nmemory beyond the graph and the result ({there / 2**20:.0f} MiB): {extra / 2**20:.1f} MiB")
+
+    print("\nthreads, 100,000 nodes, K=100:")
     for threads in (1, 2, 4, 8, 16):
         elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(20_000), k=100, threads=t), 1)
         print(f"  {threads:>2}: {elapsed_s:.2f} s")
@@ -144,25 +151,49 @@ def draw(picture: Path) -> None:
     print(f"\n{picture} shows the cost per node against its two-hop paths")
 
 
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def extra_bytes(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray) -> int:
+    """Peak memory while all `nodes` are sampled, beyond the graph and the result, which are there before."""
+    rows.fill(0)
+    before, peak, done = anonymous_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    sample_all(csr, nodes, rows)
+    done.set()
+    watcher.join()
+    return max(0, peak[0] - before)
+
+
+def sample_all(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray) -> None:
+    """On all cores."""
+    run_chunks(
+        lambda start, stop: sampler.local_nodes_rows(*csr, nodes[start:stop], -1, -1, 0, 0, rows[start:stop]),
+        len(nodes),
+        1024,
+    )
+
+
 def products() -> None:
     """2.45M nodes, 61.9M undirected edges, heavy tail; all nodes, K=100, all cores."""
     csr = _both_ways(power_law(2_449_029, 52, exponent=2.0), "both")
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
-    graph = sp.csr_array((np.ones(len(csr[1]), bool), csr[1], csr[0]), shape=(len(degree),) * 2)
-    local_nodes(graph, np.arange(10), k=100, direction="out")
-    rows = np.empty((len(degree), 100), np.int32)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    from largegt.prepare.engines.local import run_chunks
-
-    def work(start: int, stop: int) -> None:
-        sampler.local_nodes_rows(*csr, np.arange(start, stop), -1, sampler.ANY_WAY, 0, 0, rows[start:stop])
-
-    elapsed_s = seconds(lambda: run_chunks(work, len(degree), 1024), 2)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    graph_bytes = csr[0].nbytes + csr[1].nbytes
-    print(f"LocalNodes of all nodes, K=100: {elapsed_s:.1f} s; memory beside graph and result "
-          f"{max(0, (after - before) * 1024 - rows.nbytes) / graph_bytes:.3f} of the graph")  # fmt: skip
+    nodes, rows = np.arange(len(degree)), np.empty((len(degree), 100), np.int32)
+    sample_all(csr, nodes[:10], rows[:10])
+    elapsed_s = seconds(lambda: sample_all(csr, nodes, rows), 2)
+    there = csr[0].nbytes + csr[1].nbytes + rows.nbytes
+    extra = extra_bytes(csr, nodes, rows)
+    print(f"LocalNodes of all nodes, K=100: {elapsed_s:.1f} s")
+    print(f"memory beyond the graph and the result: {extra / 2**20:.0f} MiB, {extra / there:.4f} of them")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from largegt.errors import ConfigError, InputError
 from largegt.prepare import kernels, sampler
@@ -462,3 +463,46 @@ def test_public_function_is_uniform_over_epochs(make_store: Any) -> None:
     drawn = np.stack([local_nodes(store, [0], k=9, epoch=e, threads=1)[0, 1:] for e in range(700)])
     members = neighborhood(neighbor_sets(bipartite(6, 40), 46, "both"), 0)
     assert uniformity_p(counts_of(drawn, members), 8) > 1e-4
+
+
+def test_an_edge_index_will_do() -> None:
+    edges = np.array(SIX_NODES).T
+    from_matrix = local_nodes(matrix(SIX_NODES, 6), k=4)
+    np.testing.assert_array_equal(local_nodes(edges, k=4, num_nodes=6), from_matrix)
+    import torch
+
+    np.testing.assert_array_equal(local_nodes(torch.from_numpy(edges), k=4, num_nodes=6), from_matrix)
+    assert len(local_nodes(edges, k=4)) == 5, "node 5 has no edge, so nothing names it"
+    for wrong in (edges.T, edges.astype(float), edges - 1):
+        with pytest.raises(InputError):
+            local_nodes(wrong, k=4, num_nodes=6)
+
+
+def test_p_values_of_many_nodes_look_uniform() -> None:
+    """One node may look odd by chance; the p-values of all of them together must not lean either way."""
+    rng = np.random.default_rng(8)
+    edges = [(int(40 * rng.random() ** 2), int(rng.integers(40))) for _ in range(140)]
+    edges = [(a, b) for a, b in edges if a != b]
+    p_values = []
+    for direction in DIRECTIONS:
+        neighbors = neighbor_sets(edges, 40, direction)
+        for i in range(0, 40, 3):
+            members = neighborhood(neighbors, i)
+            for way in WAYS.values():
+                if len(members) >= 8:
+                    drawn = repeated(edges, 40, direction, i, 5, 700, way)
+                    p_values.append(uniformity_p(counts_of(drawn, members), 4))
+    assert len(p_values) > 60
+    assert kstest(p_values, "uniform").pvalue > 1e-3
+    assert min(p_values) > 1e-5
+
+
+@pytest.mark.parametrize("hop1_share", [None, 0.5])
+def test_the_same_for_any_number_of_threads(hop1_share: float | None) -> None:
+    rng = np.random.default_rng(2)
+    edges = np.stack([(3000 * rng.random(30_000) ** 3).astype(int), rng.integers(3000, size=30_000)])
+    one = local_nodes(edges, k=30, num_nodes=3000, threads=1, hop1_share=hop1_share)
+    for threads in (2, 16):
+        np.testing.assert_array_equal(
+            local_nodes(edges, k=30, num_nodes=3000, threads=threads, hop1_share=hop1_share), one
+        )

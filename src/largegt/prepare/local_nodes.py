@@ -1,8 +1,8 @@
 """LocalNodes (the paper's Algorithm 1): K local nodes for each node, from its one- and two-hop neighbourhood.
 
-Enters: a GraphStore or a SciPy sparse matrix, and the nodes to sample for. Leaves: int32 [n, K], column 0 the node
-itself. Cost: about K·(paths / neighbours) random reads per node; memory is the result and a few K per thread, never
-A·A and seldom even one neighbourhood.
+Enters: a GraphStore, a SciPy sparse matrix or an edge_index, and the nodes to sample for. Leaves: int32 [n, K], column
+0 the node itself. Cost: grows with K, not with the neighbourhood (see sampler.py); memory is the result and some K per
+thread, never A·A and not even one neighbourhood.
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2: neither hubs nor nodes reached by many
 paths are favoured. It depends on (seed, epoch, node) alone, so threads, order and the choice of nodes change nothing.
@@ -36,9 +36,11 @@ def local_nodes(
     threads: int | None = None,
     progress: Progress | None = None,
     hop1_share: float | None = None,
+    num_nodes: int | None = None,
 ) -> Array:
-    """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore or a SciPy sparse matrix whose entry
-    (i, j) is an edge from i to j.
+    """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore, a SciPy sparse matrix whose entry
+    (i, j) is an edge from i to j, or an `edge_index` [2, E] (NumPy or torch) over `num_nodes` nodes, by default as
+    many as it names.
 
     With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
     at distance two, each without replacement while it lasts; what one cannot fill the other does.
@@ -50,7 +52,7 @@ def local_nodes(
     hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
-    csr = _both_ways(graph, direction)
+    csr = _both_ways(_as_graph(graph, num_nodes), direction)
     num_nodes = len(csr[0]) - 1
     wanted = np.arange(num_nodes) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= num_nodes)
@@ -74,6 +76,23 @@ def node_numbers(nodes: Any) -> Array:
     if array.size and array.dtype.kind not in "iu":
         raise InputError(f"nodes must be whole numbers or a mask, found {array.dtype}")
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _as_graph(graph: Any, num_nodes: int | None) -> Any:
+    """An `edge_index` as a SciPy matrix; anything else as it is."""
+    if hasattr(graph, "csr") or hasattr(graph, "tocoo"):
+        return graph
+    import scipy.sparse as sp
+
+    edges = np.asarray(graph)
+    if edges.ndim != 2 or len(edges) != 2 or edges.dtype.kind not in "iu":
+        raise InputError(
+            f"expected a store, a sparse matrix or an edge_index [2, E], found {edges.dtype} {edges.shape}"
+        )
+    size = num_nodes if num_nodes is not None else int(edges.max(initial=-1)) + 1
+    if edges.size and (edges.min() < 0 or edges.max() >= size):
+        raise InputError(f"edge_index names node {int(edges.max())}, but nodes go from 0 to {size - 1}")
+    return sp.coo_array((np.ones(edges.shape[1], dtype=np.int8), (edges[0], edges[1])), shape=(size, size))
 
 
 def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array]:

@@ -39,7 +39,8 @@ def make_fabric(config: TrainConfig) -> Fabric:
     precision: Any = config.precision
     if precision == "auto":
         precision = "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces the precision at every start
+    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
+        logging.getLogger(name).setLevel(logging.WARNING)
     return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
