@@ -381,13 +381,13 @@ def local_nodes_rows(
         far = row if one_hop else row[: wanted - min(hop1_slots, stop - start)]
         way = choose_way(paths, num_nodes, len(far)) if forced == ANY_WAY else forced
         table[:] = -1
-        found = False
-        if way == BY_PATHS:
+        found = len(far) == 0  # where every slot is for a direct neighbour
+        if not found and way == BY_PATHS:
             found = sample_by_paths(
                 indptr, indices, rev_indptr, rev_indices, i, one_hop, paths, block, block_ends, bits, state, table,
                 far, 2 * paths // PATHS_PER_PATH_TRY,
             )  # fmt: skip
-        elif way == BY_NODES:
+        elif not found and way == BY_NODES:
             found = sample_by_nodes(
                 indptr, indices, rev_indptr, rev_indices, i, one_hop, bits, state, table, far,
                 2 * paths // PATHS_PER_NODE_TRY,
