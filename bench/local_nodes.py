@@ -103,7 +103,7 @@ def compare(picture: Path) -> None:
         csr = _both_ways(with_larger_hubs(graph, factor), "both")
         nodes = np.arange(100_000)
         rows = np.empty((len(nodes), 100), np.int32)
-        elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 1)
+        elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 3)
         times.append(elapsed_s)
         print(f"  largest degree {np.diff(csr[0]).max():>7,}: {elapsed_s:.1f} s")
     print(f"  ratio {times[1] / times[0]:.2f}")
@@ -117,7 +117,7 @@ def compare(picture: Path) -> None:
 
     print("\nthreads, 100,000 nodes, K=100:")
     for threads in (1, 2, 4, 8, 16):
-        elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(20_000), k=100, threads=t), 1)
+        elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(20_000), k=100, threads=t), 3)
         print(f"  {threads:>2}: {elapsed_s:.2f} s")
     draw(picture)
 

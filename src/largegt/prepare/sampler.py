@@ -27,7 +27,7 @@ PATH_BLOCKS = 1024
 """Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""
 FILTER_BITS = 1 << 17
 """Bits of the filter that says which nodes may be neighbours: 16 KiB, so that it stays in the first-level cache."""
-PATHS_PER_PATH_TRY, PATHS_PER_NODE_TRY = 200, 30
+PATHS_PER_PATH_TRY, PATHS_PER_NODE_TRY = 150, 37
 """What one try costs by paths and by nodes, in paths listed (measured by bench/local_nodes.py)."""
 BATCH = 16
 """Tries drawn at a time, so that their reads of memory overlap."""
