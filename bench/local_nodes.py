@@ -3,8 +3,8 @@
     python bench/local_nodes.py                      # ratios and a plot, a minute or two
     python bench/local_nodes.py --products           # a graph of ogbn-products' size and shape, all nodes, K=100
 
-(a) SciPy forms A·A, then each node's row is sampled in Python; (b) our own listing of every path, forced for all
-nodes. Times are per node and core. Ratios are of one run.
+(a) SciPy forms A·A, then a pool of processes samples each node's row in Python; (b) our own listing of every path,
+forced for all nodes. Times are per node and core. Ratios are of one run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +24,7 @@ import scipy.sparse as sp
 from largegt.prepare import sampler
 from largegt.prepare.engines.local import run_chunks
 from largegt.prepare.local_nodes import _both_ways, local_nodes
+from largegt.threads import num_threads
 
 
 def power_law(num_nodes: int, mean_degree: float, exponent: float = 1.5) -> sp.csr_array:
@@ -65,20 +68,36 @@ def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = samp
 
 
 def by_scipy(adjacency: sp.csr_array, nodes: np.ndarray, k: int) -> tuple[float, int]:
-    """Seconds per node on one core and non-zeros of A·A: the product for all nodes, the sampling for some."""
+    """Seconds per node and core, and non-zeros of A·A: the product for all nodes on one core, then the sampling of
+    some by a pool of processes, its wall time multiplied by their number."""
     matrix = adjacency.astype(np.int32)
     start = time.perf_counter()
     square = (matrix @ matrix).tocsr()
     product_s = (time.perf_counter() - start) / adjacency.shape[0]
-    rng = np.random.default_rng(0)
-    start = time.perf_counter()
-    for i in nodes[:500]:
-        near = adjacency.indices[adjacency.indptr[i] : adjacency.indptr[i + 1]]
-        far = square.indices[square.indptr[i] : square.indptr[i + 1]]
-        reach = np.union1d(near, far)
-        reach = reach[reach != i]
-        rng.choice(reach, k - 1, replace=len(reach) < k - 1) if len(reach) else rng.integers(len(nodes), size=k - 1)
-    return product_s + (time.perf_counter() - start) / 500, square.nnz
+    _shared.update(adjacency=adjacency, square=square, k=k)
+    num_processes, some = num_threads(None), nodes[:1000]
+    with get_context("fork").Pool(num_processes) as pool:  # forked, so that A·A is shared and not copied
+        pool.map(sample_plainly, some[:num_processes])
+        start = time.perf_counter()
+        pool.map(sample_plainly, some, chunksize=50)
+        sampling_s = (time.perf_counter() - start) * num_processes / len(some)
+    return product_s + sampling_s, square.nnz
+
+
+_shared: dict[str, Any] = {}
+
+
+def sample_plainly(i: int) -> np.ndarray:
+    """One node's row as one would write it first."""
+    adjacency, square, wanted = _shared["adjacency"], _shared["square"], _shared["k"] - 1
+    rng = np.random.default_rng(i)
+    near = adjacency.indices[adjacency.indptr[i] : adjacency.indptr[i + 1]]
+    far = square.indices[square.indptr[i] : square.indptr[i + 1]]
+    reach = np.union1d(near, far)
+    reach = reach[reach != i]
+    if not len(reach):
+        return rng.integers(adjacency.shape[0], size=wanted)
+    return rng.choice(reach, wanted, replace=len(reach) < wanted)
 
 
 def compare(picture: Path) -> None:
