@@ -15,7 +15,7 @@ _EMPTY = -1
 
 
 @njit(nogil=True, cache=True)
-def _mix(value: Any) -> Any:
+def mix(value: Any) -> Any:
     """A full-avalanche mix of 64 bits (the finaliser of splitmix64)."""
     x = np.uint64(value)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -28,7 +28,7 @@ def hash_integers(ids: Any, table: Any) -> Any:
     """Enter every id into an open-addressing table of positions; where an id occurs again, or -1."""
     mask = np.uint64(len(table) - 1)
     for position in range(len(ids)):
-        slot = _mix(ids[position]) & mask
+        slot = mix(ids[position]) & mask
         while table[slot] != _EMPTY:
             if ids[table[slot]] == ids[position]:
                 return position
@@ -42,7 +42,7 @@ def find_integers(wanted: Any, ids: Any, table: Any, found: Any, low: Any, high:
     """found[e] = position of wanted[e] among ids, or -1."""
     mask = np.uint64(len(table) - 1)
     for e in range(low, high):
-        slot = _mix(wanted[e]) & mask
+        slot = mix(wanted[e]) & mask
         found[e] = -1
         while table[slot] != _EMPTY:
             if ids[table[slot]] == wanted[e]:
@@ -57,7 +57,7 @@ def _hash_text(text: Any, start: Any, stop: Any) -> Any:
     x = np.uint64(0xCBF29CE484222325)
     for at in range(start, stop):
         x = (x ^ np.uint64(text[at])) * np.uint64(0x100000001B3)
-    return _mix(x)
+    return mix(x)
 
 
 @njit(nogil=True, cache=True)

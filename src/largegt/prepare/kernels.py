@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from ..graph.kernels import mix
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
@@ -21,14 +23,6 @@ FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS = 0, 1, 2
 
 
 # random numbers ------------------------------------------------------------------------------------------------
-
-
-@njit(nogil=True, cache=True)
-def mix(x: Any) -> Any:
-    """A bijection of 64 bits in which every input bit moves about half of the output bits (splitmix64's)."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_A
-    x = (x ^ (x >> np.uint64(27))) * _MIX_B
-    return x ^ (x >> np.uint64(31))
 
 
 @njit(nogil=True, cache=True)

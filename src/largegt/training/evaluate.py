@@ -48,12 +48,18 @@ def evaluate(
 
 
 def evaluate_prepared(
-    model: NodeModel, config: TrainConfig, prepared: Prepared, split: str, head: TaskHead
+    model: NodeModel,
+    config: TrainConfig,
+    prepared: Prepared,
+    split: str,
+    head: TaskHead,
+    loader: TokenLoader | None = None,
 ) -> dict[str, float]:
-    """Scores of a model on a split of a Prepared; empty when the split is."""
+    """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
+    laying out the token table once more."""
     fabric = make_fabric(config)
     model = model.to(fabric.device)
-    loader = make_loader(prepared, model, config, fabric.device)
+    loader = loader or make_loader(prepared, model, config, fabric.device)
     return score_rows(model, [loader], prepared.split_rows(split), config.eval_batch_size, head, fabric)
 
 

@@ -27,6 +27,7 @@ from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
 from ..tokens.fresh import FreshNeighborhoods
+from ..tokens.loader import TokenLoader
 from ..types import PathLike
 from .checkpoint import Progress, load_checkpoint, save_checkpoint
 from .evaluate import evaluate_prepared, score_rows
@@ -141,7 +142,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
         log.close()
         if fresh is not None:
             fresh.close()
-    _finish(run, prepared, model, head, state, log.history, device)
+    _finish(run, prepared, loader, head, state, log.history)
     return run
 
 
@@ -159,8 +160,8 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 
 def _finish(
-    run: Run, prepared: Prepared, model: NodeModel, head: TaskHead, state: Progress,
-    history: list[dict[str, Any]], device: torch.device,
+    run: Run, prepared: Prepared, loader: TokenLoader, head: TaskHead, state: Progress,
+    history: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     """Score the best weights on valid and, for the first time, on test; write metrics.json."""
     best = run.load_model(prepared)
@@ -168,15 +169,15 @@ def _finish(
         "model": run.config.model.name,
         "dataset": prepared.meta["name"],
         "seed": run.config.train.seed,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_parameters": sum(parameter.numel() for parameter in best.parameters()),
         "best_epoch": state.best_epoch,
         "epochs": state.epoch,
         "stopped": state.stopped,
         "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
         "train_time_s": state.elapsed_s,
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        "valid": evaluate_prepared(best, run.config.train, prepared, "valid", head),
-        "test": evaluate_prepared(best, run.config.train, prepared, "test", head),
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
+        "valid": evaluate_prepared(best, run.config.train, prepared, "valid", head, loader),
+        "test": evaluate_prepared(best, run.config.train, prepared, "test", head, loader),
     }
     write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
 
