@@ -130,6 +130,14 @@ def test_a_crooked_name_is_refused(override: str) -> None:
         Config.from_recipe("default", [override])
 
 
+def test_the_token_table_is_no_part_of_the_preparation() -> None:
+    config = Config.from_recipe("default", ["tokens.table=disk"])
+    assert config.tokens.table == "disk"
+    assert config.preparation == Config().preparation
+    with pytest.raises(ConfigError, match=r"tokens\.table cannot be 'ram'"):
+        Config.from_recipe("default", ["tokens.table=ram"])
+
+
 def test_a_value_is_no_table() -> None:
     with pytest.raises(ConfigError, match="is a value, not a table"):
         Config.from_recipe("demo", ["train.epochs.more=3"])

@@ -52,6 +52,48 @@ def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, 
     assert on_cpu["accuracy"] == pytest.approx(metrics["test"]["accuracy"], abs=0.05)
 
 
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("place", ["gpu", "host", "disk", "unpinned"])
+def test_every_table_gives_the_same_batches(
+    prepared: lg.Prepared, place: str, distinct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from largegt.tokens import table
+
+    if place == "unpinned":
+        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+    expected = list(lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct))
+    where = "host" if place == "unpinned" else place
+    batches = lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct, device="cuda", table=where)
+    for found, there in zip(batches, expected, strict=True):
+        torch.randn(2000, 2000, device="cuda") @ torch.randn(2000, 2000, device="cuda")  # a step to overlap with
+        assert all(a.is_cuda and torch.equal(a.cpu(), b) for a, b in zip(found.tensors(), there.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("place", ["gpu", "host", "disk"])
+def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: str) -> None:
+    store = lg.GraphStore.open(prepared.path.parent.parent)
+    config = lg.Config.from_recipe(
+        "default",
+        ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
+         "train.resample=epoch", "train.learning_rate=5e-3", f"tokens.table={place}"],
+    )  # fmt: skip
+    assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
+
+
+def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
+    from largegt.tokens.table import _pinned
+
+    host = torch.ones(1000, 3, 8)
+    view = _pinned(host, torch.device("cuda"))
+    assert view.is_cuda
+    assert float(view.sum()) == host.numel()
+    with pytest.warns(UserWarning, match="could not be pinned"):
+        assert _pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
+    assert float(torch.ones(5, device="cuda").sum()) == 5
+    del view
+    assert _pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
+
+
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
     from largegt.config import PositionsConfig
     from largegt.prepare.positions import positions

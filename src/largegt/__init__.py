@@ -39,11 +39,13 @@ _HOMES = {
     "evaluate": ".training.evaluate",
     "predict": ".predict",
     "report": ".report.page",
+    "synthetic": ".datasets.synthetic",
     "LargeGTError": ".errors",
 }
 
 if TYPE_CHECKING:
     from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
+    from .datasets.synthetic import synthetic
     from .errors import LargeGTError
     from .graph import sources
     from .graph.ingest import ingest
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
     "Run", "TokenBatch", "TrainConfig", "__version__", "evaluate", "ingest", "local_nodes", "predict", "prepare",
-    "report", "sources", "token_batches", "train",
+    "report", "sources", "synthetic", "token_batches", "train",
 ]  # fmt: skip
 
 

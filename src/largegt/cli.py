@@ -33,6 +33,23 @@ Recipe = Annotated[
     str, typer.Option(help="A recipe's name or a .toml file. `largegt settings --recipes` lists those included.")
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores when not given.")]
+
+
+def _checked_memory(memory: str | None) -> str | None:
+    """Refuse a wrong size before any work."""
+    from .memory import memory_budget
+
+    memory_budget(memory)
+    return memory
+
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory to use, e.g. 4GiB; half of what is free when not given. The result is the same.",
+        callback=_checked_memory,
+    ),
+]
 Draws = Annotated[int, typer.Option(help="Average predictions over this many samples of local nodes.", min=1)]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 
@@ -68,6 +85,59 @@ def demo(
 
 
 @app.command()
+def synthesize(
+    like: Annotated[str, typer.Option(help="The dataset to imitate: ogbn-products, snap-patents or ogbn-papers100M.")],
+    out: Annotated[Path, typer.Option(help="The store's folder; with --files, the folder for the files.")],
+    scale: Annotated[
+        float, typer.Option(help="How large, in units of the dataset: 0.01 is a hundredth of its nodes and edges.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another seed is another graph of the same kind.")] = 0,
+    files: Annotated[
+        bool, typer.Option("--files", help="Write Parquet and .npy files instead, and print how to ingest them.")
+    ] = False,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a graph with the size and the character of a known dataset, to try a machine or a setting on.
+
+    Example:  largegt synthesize --like ogbn-products --scale 0.01 --out data/s
+
+    Nodes, edges, degrees, homophily, feature width, classes and split sizes are the dataset's (counts times --scale),
+    the contents are random. Communities carry the classes: features alone tell some of a node's class, its neighbours
+    more, so scores mean something, though they are not the dataset's. Edges and features are made as they are
+    written: memory grows by a few bytes per node. The same --like, --scale and --seed give the same graph.
+
+    A store goes on as any other:  largegt train data/s --out runs/s
+
+    --files tries ingest itself; --set takes its settings, e.g. --set feature_dtype=float16.
+    """
+    from .config import IngestConfig, parse_overrides
+    from .datasets.synthetic import ingest_config, synthetic, write_files
+    from .graph.ingest import ingest as run_ingest
+
+    changed = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
+    config = ingest_config(like, **changed.model_dump(exclude_unset=True))
+    if files and memory is not None:
+        raise ConfigError(
+            "--memory is for ingest: leave it out with --files and give it to the command that is printed"
+        )
+    given = synthetic(like, scale, seed)
+    with _progress(as_json) as progress:
+        if files:
+            command = write_files(given, out, config, overwrite=overwrite, progress=progress)
+        else:
+            run_ingest(given, out, config, overwrite=overwrite, progress=progress, memory=memory)
+    if not files:
+        _show_folder(out, as_json, verify=False)
+    elif as_json:
+        _print_json({"path": str(out), "command": command})
+    else:
+        print(f"The files are in {out}. Next: {command}")
+
+
+@app.command()
 def ingest(
     out: Annotated[Path, typer.Option(help="The store's folder.")],
     edges: Annotated[
@@ -100,6 +170,7 @@ def ingest(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
     settings: Settings = None,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn your files into a store.
@@ -111,6 +182,8 @@ def ingest(
     Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
     predicted. Without a split, labelled nodes are split at random. Settings: undirected=true, task, split,
     split_seed, stratify, feature_dtype, unknown_ids, fill_missing (see `largegt settings`).
+
+    Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     """
     from .config import IngestConfig, parse_overrides
     from .graph import sources
@@ -123,7 +196,7 @@ def ingest(
         num_nodes=num_nodes,
     )  # fmt: skip
     with _progress(as_json) as progress:
-        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress)
+        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, memory=memory)
     if not as_json:
         print("\n".join(given.notes))
     _show_folder(store.path, as_json, verify=False)
@@ -145,11 +218,17 @@ def prepare(
     recipe: Recipe = "default",
     settings: Settings = None,
     threads: Threads = None,
+    memory: Memory = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would take: disk, memory, rough time.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sample local nodes, compute context features and positional encodings; what is there already is kept.
 
     Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positions.method=node2vec
+
+    The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     """
     from .config import Config
     from .graph.store import GraphStore
@@ -157,9 +236,15 @@ def prepare(
 
     config = Config.from_recipe(recipe, settings or []).prepare
     opened = GraphStore.open(store)
+    if dry_run:
+        from .prepare.estimate import estimate
+
+        found = estimate(opened, config, memory, threads)
+        _print_json(found.as_dict()) if as_json else _print_estimate(found.as_dict(), f"To prepare {store}")
+        return
     _say_stale(opened, config, as_json)
     with _progress(as_json) as progress:
-        prepared = run_prepare(opened, config, threads, progress)
+        prepared = run_prepare(opened, config, threads, progress, memory=memory)
     _show_folder(prepared.path, as_json, verify=False)
 
 
@@ -177,6 +262,7 @@ def train(
     budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; prepares the store first where that is missing.
@@ -208,7 +294,7 @@ def train(
     check_out(out, config, data, resume, overwrite)
     _say_stale(data, config.preparation, as_json)
     with _progress(as_json) as progress:
-        finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress)
+        finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress, memory=memory)
     if as_json:
         _print_json(finished.metrics)
     else:
@@ -246,13 +332,14 @@ def predict(
     ] = False,
     draws: Draws = 1,
     device: Device = None,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result."""
     from .predict import predict as run_predict
 
     with _progress(as_json) as progress:
-        table = run_predict(run, out, node, split, probabilities, device, progress, draws)
+        table = run_predict(run, out, node, split, probabilities, device, progress, draws, memory)
     if as_json:
         _print_json({"out": str(out), "rows": table.num_rows, "columns": table.column_names})
         return
@@ -381,8 +468,40 @@ def _show_folder(path: Path, as_json: bool, verify: bool) -> None:
     for name in ("splits", "classes", "degrees"):
         if isinstance(facts.get(name), dict):
             _print_bars(name, facts[name])
+    if "preparation" in facts:
+        _print_estimate(facts["preparation"], "To prepare it as the default recipe says")
     if "metrics" in facts:
         _print_metrics(facts["metrics"])
+
+
+def _print_estimate(found: dict[str, Any], title: str) -> None:
+    """What a preparation will take, stage by stage."""
+    from .memory import format_bytes
+
+    if found["already_prepared"]:
+        print("It is prepared already; this is what it would take again.")
+    rows = [
+        (
+            stage["name"], format_bytes(stage["disk_bytes"]), format_bytes(stage["scratch_bytes"]),
+            format_bytes(stage["memory_bytes"]), _duration(stage["elapsed_s"]),
+        )
+        for stage in found["stages"]
+    ]  # fmt: skip
+    total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
+             format_bytes(found["memory_bytes"]), _duration(found["elapsed_s"]))  # fmt: skip
+    _print_table(
+        f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows",
+        ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total],
+    )  # fmt: skip
+    free = found["free_disk_bytes"]
+    if found["peak_disk_bytes"] > free:
+        print(f"This does not fit: {format_bytes(free)} are free on that disk.")
+
+
+def _duration(elapsed_s: float) -> str:
+    if elapsed_s < 90:
+        return f"{elapsed_s:.0f} s" if elapsed_s >= 1 else "under 1 s"
+    return f"{elapsed_s / 60:.0f} min" if elapsed_s < 5400 else f"{elapsed_s / 3600:.1f} h"
 
 
 def _print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:

@@ -275,12 +275,20 @@ class TrainConfig(Settings):
         return str(budget)
 
 
+class TableConfig(Settings):
+    """The token table during training. Results do not depend on it."""
+
+    table: Literal["auto", "gpu", "host", "disk"] = "auto"
+    """Where token rows lie: in the GPU's memory, in this machine's (pinned), or on disk. auto: the first with room."""
+
+
 class Config(Settings):
     """A whole run: what to prepare, which model, how to train."""
 
     prepare: PrepareConfig = PrepareConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    tokens: TableConfig = TableConfig()
 
     @classmethod
     def from_recipe(cls, recipe: PathLike = "default", overrides: Iterable[str] = ()) -> Config:

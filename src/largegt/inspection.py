@@ -11,6 +11,8 @@ import numpy as np
 from .errors import FormatError, InputError
 from .types import PathLike
 
+_BLOCK_NODES = 1 << 20
+
 if TYPE_CHECKING:
     from .graph.store import GraphStore
     from .prepare.prepared import Prepared
@@ -46,16 +48,26 @@ def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
     return facts
 
 
-def degree_histogram(degrees: Any) -> dict[str, int]:
-    """Nodes by degree, in doubling bins: `{"0": …, "1": …, "2-3": …, "4-7": …}`."""
-    bins = np.where(degrees > 0, np.floor(np.log2(np.maximum(degrees, 1))).astype(np.int64) + 1, 0)
-    counts = np.bincount(bins)
-    names = ["0", "1", *(f"{2**b}-{2 ** (b + 1) - 1}" for b in range(1, len(counts)))]
-    return {name: int(count) for name, count in zip(names, counts, strict=False)}
+class _Degrees:
+    """Facts about the rows of a CSR, read in blocks."""
+
+    def __init__(self, indptr: Any) -> None:
+        num_nodes = len(indptr) - 1
+        self.mean = float(indptr[-1]) / num_nodes
+        self.largest = 0
+        counts = np.zeros(65, dtype=np.int64)
+        for start in range(0, num_nodes, _BLOCK_NODES):
+            degrees = np.diff(indptr[start : start + _BLOCK_NODES + 1])
+            self.largest = max(self.largest, int(degrees.max()))
+            counts += np.bincount(np.frexp(degrees.astype(np.float64))[1], minlength=65)
+        names = ["0", "1", *(f"{2**b}-{2 ** (b + 1) - 1}" for b in range(1, 64))]
+        last = int(np.flatnonzero(counts)[-1])
+        self.histogram = {name: int(count) for name, count in zip(names[: last + 1], counts, strict=False)}
+        """Nodes by degree, in doubling bins: `{"0": …, "1": …, "2-3": …, "4-7": …}`."""
 
 
 def _store(store: GraphStore) -> dict[str, Any]:
-    degrees = np.diff(store.csr("both")[0])
+    degrees = _Degrees(store.csr("both")[0])
     labels = store.labels[store.labelled]
     by_class = None
     if store.task in ("multiclass", "binary"):
@@ -70,10 +82,10 @@ def _store(store: GraphStore) -> dict[str, Any]:
         "directed": store.directed,
         "self_loops_dropped": store.folder.meta.get("self_loops_dropped", 0),
         "duplicates_merged": store.folder.meta.get("duplicates_merged", 0),
-        "isolated_nodes": int((degrees == 0).sum()),
-        "mean_degree": float(degrees.mean()),
-        "max_degree": int(degrees.max()),
-        "degrees": degree_histogram(degrees),
+        "isolated_nodes": degrees.histogram.get("0", 0),
+        "mean_degree": degrees.mean,
+        "max_degree": degrees.largest,
+        "degrees": degrees.histogram,
         "features": store.num_features,
         "feature_dtype": store.feature_dtype,
         "ids": store.id_kind,
@@ -85,7 +97,20 @@ def _store(store: GraphStore) -> dict[str, Any]:
         "bytes": store.folder.num_bytes,
         "fingerprint": store.fingerprint,
         "prepared": prepared,
+        **_preparation(store),
     }
+
+
+def _preparation(store: GraphStore) -> dict[str, Any]:
+    """What preparing it by the default recipe would take, for a store that can be and is not yet."""
+    from .config import Config
+    from .prepare.estimate import estimate
+    from .prepare.prepared import prepared_path
+
+    config = Config.from_recipe().prepare
+    if not store.labelled.any() or prepared_path(store, config).exists():
+        return {}
+    return {"preparation": estimate(store, config).as_dict()}
 
 
 def _prepared(prepared: Prepared) -> dict[str, Any]:

@@ -35,11 +35,13 @@ def predict(
     device: str | None = None,
     progress: Progress | None = None,
     draws: int = 1,
+    memory: str | int | None = None,
 ) -> pa.Table:
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
-    With several `draws`, predictions are averaged over as many samples of local nodes.
+    With several `draws`, predictions are averaged over as many samples of local nodes. `memory` is for preparing nodes
+    that are not prepared yet.
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
     """
     if out is not None and Path(out).suffix not in _SUFFIXES:
@@ -49,7 +51,7 @@ def predict(
     opened = Run.open(run)
     config = opened.train_config(device)
     store = opened.store()
-    prepared = opened.prepared(progress, reachable=draws > 1)
+    prepared = opened.prepared(progress, reachable=draws > 1, memory=memory)
     if split is not None:
         nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
     else:
@@ -58,9 +60,9 @@ def predict(
     fabric = make_fabric(config)
     model = opened.load_model(prepared).to(fabric.device)
     head = opened.head(prepared)
-    prepared = _covering(prepared, store, nodes, progress)
+    prepared = _covering(prepared, store, nodes, progress, memory)
     rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
-    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws)
+    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws, opened.config.tokens.table)
     width = head.num_outputs if head.task in ("multiclass", "multilabel") else 2 if head.task == "binary" else 1
     by_row = np.empty((len(rows), width), dtype=np.float32)
     batches = averaged_logits(model, loaders, rows, config.eval_batch_size, head, fabric, progress, "predict")
@@ -97,13 +99,16 @@ def write_table(table: pa.Table, out: PathLike) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _covering(prepared: Prepared, store: GraphStore, nodes: Array, progress: Progress | None) -> Prepared:
+def _covering(
+    prepared: Prepared, store: GraphStore, nodes: Array, progress: Progress | None, memory: str | int | None
+) -> Prepared:
     """A Prepared that has a row for every node asked for. Sampling depends on (seed, node) alone, so the rows that
     both have are the same."""
     if (prepared.rows_of(nodes) >= 0).all():
         return prepared
     everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
-    return prepare(store, prepared.config.model_copy(update={"local_nodes": everyone}), progress=progress)
+    config = prepared.config.model_copy(update={"local_nodes": everyone})
+    return prepare(store, config, progress=progress, memory=memory)
 
 
 def _table(store: GraphStore, nodes: Array, probabilities: Array, all_probabilities: bool) -> pa.Table:

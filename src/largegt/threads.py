@@ -7,8 +7,9 @@ concurrent callers. A thread pool has neither trap, and gives progress and Ctrl-
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -31,3 +32,20 @@ def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: 
         return
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda pair: task(*pair), ranges)
+
+
+def run_ahead(task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None) -> Iterator[Any]:
+    """`task(item)` for each item, results in order. At most one result per thread waits to be taken, so that a slow
+    taker does not fill the memory."""
+    workers = num_threads(threads)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(task, item))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

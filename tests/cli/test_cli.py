@@ -24,7 +24,9 @@ from largegt.config import recipe_names
 from largegt.graph.store import GraphStore
 from run_helpers import SMALL, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
-VERBS = ("demo", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings")
+VERBS = (
+    "demo", "synthesize", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings",
+)  # fmt: skip
 SET = [part for item in SMALL for part in ("--set", item)]
 
 
@@ -515,3 +517,67 @@ def test_usage_mistakes_are_typers_own(lg: Cli) -> None:
 
 def test_stores_are_opened_by_what_they_are(store: Path) -> None:
     assert GraphStore.open(store).num_nodes == 150
+
+
+# larger than memory
+
+
+def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) -> None:
+    g = easy_store(tmp_path / "g").path
+    said = lg("prepare", g, *SET, "--dry-run", "--json").json
+    assert not (g / "prepared").exists()
+    assert said["num_nodes"] == 150
+    assert said["peak_disk_bytes"] > said["disk_bytes"] > 0
+    assert said["memory_bytes"] > 10 << 20
+    assert {stage["name"] for stage in said["stages"]} == {"local nodes", "context features", "positions, projection"}
+    shown = lg("prepare", g, *SET, "--dry-run").out
+    for word in ("To prepare", "on disk", "scratch", "memory", "rough time", "context features", "all"):
+        assert word in shown
+    assert "does not fit" not in shown
+    inspected = lg("inspect", g, "--json").json["preparation"]
+    assert inspected["num_nodes"] == 150
+    assert "To prepare it as the default recipe says" in lg("inspect", g).out
+    lg("prepare", g)
+    assert "preparation" not in lg("inspect", g, "--json").json
+    assert "It is prepared already" in lg("prepare", g, "--dry-run").out
+
+
+def test_a_disk_that_is_too_small_is_said_before(lg: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+    from collections import namedtuple
+
+    g = easy_store(tmp_path / "g").path
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10000, 9000, 1000))
+    assert "This does not fit: 1000 B are free on that disk." in lg("prepare", g, *SET, "--dry-run").out
+    refused(lg("prepare", g, *SET), "local nodes needs", "1000 B are free", "run the same command again")
+
+
+@pytest.mark.parametrize("verb", ["ingest", "prepare", "train", "synthesize"])
+def test_memory_that_is_none(lg: Cli, store: Path, tmp_path: Path, verb: str) -> None:
+    edges, _ = write_tables(tmp_path)
+    arguments: dict[str, list[Any]] = {
+        "ingest": ["--edges", edges, "--out", tmp_path / "g"],
+        "prepare": [store, "--set", "prepare.local_nodes.k=9"],
+        "train": [store, "--out", tmp_path / "r", "--set", "prepare.local_nodes.k=9"],
+        "synthesize": ["--like", "ogbn-products", "--scale", 0.0001, "--out", tmp_path / "s"],
+    }
+    refused(lg(verb, *arguments[verb], "--memory", "plenty"), "'plenty' is no size: write 4GiB")
+    refused(lg(verb, *arguments[verb], "--memory", "4kb"), "at least 256.0 MiB")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
+
+
+def test_synthesize_to_a_prediction(lg: Cli, tmp_path: Path) -> None:
+    g, r, p = tmp_path / "g", tmp_path / "r", tmp_path / "p.parquet"
+    facts = lg("synthesize", "--like", "snap-patents", "--scale", 0.0002, "--out", g, "--json").json
+    assert facts["nodes"] == 585
+    assert facts["directed"]
+    assert facts["name"] == "snap-patents-like"
+    trained = lg(
+        "train", g, *SET, "--set", "tokens.table=host", "--epochs", 1, "--out", r, "--memory", "1GiB", "--json"
+    )
+    assert 0 <= trained.json["valid"]["accuracy"] <= 1
+    assert lg("predict", r, "--out", p, "--memory", "1GiB", "--json").json["rows"] == 585
+    refused(lg("train", g, *SET, "--set", "tokens.table=gpu", "--set", "train.device=cpu", "--out", tmp_path / "q"),
+            "tokens.table=auto")  # fmt: skip
+    refused(lg("synthesize", "--like", "ogbn-product", "--out", tmp_path / "h"), "did you mean 'ogbn-products'")

@@ -1,4 +1,4 @@
-"""The hand-drawn graph as a fixture."""
+"""The hand-drawn graph, and an ingest in tiny steps, as fixtures."""
 
 from __future__ import annotations
 
@@ -11,3 +11,24 @@ from graph_helpers import SIX_EDGES
 @pytest.fixture
 def six() -> Any:
     return SIX_EDGES.copy()
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Small inputs go through everything that large ones do; `memory` is a number of bytes, however small."""
+    monkeypatch.setattr("largegt.graph.ingest.memory_budget", lambda memory: int(memory or 1 << 28))
+    monkeypatch.setattr("largegt.graph.tables.CSV_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("largegt.graph.parts.EDGE_CHUNK_ROWS", 500)
+    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 3000)
+    monkeypatch.setattr("largegt.graph.nodes._CHUNK_ROWS", 70)
+    monkeypatch.setattr("largegt.graph.labels._BLOCK_ROWS", 70)
+    for name, value in (
+        ("_BUCKET_PAIRS", 300),
+        ("_MOST_BUCKETS", 6),
+        ("_LEAST_RUN", 700),
+        ("_MOST_RUN", 2500),
+        ("_LEAST_PIECE", 150),
+        ("_WINDOW_EDGES", 800),
+    ):
+        monkeypatch.setattr(f"largegt.graph.csr.{name}", value)
+    return monkeypatch

@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 from graph_helpers import left_behind
 
-from largegt.errors import FormatError, InputError
-from largegt.folder import ArrayFolder, FolderWriter, file_checksum, fingerprint, write_text_atomically
+from largegt import folder as home
+from largegt.errors import DiskError, FormatError, InputError
+from largegt.folder import (
+    ArrayFolder,
+    FolderWriter,
+    file_checksum,
+    fingerprint,
+    require_space,
+    write_text_atomically,
+)
 
 
 def _write(path: Path, values: list[int], replace: bool = False) -> ArrayFolder:
     with FolderWriter(path, "store", replace=replace) as writer:
         writer.save("values", np.array(values))
-        made = writer.create("made", (2, 3), "bfloat16")
-        made[:] = 7
+        made = writer.grow("made", "bfloat16", (3,))
+        made.append(np.full((2, 3), 7))
+        writer.close("made")
         writer.finish({"about": "a test"})
     return ArrayFolder(path, "store")
 
@@ -100,7 +109,8 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "not a largegt store"),
         (json.dumps({**manifest, "version": "2"}), "format version"),
-        (json.dumps({**manifest, "version": 2}), "upgrade largegt"),
+        (json.dumps({**manifest, "version": 1}), "make the folder again"),
+        (json.dumps({**manifest, "version": 3}), "make the folder again"),
         (json.dumps({**manifest, "arrays": None}), "incomplete"),
         (json.dumps({**manifest, "arrays": {"../up": {}}}), "no plain name"),
     ):
@@ -120,3 +130,129 @@ def test_linked_arrays_and_small_files(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "note.txt", "two")
     assert (tmp_path / "note.txt").read_text() == "two"
     assert left_behind(tmp_path, "f", "g", "note.txt") == []
+
+
+# going on ---------------------------------------------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """As if the process had been killed here."""
+
+
+def _count_to(path: Path, stop_at: int | None, identity: str = "count", error: type[BaseException] = Stopped) -> int:
+    """Write 0..9 with a commit after each; how many were there already."""
+    with FolderWriter(path, "store", identity=identity) as writer:
+        numbers = writer.grow("numbers", "int32")
+        first = numbers.rows
+        for number in range(first, 10):
+            numbers.append(np.array([number]))
+            if number == stop_at:
+                raise error("stop")
+            writer.commit(last=number)
+        assert writer.state == {"last": 9}
+        writer.close("numbers")
+        writer.finish({})
+    return first
+
+
+def test_a_stopped_writer_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        _count_to(tmp_path / "f", 4)
+    with pytest.raises(Stopped):
+        _count_to(tmp_path / "f", 7)
+    assert not (tmp_path / "f").exists()
+    assert _count_to(tmp_path / "f", None) == 7
+    folder = ArrayFolder(tmp_path / "f", "store")
+    assert folder.array("numbers").tolist() == list(range(10))
+    folder.verify()
+    assert left_behind(tmp_path, "f") == []
+    assert sorted(file.name for file in (tmp_path / "f").iterdir()) == ["manifest.json", "numbers.npy"]
+
+
+def test_other_work_does_not_go_on_from_it(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        _count_to(tmp_path / "f", 4)
+    assert _count_to(tmp_path / "f", None, identity="other") == 0
+
+
+def test_after_a_restart_of_the_machine_it_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stopped):
+        _count_to(tmp_path / "f", 4)
+    monkeypatch.setattr(home, "_boot", lambda: "another")
+    assert _count_to(tmp_path / "f", None) == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "journal"])
+def test_a_promise_that_the_files_do_not_keep_is_not_believed(tmp_path: Path, damage: str) -> None:
+    with pytest.raises(Stopped):
+        _count_to(tmp_path / "f", 4)
+    file = tmp_path / ".f.partial" / "numbers.npy"
+    if damage == "missing":
+        file.unlink()
+    elif damage == "short":
+        file.write_bytes(file.read_bytes()[:-8])
+    else:
+        (tmp_path / ".f.partial" / "progress.json").write_text('{"rows": 3')
+    assert _count_to(tmp_path / "f", None) == 0
+    assert ArrayFolder(tmp_path / "f", "store").array("numbers").tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(("error", "kept"), [(InputError, False), (DiskError, True), (KeyboardInterrupt, True)])
+def test_bad_input_leaves_nothing_and_bad_luck_leaves_the_work(
+    tmp_path: Path, error: type[BaseException], kept: bool
+) -> None:
+    with pytest.raises(error):
+        _count_to(tmp_path / "f", 4, error=error)
+    assert left_behind(tmp_path) == ([".f.partial"] if kept else [])
+    assert _count_to(tmp_path / "f", None) == (4 if kept else 0)
+
+
+def test_two_writers_of_one_folder(tmp_path: Path) -> None:
+    with FolderWriter(tmp_path / "f", "store") as writer:
+        with pytest.raises(InputError, match=r"another process \(\d+\) is writing .*f: wait"):
+            FolderWriter(tmp_path / "f", "store")
+        writer.save("a", np.arange(3))
+        writer.finish({})
+    assert left_behind(tmp_path, "f") == []
+
+
+def test_scratch_that_was_dropped_and_renamed_arrays(tmp_path: Path) -> None:
+    with FolderWriter(tmp_path / "f", "store", identity="x") as writer:
+        scratch = writer.grow("scratch", "int64", (2,))
+        scratch.append(np.arange(6).reshape(3, 2))
+        assert scratch.so_far().tolist() == [[0, 1], [2, 3], [4, 5]]
+        writer.drop("scratch")
+        writer.save("early", np.arange(3))
+        writer.rename("early", "late")
+        empty = writer.grow("empty", "float32", (4,))
+        assert empty.so_far().shape == (0, 4)
+        writer.close("empty")
+        writer.finish({})
+    folder = ArrayFolder(tmp_path / "f", "store")
+    assert sorted(folder.manifest["arrays"]) == ["empty", "late"]
+    assert folder.array("empty").shape == (0, 4)
+    folder.verify()
+
+
+def test_space_is_refused_before_it_is_used(tmp_path: Path) -> None:
+    require_space(tmp_path / "not" / "there", 1, "a byte")
+    with pytest.raises(DiskError, match=r"a planet needs .* are free"):
+        require_space(tmp_path / "not" / "there", 1 << 60, "a planet")
+
+
+def test_the_checksum_of_many_blocks_sees_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x"
+    data = bytearray(np.random.default_rng(0).bytes(100_000))
+    file.write_bytes(data)
+    whole = file_checksum(file)
+    monkeypatch.setattr(home, "_HASH_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(home, "_READ_BYTES", 300)
+    blocks = file_checksum(file)
+    assert blocks != whole
+    for at in (0, 999, 1000, 54_321, 99_999):
+        data[at] ^= 1
+        file.write_bytes(data)
+        assert file_checksum(file) != blocks
+        data[at] ^= 1
+    file.write_bytes(data)
+    assert file_checksum(file) == blocks

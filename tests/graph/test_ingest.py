@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
-from graph_helpers import SIX_EDGES, edge_sets, left_behind, rows
+from graph_helpers import SIX_EDGES, all_bytes, edge_sets, left_behind, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ def test_random_graphs_equal_sets(threads: int, graph: tuple[int, list[tuple[int
         assert store.num_edges == sum(map(len, wanted["out"].values()))
 
 
-def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_windows(
+def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -81,12 +82,19 @@ def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_windows(
     source = sources.arrays(edges, num_nodes=num_nodes)
     one = ingest(source, tmp_path / "one" / "g", threads=1)
     three = ingest(source, tmp_path / "three" / "g", threads=3)
-    monkeypatch.setattr(csr, "WINDOW_EDGES", 1000)
-    windows = ingest(source, tmp_path / "windows" / "g", threads=2)
-    assert one.fingerprint == three.fingerprint == windows.fingerprint
-    for file in sorted((tmp_path / "one" / "g").iterdir()):
-        assert file.read_bytes() == (tmp_path / "three" / "g" / file.name).read_bytes()
-        assert file.read_bytes() == (tmp_path / "windows" / "g" / file.name).read_bytes()
+    for name, value in (("_BUCKET_PAIRS", 1000), ("_LEAST_RUN", 5000), ("_MOST_RUN", 5000), ("_WINDOW_EDGES", 1000)):
+        monkeypatch.setattr(csr, name, value)
+    runs = ingest(source, tmp_path / "runs" / "g", threads=2)
+    monkeypatch.setattr(csr, "_LEAST_PIECE", 200)  # less than the hubs have: their rows are marked in a bitmap
+    monkeypatch.setattr("largegt.graph.ingest.memory_budget", lambda _: 1000)
+    marked: list[int] = []
+    one_row = csr._Piece._one_row
+    monkeypatch.setattr(csr._Piece, "_one_row", lambda piece: marked.append(piece.low) or one_row(piece))
+    pieces = ingest(source, tmp_path / "pieces" / "g", threads=2)
+    assert set(marked) >= {0, 1, 2}
+    assert one.fingerprint == three.fingerprint == runs.fingerprint == pieces.fingerprint
+    for other in ("three", "runs", "pieces"):
+        assert all_bytes(tmp_path / "one" / "g") == all_bytes(tmp_path / other / "g")
     kept = edges[:, edges[0] != edges[1]]
     matrix = scipy.sparse.csr_matrix((np.ones(kept.shape[1]), (kept[0], kept[1])), (num_nodes, num_nodes))
     for direction, expected in (
@@ -316,18 +324,65 @@ def test_interrupt_leaves_nothing(tmp_path: Path, six: Any) -> None:
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("num_edges", [20_000, 400_000])
-def test_full_disk(tmp_path: Path, num_edges: int) -> None:
-    """Small: the features do not fit. Large: already the scratch file of pairs does not."""
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs, which this machine does not give")
-    try:
-        edges = np.random.default_rng(0).integers(0, 5000, (2, num_edges))
-        with pytest.raises(DiskError, match="no space left"):
-            ingest(sources.arrays(edges, np.ones((5000, 400), np.float32)), disk / "g")
-        assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a traceback may hold mapped files of it
+
+
+FULL = {
+    "features": (20_000, "writing the features needs 7.6 MiB on the disk"),
+    "pairs": (400_000, "no space left on the disk"),
+    "ids": (50_000, "no space left on the disk"),
+}
+
+
+def _words(edges: Any) -> Any:
+    return (edges * 1_000_003 + np.arange(edges.shape[1])).astype(str)
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_full_disk(small_disk: Path, what: str) -> None:
+    """Arrays have no identity, so nothing could go on: nothing stays."""
+    num_edges, message = FULL[what]
+    edges = np.random.default_rng(0).integers(0, 5000, (2, num_edges))
+    features = np.ones((5000, 400), np.float32)
+    if what == "ids":
+        (small_disk / "other").write_bytes(bytes(3 << 19))
+    source = sources.arrays(_words(edges) if what == "ids" else edges, None if what == "ids" else features)
+    with pytest.raises(DiskError, match=message):
+        ingest(source, small_disk / "g")
+    assert left_behind(small_disk, "other") == []
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_full_disk_then_room(tmp_path: Path, small_disk: Path, what: str) -> None:
+    """An ingest of files goes on once there is room."""
+    num_edges, message = FULL[what]
+    edges = np.random.default_rng(0).integers(0, 5000, (2, num_edges))
+    more = {}
+    if what == "ids":
+        edges = _words(edges)
+        (small_disk / "other").write_bytes(bytes(3 << 19))
+    else:
+        np.save(tmp_path / "x.npy", np.ones((5000, 400), np.float32))
+        more["features"] = tmp_path / "x.npy"
+    np.save(tmp_path / "e.npy", edges)
+    with pytest.raises(DiskError, match=message):
+        ingest(sources.files(tmp_path / "e.npy", **more), small_disk / "g")
+    assert left_behind(small_disk, "other") == [".g.partial"]
+    assert (small_disk / ".g.partial" / "progress.json").exists() == (what != "ids")
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    stages: list[str] = []
+    ingest(sources.files(tmp_path / "e.npy", **more), small_disk / "g", progress=lambda stage, *_: stages.append(stage))
+    if what == "features":
+        assert "read edges" not in stages
+    assert left_behind(small_disk, "other") == ["g"]
+    ingest(sources.files(tmp_path / "e.npy", **more), tmp_path / "elsewhere" / "g")
+    assert all_bytes(small_disk / "g") == all_bytes(tmp_path / "elsewhere" / "g")

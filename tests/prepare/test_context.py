@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.folder import FolderWriter
 from largegt.graph.precision import decode
-from largegt.prepare.context import feature_scale, token_rows
+from largegt.prepare.context import ContextFeatures, feature_scale
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
 DIRECTIONS = ["out", "in", "both"]
 
 
-def rows_of(store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1) -> Any:
+def rows_of(
+    store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1,
+    memory: int = 1 << 30,
+) -> Any:  # fmt: skip
     nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
-    out = np.full((len(nodes), 3, store.num_features), np.nan, dtype=np.float32)
     shift, gain = feature_scale(store, standardize)
-    token_rows(store, nodes, shift, gain, direction, out, threads)
-    return out
+    with FolderWriter(store.path / "rows", "test") as writer:
+        ContextFeatures(store, nodes, shift, gain, direction, memory, threads).write(writer, "float32")
+        return np.array(writer.array("tokens"))
 
 
 def test_hand_drawn_graph(make_store: Any) -> None:

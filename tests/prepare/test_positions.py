@@ -12,7 +12,8 @@ import torch
 from scipy.stats import chisquare
 
 from largegt.config import PositionsConfig
-from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, positions, projection
+from largegt.folder import FolderWriter
+from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, write_positions
 from oracles import walks as oracle
 from oracles.context import adjacency
 from oracles.graphs import SIX_NODES
@@ -20,6 +21,19 @@ from oracles.local_nodes import neighbor_sets
 
 TWO_CLIQUES = [(a, b) for c in (0, 8) for a in range(c, c + 8) for b in range(c, a)] + [(0, 8)]
 WALKS = PositionsConfig(method="node2vec", walk_length=8, walks_per_node=1, context=4, dim=8)
+
+
+def positions(
+    store: Any, nodes: Any, config: PositionsConfig, direction: Any = "both", threads: int | None = None,
+    memory: int = 1 << 30,
+) -> Any:  # fmt: skip
+    with FolderWriter(store.path / "rows", "test") as writer:
+        write_positions(writer, store, np.asarray(nodes), config, direction, memory, threads)
+        return np.array(writer.array("positions"))
+
+
+def projection(store: Any, config: PositionsConfig, direction: Any = "both", threads: int | None = None) -> Any:
+    return positions(store, np.arange(store.num_nodes), config, direction, threads)
 
 
 # projection ------------------------------------------------------------------------------------------------------
@@ -92,7 +106,7 @@ def test_isolated_nodes_have_finite_rows(make_store: Any) -> None:
 def test_positions_are_rows_of_the_nodes_asked_for(make_store: Any) -> None:
     store = make_store(SIX_NODES, 6)
     config = PositionsConfig(dim=4)
-    assert np.array_equal(positions(store, np.array([4, 1]), config), projection(store, config)[[4, 1]])
+    assert np.array_equal(positions(store, np.array([1, 4]), config), projection(store, config)[[1, 4]])
     none = positions(store, np.array([4, 1]), PositionsConfig(method="none"))
     assert none.shape == (2, 0)
     assert none.dtype == np.float32

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,13 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.errors import InputError, LargeGTError
+from largegt.errors import ConfigError, DiskError, InputError, LargeGTError
+from largegt.folder import FolderWriter
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
+from largegt.graph.store import GraphStore
 from largegt.model.largegt import LargeGT
+from largegt.prepare import blocks
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.prepared import Prepared, prepare, prepared_path, stale_note
 from largegt.tokens.loader import token_batches
@@ -24,7 +31,7 @@ from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
 HOME = sys.modules["largegt.prepare.prepared"]
-STAGES = ("local_nodes", "token_rows", "positions")
+STAGES = ("_write_local_nodes", "_write_tokens", "write_positions")
 ARRAYS = (
     "nodes",
     "local_rows",
@@ -177,10 +184,10 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
 @pytest.mark.parametrize(
     ("change", "runs"),
     [
-        ({"method": "none"}, {"positions"}),
-        ({"standardize": True}, {"token_rows"}),
-        ({"k": 5}, {"local_nodes", "token_rows"}),
-        ({"seed": 1}, {"local_nodes", "token_rows"}),
+        ({"method": "none"}, {"write_positions"}),
+        ({"standardize": True}, {"_write_tokens"}),
+        ({"k": 5}, {"_write_local_nodes", "_write_tokens"}),
+        ({"seed": 1}, {"_write_local_nodes", "_write_tokens"}),
         ({"direction": "out"}, set(STAGES)),
         ({"nodes": "all"}, set(STAGES)),
     ],
@@ -195,7 +202,10 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
     assert second.path != first.path
     assert second.fingerprint != first.fingerprint
     second.folder.verify()
-    kept = {"local_nodes": ["local_rows", "token_nodes"], "token_rows": ["tokens"], "positions": ["positions"]}
+    kept = {
+        "_write_local_nodes": ["local_rows", "token_nodes"], "_write_tokens": ["tokens"],
+        "write_positions": ["positions"],
+    }  # fmt: skip
     for stage in set(STAGES) - runs:
         for array in kept[stage]:
             assert np.array_equal(first.folder.array(array), second.folder.array(array))
@@ -223,7 +233,7 @@ def test_a_damaged_earlier_folder_is_not_used(half_labelled: Any, calls: Counter
     calls.clear()
     second = prepare(half_labelled, config_of(method="none"))
     second.folder.verify()
-    assert calls["token_rows"] == 1
+    assert calls["_write_tokens"] == 1
 
 
 def test_other_labels_in_another_store_give_another_place(make_store: Any, random_edges: Any) -> None:
@@ -250,7 +260,7 @@ def test_threads_give_the_same_bytes(half_labelled: Any) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, InputError])
-def test_a_failed_stage_leaves_nothing_behind(
+def test_a_failed_stage_is_no_preparation(
     half_labelled: Any, monkeypatch: pytest.MonkeyPatch, stage: str, error: type[BaseException]
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -260,8 +270,140 @@ def test_a_failed_stage_leaves_nothing_behind(
         patch.setattr(HOME, stage, fail)
         with pytest.raises(error):
             prepare(half_labelled, config_of())
-    assert files_below(half_labelled.path / "prepared") == []
+    assert not prepared_path(half_labelled, config_of()).exists()
+    if error is InputError:
+        assert files_below(half_labelled.path / "prepared") == []
     prepare(half_labelled, config_of()).folder.verify()
+
+
+# memory and going on ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small graph is prepared in many segments and blocks."""
+    monkeypatch.setattr(HOME, "_SEGMENT_NODES", 7)
+    monkeypatch.setattr(HOME, "memory_budget", lambda memory: memory or 1 << 30)
+    monkeypatch.setattr(blocks, "_NEAR_CACHE_BYTES", 100)
+
+
+@pytest.fixture
+def directed_store(make_store: Any, random_edges: Any) -> Any:
+    """Labels on some nodes, whose neighbourhoods do not cover the graph."""
+    labels = np.full(60, -1)
+    labels[[3, 9, 11, 12, 30, 31]] = [0, 1, 0, 1, 0, 1]
+    edges = [(a, b) for a, b in random_edges(50, 70) if a < 25 or b > 40]
+    return make_store(edges, 60, width=5, labels=labels, undirected=False)
+
+
+def sums_of(prepared: Prepared) -> dict[str, str]:
+    return {name: prepared.folder.checksum(name) for name in ARRAYS}
+
+
+@pytest.mark.parametrize("direction", ["out", "in", "both"])
+@pytest.mark.parametrize("nodes", ["labelled", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_amount_of_memory_gives_the_same_bytes(
+    make_store: Any, random_edges: Any, small_steps: None, direction: Any, nodes: Any, dtype: str
+) -> None:
+    labels = np.where(np.arange(60) % 9, -1, np.arange(60) % 2)
+    store = make_store(random_edges(60, 130), 60, width=5, labels=labels, undirected=False, feature_dtype=dtype)
+    config = config_of(direction=direction, nodes=nodes, standardize=True)
+    expected = None
+    for memory in (1 << 30, 3000, 700, 100, 1):
+        prepared = prepare(store, config, memory=memory)
+        expected = expected or sums_of(prepared)
+        assert sums_of(prepared) == expected, memory
+        shutil.rmtree(prepared.path)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 300])
+def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
+    directed_store: Any, small_steps: None, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    config = config_of(standardize=True)
+    whole = prepare(directed_store, config, memory=memory)
+    expected = sums_of(whole)
+    shutil.rmtree(whole.path)
+    commits = 0
+    while True:
+        commits += 1
+        with stopped_after(commits, monkeypatch) as was_stopped, suppress(KeyboardInterrupt):
+            prepare(directed_store, config, memory=memory)
+        if not was_stopped():
+            break
+        again = prepare(directed_store, config, memory=77)  # with other means: that changes nothing either
+        assert sums_of(again) == expected, commits
+        assert files_below(directed_store.path / "prepared") == [again.path, *files_below(again.path)]
+        shutil.rmtree(again.path)
+    assert commits > 20
+
+
+def test_work_that_was_done_is_not_done_again(
+    directed_store: Any, small_steps: None, monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
+    with stopped_after(10**9, monkeypatch), monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(HOME, "write_positions", interrupted)
+        prepare(directed_store, config_of())
+    calls.clear()
+    prepare(directed_store, config_of())
+    assert set(calls) == {"write_positions"}
+
+
+def interrupted(*args: Any, **kwargs: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_after(commits: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
+    """Every writer's commit with this number ends in an interrupt, after it was made."""
+    made = 0
+    real = FolderWriter.commit
+
+    def commit(self: FolderWriter, **state: Any) -> None:
+        nonlocal made
+        real(self, **state)
+        made += 1
+        if made == commits:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderWriter, "commit", commit)
+        yield lambda: made >= commits
+
+
+def test_a_full_disk_is_said_and_with_more_room_it_goes_on(tmp_path: Path, random_edges: Any) -> None:
+    """On a disk that grows from attempt to attempt, the preparation gets farther each time and ends as elsewhere."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    edges, features = random_edges(2000, 9000).T, np.random.default_rng(0).normal(size=(2000, 60)).astype(np.float32)
+    source = arrays(edges, features, np.arange(2000) % 3, num_nodes=2000)
+    elsewhere = prepare(ingest(source, tmp_path / "g"), config_of(nodes="all"))
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs, which this machine does not give")
+    try:
+        failures: list[str] = []
+        size_kb, prepared = 1024, None
+        while prepared is None:
+            subprocess.run(["mount", "-o", f"remount,size={size_kb}k", str(disk)], check=True)
+            try:
+                store = GraphStore.open(disk / "g") if (disk / "g").exists() else ingest(source, disk / "g")
+                prepared = prepare(store, config_of(nodes="all"))
+            except DiskError as error:
+                failures.append(str(error))
+                size_kb += 100
+        assert all(re.search("no space left|are free", failure) for failure in failures)
+        assert len(failures) > 5
+        assert sums_of(prepared) == sums_of(elsewhere)
+        prepared.folder.verify()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)  # its files are still mapped
+
+
+def test_node2vec_says_when_it_does_not_fit(half_labelled: Any) -> None:
+    config = config_of(method="node2vec", walk_length=20_000, context=4)
+    with pytest.raises(ConfigError, match="method=projection, or a larger --memory"):
+        prepare(half_labelled, config, memory="256MiB")
 
 
 def test_what_a_killed_process_left_is_not_mistaken_for_a_preparation(half_labelled: Any) -> None:

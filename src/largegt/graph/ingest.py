@@ -1,41 +1,42 @@
 """ingest: a Source becomes a GraphStore on disk.
 
-Enters: a `Source`, an `IngestConfig`, a folder. Leaves: the finished `GraphStore`, or nothing at all: the
-folder is written aside and renamed when whole. Cost: O(N) memory (ids, labels, a few integers per node) and
-one chunk; edges and features go from file to file. The same input gives the same bytes for any number of
-threads.
+Enters: a `Source`, an `IngestConfig`, a folder. Leaves: the finished `GraphStore`; the folder is written aside and
+renamed when whole. Cost: the memory it is given, and labels and splits (some bytes per node); edges and features go
+from file to file. The same input gives the same bytes for any amount of memory and any number of threads, and a killed
+ingest goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from ..config import IngestConfig
 from ..errors import InputError
-from ..folder import FolderWriter
+from ..folder import FolderWriter, require_space
+from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..threads import num_threads
 from ..types import Array, PathLike
 from . import labels as label_encoding
 from . import precision
 from .csr import EdgeBuilder, EdgeCounts
-from .ids import (
-    IdMap,
-    Ids,
-    MixedIdsError,
-    as_text,
-    id_at,
-    is_text,
-    sorted_unique,
-    text_buffers,
-)
+from .ids import Ids, MixedIdsError, as_ids, id_at, join_ids
 from .labels import Encoded
-from .parts import DEFAULT_NAME, Source, chunk_rows
+from .nodes import NodeIds, stated_count, take_nodes
+from .parts import DEFAULT_NAME, Edges, Source, chunk_rows
 from .splits import given_split, made_split
 from .store import KIND, GraphStore
+
+_FIND_BYTES = 80
+"""What it costs to look up both ends of an edge, besides twice the ids."""
+_MOST_BATCH = 1 << 24
+"""Edges whose ends are looked up at a time."""
+_T = TypeVar("_T")
 
 
 def ingest(
@@ -46,34 +47,35 @@ def ingest(
     progress: Progress | None = None,
     *,
     threads: int | None = None,
+    memory: str | int | None = None,
 ) -> GraphStore:
     """Write `source` as a store into the folder `out` and open it.
 
-    `progress(stage, done, total)` is called as the work goes on; `total` is None where nobody can know it.
+    `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
+    on it. A killed ingest of files goes on where it stopped when it is called again. `progress(stage, done, total)` is
+    called as the work goes on; `total` is None where nobody can know it.
     """
     config = config or IngestConfig()
     report = progress or silent
-    with FolderWriter(out, KIND, replace=overwrite) as writer:
-        threads = num_threads(threads)
-        try:
-            id_map, edges, dropped = _take_edges(source, writer, config, report, threads, text=False)
-        except MixedIdsError:
-            id_map, edges, dropped = _take_edges(source, writer, config, report, threads, text=True)
-        _write_ids(writer, id_map)
-        features_meta = _write_features(writer, source, config, id_map, edges, report)
-        encoded = _labels(source, config, id_map)
+    budget = memory_budget(memory)
+    identity = None if source.identity is None else [source.identity, config.model_dump(mode="json")]
+    with FolderWriter(out, KIND, replace=overwrite, identity=identity) as writer:
+        work = _Work(source, writer, config, report, num_threads(threads), budget)
+        nodes, edges, dropped = _numbers_or_text(writer, "edges", lambda text: _take_graph(work, text))
+        features_meta = _write_features(work, nodes)
+        encoded = _labels(source, config, nodes)
         writer.save("labels", encoded.values)
-        writer.save("split", _split(source, config, id_map, encoded))
+        writer.save("split", _split(source, config, nodes, encoded))
         meta = {
             "name": config.name or (source.name if source.name != DEFAULT_NAME else ""),
-            "num_nodes": id_map.num_nodes,
+            "num_nodes": nodes.num_nodes,
             "num_edges": edges.num_edges,
             "directed": edges.directed,
             "task": encoded.task,
             "classes": encoded.classes,
             "label_counts": encoded.counts,
             "num_labelled": encoded.num_labelled,
-            "id_kind": id_map.kind,
+            "id_kind": nodes.kind,
             **features_meta,
             "self_loops_dropped": edges.self_loops_dropped,
             "duplicates_merged": edges.duplicates_merged,
@@ -81,159 +83,167 @@ def ingest(
             "split_from": "given" if source.splits is not None else "made" if encoded.num_labelled else "none",
             "config": config.model_dump(mode="json"),
         }
-        report("write", 0, None)
-        writer.finish(meta)
+        writer.finish(meta, progress=report)
     return GraphStore.open(out)
 
 
-def _take_edges(
-    source: Source, writer: FolderWriter, config: IngestConfig, report: Progress, threads: int, text: bool
-) -> tuple[IdMap, EdgeCounts, int]:
-    """Map every edge's ends to node numbers and write the rows; (ids, counts, edges dropped as unknown)."""
-    id_map = _nodes(source, report, threads, text)
-    builder = EdgeBuilder(writer, id_map.num_nodes, config.undirected, threads, report)
-    seen = dropped = 0
+@dataclass(frozen=True)
+class _Work:
+    """One ingest: what is read, where it goes, and with what means."""
+
+    source: Source
+    writer: FolderWriter
+    config: IngestConfig
+    report: Progress
+    threads: int
+    memory: int
+
+
+def _numbers_or_text(writer: FolderWriter, part: str, work: Callable[[bool], _T]) -> _T:
+    """`work(False)`: the ids of a part as they look. When they turn out to be numbers here and text there, everything
+    begins again with `work(True)`: all of them as text."""
+    flag = f"{part}_as_text"
+    if not writer.state.get(flag):
+        try:
+            return work(False)
+        except MixedIdsError:
+            others = {name: value for name, value in writer.state.items() if name.endswith("_as_text")}
+            writer.restart()
+            writer.commit(**others, **{flag: True})
+    return work(True)
+
+
+def _take_graph(work: _Work, text: bool) -> tuple[NodeIds, EdgeCounts, int]:
+    """Write the nodes and the edges; (nodes, counts, edges dropped as unknown). `text`: the edges' ids are text."""
+
+    def take(text: bool) -> NodeIds:
+        return take_nodes(work.source, work.writer, text, work.memory, work.threads, work.report)
+
+    nodes = take(text) if work.source.node_ids is None else _numbers_or_text(work.writer, "nodes", take)
+    return nodes, *_take_edges(work, nodes, text)
+
+
+def _take_edges(work: _Work, nodes: NodeIds, text: bool) -> tuple[EdgeCounts, int]:
+    """Map every edge's ends to node numbers and write the rows; (counts, edges dropped as unknown)."""
+    source, writer = work.source, work.writer
+    builder = EdgeBuilder(
+        writer, nodes.num_nodes, work.config.undirected, work.threads, work.memory, work.report, source.edges.total
+    )
+    seen, dropped = builder.seen, int(writer.state.get("edges_dropped", 0))
     try:
-        for sources, targets in source.edges.chunks(text):
-            ends = id_map.find(sources), id_map.find(targets)
-            seen += len(ends[0])
-            unknown = (ends[0] < 0) | (ends[1] < 0)
-            if unknown.any():
-                if config.unknown_ids == "error":
-                    row = int(np.flatnonzero(unknown)[0])
-                    _refuse(source, id_map, id_at(sources if ends[0][row] < 0 else targets, row))
-                dropped += int(unknown.sum())
-            builder.add(*ends)
-            report("read edges", seen, source.edges.total)
-        if seen == 0:
-            raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
+        if not builder.is_read:
+            for columns, size in _batches(source.edges, text, seen, 0 if nodes.kind == "row" else work.memory // 4):
+                numbers = np.concatenate([nodes.find(column) for column in columns])
+                ends = numbers[:size], numbers[size:]
+                unknown = (ends[0] < 0) | (ends[1] < 0)
+                if unknown.any():
+                    if work.config.unknown_ids == "error":
+                        row = int(unknown.argmax())
+                        _refuse(source, nodes, _place_of(columns, row if ends[0][row] < 0 else size + row))
+                    dropped += int(unknown.sum())
+                seen += size
+                builder.add(*ends, edges_seen=seen, edges_dropped=dropped)
+                del columns, numbers, ends, unknown  # before the next batch comes together
+                pa.default_memory_pool().release_unused()  # Arrow keeps what it has freed
+                work.report("read edges", seen, source.edges.total)
+            if seen == 0:
+                raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
+            builder.end()
         if builder.num_pairs == 0:
             raise InputError(
                 f"{source.edges.where} has no usable edges: of {seen}, {builder.self_loops} are self "
                 f"loops and {dropped} have an end that is not a node"
             )
-        return id_map, builder.finish(), dropped
+        return builder.finish(), dropped
     finally:
         builder.close()
 
 
-def _nodes(source: Source, report: Progress, threads: int, text: bool) -> IdMap:
-    """Which nodes there are: the node table's, the rows of features and labels, or the ends of the edges."""
-    count, where = _stated_count(source)
-    if source.node_ids is not None:
-        return IdMap(len(source.node_ids), _unless_rows(source.node_ids), source.node_where, threads)
-    if count is not None:
-        return IdMap(count, None, where, threads)
-    ids = sorted_unique(_all_ids(source, report, text))
-    if len(ids) == 0:
-        raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
-    return IdMap(len(ids), _unless_rows(ids), source.edges.where, threads)
+def _batches(edges: Edges, text: bool, skip: int, memory: int) -> Iterator[tuple[list[Ids], int]]:
+    """(ids, number of edges) of chunks of edges, as many together as memory allows to look up at once: first all
+    sources, then all targets, in one column where they are of one kind."""
+    waiting: list[tuple[Ids, Ids]] = []
+    size, cost = 0, 0
+    for sources, targets in edges.chunks(text, skip):
+        more = _FIND_BYTES * len(sources) + 2 * (sources.nbytes + targets.nbytes)
+        if waiting and (cost + more > memory or size + len(sources) > _MOST_BATCH):
+            yield _joined(waiting), size
+            waiting, size, cost = [], 0, 0
+        waiting.append((sources, targets))
+        size, cost = size + len(sources), cost + more
+        del sources, targets
+    if waiting:
+        yield _joined(waiting), size
 
 
-def _stated_count(source: Source) -> tuple[int | None, str]:
-    """How many nodes the parts that are in row order say there are; they must agree."""
-    stated: list[tuple[int, str]] = []
-    if source.node_ids is not None:
-        stated.append((len(source.node_ids), source.node_where))
-    if source.features is not None and source.features.num_rows is not None:
-        stated.append((source.features.num_rows, source.features.where))
-    if source.labels is not None and source.labels.ids is None:
-        stated.append((len(source.labels.values), source.labels.where))
-    if source.splits is not None and source.splits.codes is not None and source.splits.ids is None:
-        stated.append((len(source.splits.codes), source.splits.where))
-    if source.num_nodes is not None:
-        stated.append((source.num_nodes, "num_nodes"))
-    if not stated:
-        return None, ""
-    count, where = stated[0]
-    for other, other_where in stated[1:]:
-        if other != count:
-            raise InputError(
-                f"{where} has {count} nodes, but {other_where} has {other}: "
-                "each needs one row per node, in the same order"
-            )
-    if count == 0:
-        raise InputError(f"{where} has no rows: the graph would have no nodes")
-    return count, where
+def _joined(chunks: list[tuple[Ids, Ids]]) -> list[Ids]:
+    """All sources, then all targets; the chunks are emptied."""
+    parts = [sources for sources, _ in chunks] + [targets for _, targets in chunks]
+    chunks.clear()
+    return join_ids(parts)
 
 
-def _all_ids(source: Source, report: Progress, text: bool) -> Iterator[Ids]:
-    """Every id that anything names: the ends of the edges, and the ids of labels and splits."""
-    seen = 0
-    for sources, targets in source.edges.chunks(text):
-        yield sources
-        yield targets
-        seen += len(sources)
-        report("find nodes", seen, source.edges.total)
-    for part in (source.labels, source.splits):
-        if seen and part is not None and part.ids is not None:
-            yield as_text(part.ids) if text else part.ids
+def _place_of(columns: list[Ids], place: int) -> Any:
+    """The id at a place, counted over all columns."""
+    for column in columns:
+        if place < len(column):
+            return id_at(column, place)
+        place -= len(column)
+    raise AssertionError(place)
 
 
-def _unless_rows(ids: Ids) -> Ids | None:
-    """None when the ids are just 0..N-1 in order."""
-    if not is_text(ids) and len(ids) and ids[0] == 0 and np.array_equal(ids, np.arange(len(ids))):
-        return None
-    return ids
-
-
-def _refuse(source: Source, id_map: IdMap, unknown: Any) -> None:
+def _refuse(source: Source, nodes: NodeIds, unknown: Any) -> None:
     if source.node_ids is None:
         raise InputError(
-            f"{source.edges.where}: node id {unknown!r} is out of range: {id_map.where} gives "
-            f"{id_map.num_nodes} nodes, so ids go from 0 to {id_map.num_nodes - 1}; give a node table if "
+            f"{source.edges.where}: node id {unknown!r} is out of range: {nodes.where} gives "
+            f"{nodes.num_nodes} nodes, so ids go from 0 to {nodes.num_nodes - 1}; give a node table if "
             "ids are not row numbers"
         )
     raise InputError(
-        f"{source.edges.where}: node id {unknown!r} is not among the {id_map.num_nodes} ids of "
-        f"{source.node_where}; add it there, or drop such edges with unknown_ids=drop"
+        f"{source.edges.where}: node id {unknown!r} is not among the {nodes.num_nodes} ids of "
+        f"{source.node_ids.where}; add it there, or drop such edges with unknown_ids=drop"
     )
 
 
-def _write_ids(writer: FolderWriter, id_map: IdMap) -> None:
-    if id_map.ids is None:
-        return
-    if id_map.kind == "integer":
-        writer.save("node_ids", id_map.ids)
-    else:
-        offsets, text = text_buffers(id_map.ids)
-        writer.save("node_id_offsets", offsets)
-        writer.save("node_id_bytes", text)
-
-
-def _write_features(
-    writer: FolderWriter,
-    source: Source,
-    config: IngestConfig,
-    id_map: IdMap,
-    edges: EdgeCounts,
-    report: Progress,
-) -> dict[str, Any]:
-    num_nodes, dtype = id_map.num_nodes, config.feature_dtype
-    features = source.features
+def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:
+    num_nodes, dtype = nodes.num_nodes, work.config.feature_dtype
+    features, writer = work.source.features, work.writer
     if features is None:
-        stored = writer.create("features", (num_nodes, 2), dtype)
-        for start in range(0, num_nodes, chunk_rows(2)):
-            rows = slice(start, start + chunk_rows(2))
-            degrees = np.stack([edges.out_degree[rows], edges.in_degree[rows]], axis=1)
-            stored[rows] = precision.encode(np.log1p(degrees).astype(np.float32), dtype)
+        _write_degrees(writer, num_nodes, dtype)
         return {"features_from": "degree", "feature_names": ["log1p(out-degree)", "log1p(in-degree)"]}
     if features.width == 0:
         raise InputError(f"{features.where} has rows without any feature")
-    stored = writer.create("features", (num_nodes, features.width), dtype)
-    done = 0
-    for block in features.chunks():
-        if done + len(block) > num_nodes:
-            raise InputError(f"{features.where} has more rows than the graph has nodes ({num_nodes})")
-        stored[done : done + len(block)] = _finite(block, done, source, config, id_map)
-        done += len(block)
-        report("write features", done, num_nodes)
-    if done != num_nodes:
-        raise InputError(f"{features.where} has {done} rows, but the graph has {num_nodes} nodes")
+    if not writer.has("features"):
+        stored = writer.grow("features", dtype, (features.width,))
+        require_space(
+            writer.path, (num_nodes - stored.rows) * features.width * stored.stored.itemsize, "writing the features"
+        )
+        for block in features.chunks(stored.rows):
+            if stored.rows + len(block) > num_nodes:
+                raise InputError(f"{features.where} has more rows than the graph has nodes ({num_nodes})")
+            stored.append(_finite(block, stored.rows, work.source, work.config, nodes))
+            writer.commit()
+            work.report("write features", stored.rows, num_nodes)
+        if stored.rows != num_nodes:
+            raise InputError(f"{features.where} has {stored.rows} rows, but the graph has {num_nodes} nodes")
+        writer.close("features")
+        writer.commit()
     return {"features_from": "columns" if features.names else "matrix", "feature_names": features.names}
 
 
-def _finite(block: Array, start: int, source: Source, config: IngestConfig, id_map: IdMap) -> Array:
+def _write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
+    """Two features for a graph that has none: log1p of the out- and the in-degree."""
+    outward = writer.array("out_indptr")
+    inward = writer.array("in_indptr") if writer.has("in_indptr") else outward
+    stored = writer.grow("features", dtype, (2,))
+    for start in range(stored.rows, num_nodes, chunk_rows(2)):
+        rows = slice(start, start + chunk_rows(2) + 1)
+        degrees = np.stack([np.diff(outward[rows]), np.diff(inward[rows])], axis=1)
+        stored.append(precision.encode(np.log1p(degrees).astype(np.float32), dtype))
+    writer.close("features")
+
+
+def _finite(block: Array, start: int, source: Source, config: IngestConfig, nodes: NodeIds) -> Array:
     """The block in its stored precision, with missing values filled or refused."""
     assert source.features is not None
     good = np.isfinite(block)
@@ -243,7 +253,7 @@ def _finite(block: Array, start: int, source: Source, config: IngestConfig, id_m
             value = "missing or NaN" if np.isnan(block[row, column]) else "infinite"
             raise InputError(
                 f"{source.features.where}: feature {_column(source, column)} of node "
-                f"{id_at(id_map.ids, start + row)!r} is {value}; mend it, or fill such values with "
+                f"{nodes.at(start + row)!r} is {value}; mend it, or fill such values with "
                 "fill_missing=0"
             )
         block = np.where(good, block, np.float32(config.fill_missing))
@@ -254,7 +264,7 @@ def _finite(block: Array, start: int, source: Source, config: IngestConfig, id_m
             row, column = (int(at) for at in np.argwhere(~good)[0])
             raise InputError(
                 f"{source.features.where}: feature {_column(source, column)} of node "
-                f"{id_at(id_map.ids, start + row)!r} is {block[row, column]:g}, too large for "
+                f"{nodes.at(start + row)!r} is {block[row, column]:g}, too large for "
                 f"{config.feature_dtype}; use feature_dtype=float32"
             )
     return stored
@@ -265,24 +275,24 @@ def _column(source: Source, column: int) -> str:
     return repr(names[column]) if names else f"column {column}"
 
 
-def _labels(source: Source, config: IngestConfig, id_map: IdMap) -> Encoded:
+def _labels(source: Source, config: IngestConfig, nodes: NodeIds) -> Encoded:
     part = source.labels
     if part is None:
-        return label_encoding.no_labels(id_map.num_nodes)
+        return label_encoding.no_labels(nodes.num_nodes)
     values = part.values
     rows = None
     if part.ids is not None:
-        rows, known = _rows_of(part.ids, part.where, config, id_map)
+        rows, known = _rows_of(part.ids, part.where, config, nodes)
         if not known.all():
             values = values[known] if isinstance(values, np.ndarray) else values.filter(known)
     encoded = label_encoding.encode(values, part.names, config.task, part.where)
     if rows is None:
         return encoded
-    spread = label_encoding.scatter(encoded, rows, id_map.num_nodes)
+    spread = label_encoding.scatter(encoded, rows, nodes.num_nodes)
     return Encoded(spread, encoded.task, encoded.classes, encoded.counts, encoded.num_labelled)
 
 
-def _split(source: Source, config: IngestConfig, id_map: IdMap, encoded: Encoded) -> Array:
+def _split(source: Source, config: IngestConfig, nodes: NodeIds, encoded: Encoded) -> Array:
     values = encoded.values
     labelled = label_encoding.labelled(values, encoded.task)
     part = source.splits
@@ -291,35 +301,41 @@ def _split(source: Source, config: IngestConfig, id_map: IdMap, encoded: Encoded
     if part.codes is not None:
         split = part.codes
         if part.ids is not None:
-            rows, known = _rows_of(part.ids, part.where, config, id_map)
-            split = np.zeros(id_map.num_nodes, dtype=np.uint8)
+            rows, known = _rows_of(part.ids, part.where, config, nodes)
+            split = np.zeros(nodes.num_nodes, dtype=np.uint8)
             split[rows] = part.codes[known]
         return np.where(labelled, split, 0).astype(np.uint8)
     parts = part.parts
-    if _stated_count(source)[0] is None and id_map.ids is not None:
+    if stated_count(source)[0] is None and nodes.kind != "row":
         # the nodes were found in the edges, so the user cannot know their numbers: these are ids
-        parts = {
-            key: array if array.dtype == bool else _rows_of(array, f"{part.where}: {key}", config, id_map)[0]
-            for key, array in parts.items()
-        }
+        parts = {key: _rows_named(array, f"{part.where}: {key}", config, nodes) for key, array in parts.items()}
     try:
-        return given_split(id_map.num_nodes, parts, labelled)
+        return given_split(nodes.num_nodes, parts, labelled)
     except InputError as error:
         raise InputError(f"{part.where}: {error}") from None
 
 
-def _rows_of(ids: Ids, where: str, config: IngestConfig, id_map: IdMap) -> tuple[Array, Array]:
+def _rows_named(array: Array, where: str, config: IngestConfig, nodes: NodeIds) -> Array:
+    """Node numbers of the ids in a part of a split; a mask stays one."""
+    if array.dtype == bool or array.ndim != 1 or not array.size:
+        return array
+    return _rows_of(as_ids(array, where), where, config, nodes)[0]
+
+
+def _rows_of(ids: Ids, where: str, config: IngestConfig, nodes: NodeIds) -> tuple[Array, Array]:
     """(node numbers of the known ids, which ids are known); each id may occur once."""
-    rows = id_map.find(ids)
+    rows = nodes.find(ids)
     known = rows >= 0
     if not known.all() and config.unknown_ids == "error":
         unknown = id_at(ids, int(np.flatnonzero(~known)[0]))
         raise InputError(
-            f"{where}: node id {unknown!r} is not a node of the graph ({id_map.num_nodes} nodes, from "
-            f"{id_map.where}); mend it, or drop such rows with unknown_ids=drop"
+            f"{where}: node id {unknown!r} is not a node of the graph ({nodes.num_nodes} nodes, from "
+            f"{nodes.where}); mend it, or drop such rows with unknown_ids=drop"
         )
     rows = rows[known]
-    times = np.bincount(rows, minlength=id_map.num_nodes)
-    if rows.size and times.max() > 1:
-        raise InputError(f"{where}: node id {id_at(id_map.ids, int(times.argmax()))!r} occurs twice")
+    named = np.zeros(nodes.num_nodes, dtype=bool)
+    named[rows] = True
+    if np.count_nonzero(named) < len(rows):
+        twice = int(np.bincount(rows).argmax())
+        raise InputError(f"{where}: node id {nodes.at(twice)!r} occurs twice")
     return rows, known

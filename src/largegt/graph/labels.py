@@ -1,11 +1,13 @@
 """Labels: from the user's values to numbers, and back by `classes`.
 
 Enters: an Arrow column, or float32 [n, c]. Leaves: int32 [n] (-1: none), float32 [n] (NaN) for regression, or
-float32 [n, c] (NaN) for multi-label; the task; the classes as the user wrote them. Cost: O(n c).
+float32 [n, c] (NaN) for multi-label; the task; the classes as the user wrote them. Cost: what leaves, and a block of
+rows; a column is gone through several times, block by block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigError, InputError
 from ..types import Array, Task
+
+_BLOCK_ROWS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,14 @@ def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encod
                 "use task=multilabel or name one column"
             )
         return _multilabel(values, names, where)
-    values, missing = _plain(values, where)
-    if len(values) == 0 or missing.all():
+    column = _Column(values, where)
+    if all(missing.all() for _, missing in column.blocks()):
         raise InputError(f"{where}: every label is missing (empty, null, NaN or -1), so there is nothing to learn from")
     if task == "multilabel":
-        return _multilabel(_floats(values, where)[:, None], names, where)
-    if task == "regression" or (task == "auto" and _has_fractions(values)):
-        return _regression(values, where)
-    return _classes(values, missing, task, where)
+        return _multilabel(_floats(column)[:, None], names, where)
+    if task == "regression" or (task == "auto" and column.has_fractions):
+        return _regression(column)
+    return _classes(column, task)
 
 
 def labelled(values: Array, task: str) -> Array:
@@ -68,57 +72,96 @@ def scatter(encoded: Encoded, rows: Array, num_nodes: int) -> Array:
     return spread
 
 
-def _plain(values: Any, where: str) -> tuple[Any, Array]:
-    """The column without dictionaries, whole-number floats as integers, and where its values are missing."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
-    if pa.types.is_null(kind):
-        return values, np.ones(len(values), dtype=bool)
-    if pa.types.is_decimal(kind) or kind == pa.float16() or kind == pa.float32():
-        values = values.cast(pa.float64())
-    if pa.types.is_floating(values.type):
-        numbers = values.to_numpy(zero_copy_only=False)
-        if np.isinf(numbers).any():
-            raise InputError(
-                f"{where}: label {numbers[np.isinf(numbers)][0]} in row "
-                f"{int(np.flatnonzero(np.isinf(numbers))[0])} is not a finite number"
-            )
-        values = pa.array(numbers, from_pandas=True)
-        known = numbers[~np.isnan(numbers)]
-        if (known == np.floor(known)).all() and (np.abs(known) < 2**53).all():
-            values = values.cast(pa.int64())
-    if pa.types.is_integer(values.type):
-        minus_one = pc.equal(values, pa.scalar(-1, values.type) if _is_signed(values.type) else 2**63)
-        missing = minus_one.fill_null(True)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = values.cast(pa.large_string())
-        missing = pc.equal(pc.utf8_trim_whitespace(values), "").fill_null(True)
-    elif pa.types.is_boolean(values.type) or pa.types.is_floating(values.type):
-        missing = values.is_null()
-    else:
-        raise InputError(f"{where}: labels must be numbers or text, found {kind}")
-    return values, np.asarray(missing.to_numpy(zero_copy_only=False))
+class _Column:
+    """One label per row, in plain form: without dictionaries, floats that are all whole as whole numbers."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        self.where = where
+        self._values = values
+        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        self._from_floats = pa.types.is_decimal(kind) or pa.types.is_floating(kind)
+        known = (
+            pa.types.is_null,
+            pa.types.is_integer,
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_boolean,
+        )
+        if not (self._from_floats or any(is_kind(kind) for is_kind in known)):
+            raise InputError(f"{where}: labels must be numbers or text, found {kind}")
+        self.has_fractions = self._from_floats and not self._all_whole()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def blocks(self) -> Iterator[tuple[Any, Array]]:
+        """(values, which are missing), block by block."""
+        for values in self._plain_blocks():
+            if self._from_floats and not self.has_fractions:
+                values = values.cast(pa.int64())
+            if pa.types.is_signed_integer(values.type):
+                missing = pc.equal(values, pa.scalar(-1, values.type)).fill_null(True)
+            elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+                values = values.cast(pa.large_string())
+                missing = pc.equal(pc.utf8_trim_whitespace(values), "").fill_null(True)
+            else:
+                missing = values.is_null()
+            yield values, np.asarray(missing.to_numpy(zero_copy_only=False))
+
+    def _plain_blocks(self) -> Iterator[Any]:
+        """Slices without dictionaries; floats have 64 bits, and null for NaN."""
+        for start in range(0, len(self._values), _BLOCK_ROWS):
+            values = self._values.slice(start, _BLOCK_ROWS)
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            if self._from_floats:
+                values = pa.array(values.cast(pa.float64()).to_numpy(zero_copy_only=False), from_pandas=True)
+            yield values
+
+    def _all_whole(self) -> bool:
+        """Whether every float is a whole number; infinite ones are refused."""
+        whole, row = True, 0
+        for values in self._plain_blocks():
+            numbers = values.to_numpy(zero_copy_only=False)
+            infinite = np.flatnonzero(np.isinf(numbers))
+            if infinite.size:
+                raise InputError(
+                    f"{self.where}: label {numbers[infinite[0]]} in row {row + int(infinite[0])} is not a finite number"
+                )
+            known = numbers[~np.isnan(numbers)]
+            whole = whole and bool((known == np.floor(known)).all() and (np.abs(known) < 2**53).all())
+            row += len(numbers)
+        return whole
 
 
-def _classes(values: Any, missing: Array, task: str, where: str) -> Encoded:
-    known = values.filter(pa.array(~missing))
-    distinct = pc.unique(known)
+def _classes(column: _Column, task: str) -> Encoded:
+    distinct: Any = None
+    for values, missing in column.blocks():
+        found = pc.unique(values.filter(pa.array(~missing)))
+        distinct = found if distinct is None else pc.unique(pa.concat_arrays([distinct, found]))
     distinct = distinct.take(pc.sort_indices(distinct))
     if task == "binary" and len(distinct) != 2:
-        raise ConfigError(f"{where} has {len(distinct)} different labels, task 'binary' takes two: use task=multiclass")
-    codes = pc.index_in(values, value_set=distinct).fill_null(-1).to_numpy(zero_copy_only=False)
-    codes = np.where(missing, -1, codes).astype(np.int32)
-    counts = np.bincount(codes[codes >= 0], minlength=len(distinct))
-    found: Task = "binary" if task == "binary" or (task == "auto" and len(distinct) == 2) else "multiclass"
-    return Encoded(codes, found, distinct.to_pylist(), [int(count) for count in counts], int(counts.sum()))
+        raise ConfigError(
+            f"{column.where} has {len(distinct)} different labels, task 'binary' takes two: use task=multiclass"
+        )
+    codes = np.empty(len(column), dtype=np.int32)
+    counts = np.zeros(len(distinct), dtype=np.int64)
+    row = 0
+    for values, missing in column.blocks():
+        places = pc.index_in(values, value_set=distinct).fill_null(-1).to_numpy(zero_copy_only=False)
+        block = codes[row : row + len(places)]
+        block[:] = np.where(missing, -1, places)
+        counts += np.bincount(block[block >= 0], minlength=len(distinct))
+        row += len(places)
+    kind: Task = "binary" if task == "binary" or (task == "auto" and len(distinct) == 2) else "multiclass"
+    return Encoded(codes, kind, distinct.to_pylist(), [int(count) for count in counts], int(counts.sum()))
 
 
-def _regression(values: Any, where: str) -> Encoded:
-    numbers = _floats(values, where)
-    labelled = int((~np.isnan(numbers)).sum())
+def _regression(column: _Column) -> Encoded:
+    numbers = _floats(column)
+    labelled = len(numbers) - int(np.count_nonzero(np.isnan(numbers)))
     if labelled == 0:
-        raise InputError(f"{where}: every label is missing, so there is nothing to learn from")
+        raise InputError(f"{column.where}: every label is missing, so there is nothing to learn from")
     return Encoded(numbers, "regression", [], [], labelled)
 
 
@@ -140,17 +183,14 @@ def _multilabel(matrix: Array, names: list[str] | None, where: str) -> Encoded:
     return Encoded(numbers, "multilabel", classes, counts, labelled)
 
 
-def _has_fractions(values: Any) -> bool:
-    return bool(pa.types.is_floating(values.type))
-
-
-def _is_signed(kind: Any) -> bool:
-    return bool(pa.types.is_signed_integer(kind))
-
-
-def _floats(values: Any, where: str) -> Array:
+def _floats(column: _Column) -> Array:
     """float32 with NaN for missing."""
-    try:
-        return np.array(values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float32)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InputError(f"{where}: labels are {values.type}, numbers are wanted for this task") from None
+    numbers = np.empty(len(column), dtype=np.float32)
+    row = 0
+    for values, _ in column.blocks():
+        try:
+            numbers[row : row + len(values)] = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise InputError(f"{column.where}: labels are {values.type}, numbers are wanted for this task") from None
+        row += len(values)
+    return numbers

@@ -1,7 +1,7 @@
 """The parts of a Source: what every kind of input looks like to `ingest`.
 
-Edges and features are streams (chunks made on demand, as often as asked); ids, labels and splits are O(N)
-columns in memory. Cost: a chunk of edges is 16 bytes per edge, a chunk of features 32 MB.
+Edges, features and the ids of nodes are streams (chunks made on demand, as often as asked); labels and splits are
+O(N) columns in memory. Cost: a chunk of edges is 16 bytes per edge, a chunk of features 32 MB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import InputError
 from ..types import Array
-from .ids import Ids, as_ids, as_text
+from .ids import Ids, MixedIdsError, as_ids, as_text, is_text
 from .tables import Table, float_block
 
 EDGE_CHUNK_ROWS = 1 << 20
@@ -32,8 +32,22 @@ class Edges(Protocol):
     def total(self) -> int | None:
         """Edges in all, where it is known without reading them."""
 
-    def chunks(self, text: bool) -> Iterator[tuple[Ids, Ids]]:
-        """(sources, targets) in pieces; with `text`, ids come as text whatever they are."""
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        """(sources, targets) in pieces, without the first `skip` edges; with `text`, ids come as text whatever they
+        are."""
+
+
+class IdColumn(Protocol):
+    """A stream of ids, one for each node."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def total(self) -> int:
+        """Ids in all; they may have to be read for it."""
+
+    def chunks(self, text: bool) -> Iterator[Ids]:
+        """The ids in pieces; with `text`, they come as text whatever they are."""
 
 
 class Features(Protocol):
@@ -49,8 +63,8 @@ class Features(Protocol):
     def names(self) -> list[str] | None:
         """A name per column, where the input has names."""
 
-    def chunks(self) -> Iterator[Array]:
-        """float32 [rows, width]; missing values are NaN."""
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        """float32 [rows, width], without the first `skip` rows; missing values are NaN."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +96,12 @@ class Source:
     features: Features | None
     labels: Labels | None
     splits: Splits | None
-    node_ids: Ids | None
+    node_ids: IdColumn | None
     num_nodes: int | None
-    node_where: str
     notes: tuple[str, ...] = ()
     """What was guessed on the way (which columns, for example), a line each."""
+    identity: str | None = None
+    """Names this input, so that a killed ingest goes on with the same; without it, ingest starts over."""
 
 
 class ArrayEdges:
@@ -101,11 +116,71 @@ class ArrayEdges:
         self._pairs = array if array.shape[0] == 2 else array.T
         self.total: int | None = self._pairs.shape[1]
 
-    def chunks(self, text: bool) -> Iterator[tuple[Ids, Ids]]:
-        for start in range(0, self._pairs.shape[1], EDGE_CHUNK_ROWS):
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        for start in range(skip, self._pairs.shape[1], EDGE_CHUNK_ROWS):
             part = self._pairs[:, start : start + EDGE_CHUNK_ROWS]
             sources, targets = as_ids(part[0], self.where), as_ids(part[1], self.where)
             yield (as_text(sources), as_text(targets)) if text else (sources, targets)
+
+
+class ArrayIds:
+    """Ids in an array."""
+
+    def __init__(self, ids: Any, where: str) -> None:
+        self._ids = as_ids(ids, where)
+        self.where, self.total = where, len(self._ids)
+
+    def chunks(self, text: bool) -> Iterator[Ids]:
+        for start in range(0, self.total, EDGE_CHUNK_ROWS):
+            part = self._ids[start : start + EDGE_CHUNK_ROWS]
+            yield as_text(part) if text else part
+
+
+class TableIds:
+    """Ids in a column of a table."""
+
+    def __init__(self, table: Table, column: str) -> None:
+        self._table, self._column = table, column
+        self.where = table.where
+
+    @property
+    def total(self) -> int:
+        return self._table.count()
+
+    def chunks(self, text: bool) -> Iterator[Ids]:
+        types = {self._column: pa.string()} if text else {}
+        row = 0
+        for batch in self._table.batches([self._column], types, EDGE_CHUNK_ROWS):
+            ids = as_ids(batch.column(0), f"{self.where}: column {self._column!r}", row)
+            row += len(ids)
+            yield as_text(ids) if text else ids
+
+
+def same_ids(ids: IdColumn, others: IdColumn) -> bool:
+    """Whether two streams give the same ids in the same order; a number is the same as its text."""
+    if ids.total != others.total:
+        return False
+    try:
+        return _same_chunks(ids.chunks(False), others.chunks(False))
+    except MixedIdsError:
+        return _same_chunks(ids.chunks(True), others.chunks(True))
+
+
+def _same_chunks(chunks: Iterator[Ids], others: Iterator[Ids]) -> bool:
+    """The streams are of one length; where their chunks end does not matter."""
+    other: Ids = np.zeros(0, dtype=np.int64)
+    for chunk in chunks:
+        while len(chunk):
+            if not len(other):
+                other = next(others)
+            if is_text(chunk) != is_text(other):
+                raise MixedIdsError("ids are partly whole numbers and partly text")
+            size = min(len(chunk), len(other))
+            ours, theirs = chunk[:size], other[:size]
+            if not (ours.equals(theirs) if is_text(ours) else np.array_equal(ours, theirs)):
+                return False
+            chunk, other = chunk[size:], other[size:]
+    return True
 
 
 class TableEdges:
@@ -116,12 +191,14 @@ class TableEdges:
         self.where = table.where
         self.total = table.num_rows
 
-    def chunks(self, text: bool) -> Iterator[tuple[Ids, Ids]]:
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
         columns = [self._source, self._target]
         types = {name: pa.string() for name in columns} if text else {}
-        for batch in self._table.batches(columns, types, EDGE_CHUNK_ROWS):
-            sources = as_ids(batch.column(0), f"{self.where}: column {self._source!r}")
-            targets = as_ids(batch.column(1), f"{self.where}: column {self._target!r}")
+        row = skip
+        for batch in self._table.batches(columns, types, EDGE_CHUNK_ROWS, skip):
+            sources = as_ids(batch.column(0), f"{self.where}: column {self._source!r}", row)
+            targets = as_ids(batch.column(1), f"{self.where}: column {self._target!r}", row)
+            row += len(sources)
             yield (as_text(sources), as_text(targets)) if text else (sources, targets)
 
 
@@ -134,9 +211,12 @@ class ManyEdges:
         totals = [stream.total for stream in streams]
         self.total = None if None in totals else sum(total for total in totals if total is not None)
 
-    def chunks(self, text: bool) -> Iterator[tuple[Ids, Ids]]:
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
         for stream in self._streams:
-            yield from stream.chunks(text)
+            total = stream.total or 0
+            if skip < total or not total:
+                yield from stream.chunks(text, skip)
+            skip = max(0, skip - total)
 
 
 class MatrixFeatures:
@@ -158,8 +238,8 @@ class MatrixFeatures:
         self.width = int(matrix.shape[1])
         self.num_rows: int | None = int(matrix.shape[0])
 
-    def chunks(self) -> Iterator[Array]:
-        for start in range(0, self._matrix.shape[0], chunk_rows(self.width)):
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        for start in range(skip, self._matrix.shape[0], chunk_rows(self.width)):
             part = self._matrix[start : start + chunk_rows(self.width)]
             with np.errstate(over="ignore"):
                 part = part.astype(np.float32)
@@ -169,33 +249,26 @@ class MatrixFeatures:
 class TableFeatures:
     """Features in numeric columns and columns of vectors of a table."""
 
-    def __init__(self, table: Table, columns: list[str], num_rows: int | None) -> None:
+    def __init__(self, table: Table, columns: list[str]) -> None:
         self._table, self._columns = table, columns
         self.where = table.where
         self._types = {name: pa.float64() for name in columns if not table.is_list(name)}
         first = next(iter(table.batches(columns, self._types, rows=1024)), None)
         widths = [_width(first, name) for name in columns]
         self.width = sum(widths)
-        self.num_rows = num_rows if num_rows is not None else self._count()
+        self.num_rows: int | None = table.count()
         self.names: list[str] | None = [
             name if len_ == 1 and not table.is_list(name) else f"{name}[{at}]"
             for name, len_ in zip(columns, widths, strict=True)
             for at in range(len_)
         ]
 
-    def chunks(self) -> Iterator[Array]:
-        for batch in self._table.batches(self._columns, self._types, chunk_rows(self.width)):
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        for batch in self._table.batches(self._columns, self._types, chunk_rows(self.width), skip):
             block = float_block(batch, self._columns, self.where)
             if block.shape[1] != self.width:
                 raise InputError(f"{self.where}: vectors have different lengths in different rows")
             yield block
-
-    def _count(self) -> int:
-        known = self._table.num_rows
-        if known is not None:
-            return known
-        column = self._columns[:1]
-        return sum(batch.num_rows for batch in self._table.batches(column, {column[0]: pa.string()}))
 
 
 def chunk_rows(width: int) -> int:

@@ -1,7 +1,7 @@
 """Sources: every kind of input as one `Source` that `ingest` reads in chunks.
 
-Enters: arrays, files, or a PyG `Data`. Leaves: a `Source` (see parts.py). Cost: opening reads what is O(N)
-(ids, labels, splits) and leaves edges and features on disk until `ingest` streams them.
+Enters: arrays, files, or a PyG `Data`. Leaves: a `Source` (see parts.py). Cost: opening reads labels and splits
+(O(N)) and leaves edges, ids and features on disk until `ingest` streams them; rows of a CSV are counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import pyarrow as pa
 import scipy.sparse
 
 from ..errors import InputError, first_line
+from ..folder import fingerprint
 from ..types import Array, PathLike
 from .ids import Ids, as_ids
 from .parts import (
     DEFAULT_NAME,
     ArrayEdges,
+    ArrayIds,
     Edges,
     Features,
+    IdColumn,
     Labels,
     ManyEdges,
     MatrixFeatures,
@@ -28,6 +31,8 @@ from .parts import (
     Splits,
     TableEdges,
     TableFeatures,
+    TableIds,
+    same_ids,
 )
 from .splits import npz_splits, split_codes
 from .tables import Table, expand, file_kind, float_block, is_table, load_npy, reading
@@ -69,9 +74,8 @@ def arrays(
         features=None if features is None else MatrixFeatures(matrix, "features"),
         labels=None if labels is None else _array_labels(_numpy(labels), "labels"),
         splits=parts,
-        node_ids=None if node_ids is None else as_ids(_numpy(node_ids), "node_ids"),
+        node_ids=None if node_ids is None else ArrayIds(_numpy(node_ids), "node_ids"),
         num_nodes=_checked_count(num_nodes),
-        node_where="node_ids" if node_ids is not None else "edge_index",
     )
 
 
@@ -134,6 +138,9 @@ def files(
     reader = _Files(
         id, _names(label), _names(feature_columns), split, own_labels=labels is None, own_split=splits is None
     )
+    identity = _identity_of(
+        [edges, nodes, features, labels, splits], [source, target, id, label, feature_columns, split, num_nodes]
+    )
     edge_stream = reader.edges(edges, source, target)
     reader.take_nodes(nodes, own_features=features is None)
     reader.take_features(features)
@@ -147,9 +154,21 @@ def files(
         splits=reader.splits,
         node_ids=reader.node_ids,
         num_nodes=_checked_count(num_nodes),
-        node_where=str(nodes or features or labels or edge_stream.where),
         notes=tuple(reader.notes),
+        identity=identity,
     )
+
+
+def _identity_of(paths: Sequence[Any], choices: Sequence[Any]) -> str:
+    """Names these files as they are now (path, size, time of change) and what is read of them."""
+    found = []
+    for path in paths:
+        for file in expand(path) if path is not None else ():
+            file_kind(file)
+            facts = file.stat()
+            found.append([str(file.resolve()), facts.st_size, facts.st_mtime_ns])
+        found.append([])
+    return fingerprint([found, [str(choice) for choice in choices]])
 
 
 class _Files:
@@ -169,7 +188,7 @@ class _Files:
         self.features: Features | None = None
         self.labels: Labels | None = None
         self.splits: Splits | None = None
-        self.node_ids: Ids | None = None
+        self.node_ids: IdColumn | None = None
         self.notes: list[str] = []
 
     def edges(self, paths: PathLike | Sequence[PathLike], source: str | None, target: str | None) -> Edges:
@@ -201,9 +220,10 @@ class _Files:
         id_column = self._id_column(table) or table.columns[0]
         label_columns = self._label_columns(table, named=self._own_labels)
         split_column = self._split_column(table, named=self._own_split)
-        columns = list(dict.fromkeys([id_column, *label_columns, *([split_column] if split_column else [])]))
-        values = table.read(columns)
-        self.node_ids = as_ids(values[id_column], f"{table.where}: column {id_column!r}")
+        self.node_ids = TableIds(table, id_column)
+        wanted = [*(label_columns if self._own_labels else []), *([split_column] if self._own_split else [])]
+        columns = list(dict.fromkeys(name for name in wanted if name is not None))
+        values = table.read(columns) if columns else {}
         self.notes.append(f"{table.where}: ids are column {id_column!r}")
         if label_columns and self._own_labels:
             self.labels = _table_labels(table, values, label_columns, None)
@@ -212,9 +232,10 @@ class _Files:
                 table.where,
                 codes=split_codes(values[split_column], f"{table.where}: column {split_column!r}"),
             )
-        chosen = self._chosen_features(table, columns) if own_features else []
+        taken = [id_column, *label_columns, *([split_column] if split_column else [])]
+        chosen = self._chosen_features(table, taken) if own_features else []
         if chosen:
-            self.features = TableFeatures(table, chosen, len(self.node_ids))
+            self.features = TableFeatures(table, chosen)
 
     def take_features(self, path: PathLike | None) -> None:
         if path is None:
@@ -232,17 +253,15 @@ class _Files:
         else:
             table = Table(path)
             id_column = self._id_column(table)
-            if id_column:
-                ids = as_ids(table.read([id_column])[id_column], f"{table.where}: column {id_column!r}")
-                if not _equal(ids, self.node_ids):
-                    raise InputError(
-                        f"{table.where}: its ids are not those of the node table in the same order; "
-                        "put the features into the node table, or sort both alike"
-                    )
+            if id_column and not (self.node_ids and same_ids(TableIds(table, id_column), self.node_ids)):
+                raise InputError(
+                    f"{table.where}: its ids are not those of the node table in the same order; "
+                    "put the features into the node table, or sort both alike"
+                )
             chosen = self._chosen_features(table, [id_column] if id_column else [])
             if not chosen:
                 raise InputError(f"{table.where} has no numeric column; its columns are: {', '.join(table.columns)}")
-            self.features = TableFeatures(table, chosen, None)
+            self.features = TableFeatures(table, chosen)
 
     def take_labels(self, path: PathLike | None) -> None:
         if path is None:
@@ -363,14 +382,6 @@ def _numpy(value: Any) -> Array:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise InputError(f"cannot be read as an array: {first_line(error)}") from None
-
-
-def _equal(ids: Ids, others: Ids | None) -> bool:
-    if others is None or len(ids) != len(others):
-        return False
-    if isinstance(ids, np.ndarray) and isinstance(others, np.ndarray):
-        return bool(np.array_equal(ids, others))
-    return bool(isinstance(ids, pa.Array) and isinstance(others, pa.Array) and ids.equals(others))
 
 
 def _checked_count(num_nodes: int | None) -> int | None:

@@ -117,6 +117,7 @@ class Table:
         twice = {name for name in self.columns if self.columns.count(name) > 1}
         if twice:
             raise InputError(f"{self.where}: column {sorted(twice)[0]!r} occurs twice")
+        self._count: int | None = None
 
     @property
     def num_rows(self) -> int | None:
@@ -128,6 +129,15 @@ class Table:
             with reading(file):
                 total += pq.read_metadata(file).num_rows
         return total
+
+    def count(self) -> int:
+        """Rows, in any case: CSV files are read through for it, once."""
+        if self._count is None:
+            self._count = self.num_rows
+        if self._count is None:
+            first = self.columns[0]
+            self._count = sum(batch.num_rows for batch in self.batches([first], {first: pa.string()}))
+        return self._count
 
     def column(self, name: str, role: str) -> str:
         """`name`, if there is such a column; otherwise an error with the nearest one."""
@@ -175,11 +185,13 @@ class Table:
         return bool(pa.types.is_floating(value) or pa.types.is_integer(value) or pa.types.is_boolean(value))
 
     def batches(
-        self, columns: Sequence[str], types: dict[str, Any] | None = None, rows: int = BATCH_ROWS
+        self, columns: Sequence[str], types: dict[str, Any] | None = None, rows: int = BATCH_ROWS, skip: int = 0
     ) -> Iterator[Any]:
-        """Record batches of these columns, in the files' order. `types` are forced on a CSV's columns."""
+        """Record batches of these columns, in the files' order, without the first `skip` rows. `types` are forced on a
+        CSV's columns."""
         for file in self.files:
-            batches = self._batches_of(file, list(columns), types or {}, rows)
+            batches, passed = self._batches_of(file, list(columns), types or {}, rows, skip)
+            skip -= passed
             while True:
                 with reading(file):
                     try:
@@ -190,6 +202,9 @@ class Table:
                         raise
                 if batch is None:
                     break
+                if skip:
+                    passed = min(skip, batch.num_rows)
+                    batch, skip = batch.slice(passed), skip - passed
                 if batch.num_rows:
                     yield batch
 
@@ -202,6 +217,7 @@ class Table:
             if text:
                 raise
             return self.read(columns, text=True)
+        self._count = sum(part.num_rows for part in parts)
         if not parts:
             return {name: pa.array([], pa.string() if text else self.schema.field(name).type) for name in columns}
         return {name: _joined([part.column(name) for part in parts]) for name in columns}
@@ -212,17 +228,32 @@ class Table:
         with self._open_csv(file, None, {}) as reader:
             return reader.schema
 
-    def _batches_of(self, file: Path, columns: list[str], types: dict[str, Any], rows: int) -> Iterator[Any]:
-        if self.kind == ".parquet":
-            with pq.ParquetFile(file, buffer_size=1 << 17, pre_buffer=False) as parquet:
-                missing = [name for name in columns if name not in parquet.schema_arrow.names]
-                if missing:
-                    raise ValueError(f"it has no column {missing[0]!r}, other files of this table have")
-                for batch in parquet.iter_batches(batch_size=rows, columns=columns, use_threads=False):
-                    yield batch.select(columns)
-        else:
-            with self._open_csv(file, columns, types) as reader:
-                yield from reader
+    def _batches_of(
+        self, file: Path, columns: list[str], types: dict[str, Any], rows: int, skip: int
+    ) -> tuple[Iterator[Any], int]:
+        """(batches of a file, how many of the `skip` rows they begin after): whole row groups are not even read."""
+        if self.kind != ".parquet":
+            return self._csv_batches(file, columns, types), 0
+        with reading(file):
+            metadata = pq.read_metadata(file)
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        first = passed = 0
+        while first < len(sizes) and passed + sizes[first] <= skip:
+            passed += sizes[first]
+            first += 1
+        return self._parquet_batches(file, columns, rows, list(range(first, len(sizes)))), passed
+
+    def _parquet_batches(self, file: Path, columns: list[str], rows: int, groups: list[int]) -> Iterator[Any]:
+        with pq.ParquetFile(file, buffer_size=1 << 17, pre_buffer=False) as parquet:
+            missing = [name for name in columns if name not in parquet.schema_arrow.names]
+            if missing:
+                raise ValueError(f"it has no column {missing[0]!r}, other files of this table have")
+            for batch in parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
+                yield batch.select(columns)
+
+    def _csv_batches(self, file: Path, columns: list[str], types: dict[str, Any]) -> Iterator[Any]:
+        with self._open_csv(file, columns, types) as reader:
+            yield from reader
 
     def _open_csv(self, file: Path, columns: list[str] | None, types: dict[str, Any]) -> Any:
         delimiter = _TEXT_DELIMITERS[self.kind]

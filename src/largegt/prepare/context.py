@@ -1,8 +1,8 @@
 """Context features: C⁰ = ÃH and C¹ = ÃC⁰, and the token rows [H, C⁰, C¹] made of them.
 
-Enters: a GraphStore and the nodes that tokens will be gathered for. Leaves: tokens [t, 3, d], one gather per token
-triple. Cost: two passes over the edges that reach those nodes, at memory bandwidth; memory is C⁰ in float32 for
-those nodes and their neighbours, and the features in float32 where they are stored in 16 bits. Sums are float32.
+Enters: a GraphStore and the nodes that tokens will be gathered for. Leaves: `tokens` [t, 3, d], one gather per token
+triple. Cost: two passes over the edges that reach those nodes, in blocks within the memory given (blocks.py); C⁰ of the
+nodes and their neighbours lies on disk in between. Sums are float32 whatever the features are stored as.
 
 Ã = D_r^{-1/2} (A + I) D_c^{-1/2} with the degrees of A + I: by rows along the chosen direction, by columns against it.
 For the undirected view both are the same and Ã is the usual symmetric normalisation.
@@ -10,31 +10,40 @@ For the undirected view both are the same and Ã is the usual symmetric normalis
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from ..errors import ConfigError
+from ..folder import FolderWriter, require_space
 from ..graph.precision import decode
 from ..graph.store import GraphStore
 from ..progress import Progress
+from ..threads import run_ranges
 from ..types import Array, Direction
 from . import kernels
-from .engines.local import run_chunks
+from .blocks import Load, Neighbors, block_sums
 
-_CHUNK_NODES = 4096
-_CHUNK_ROWS = 1 << 16
-_NOWHERE = np.zeros(0, dtype=np.int64)
+SCRATCH = "scratch_context"
+_CHUNK_ROWS = 1 << 14
 
 
-def feature_scale(store: GraphStore, standardize: bool) -> tuple[Array, Array]:
+def feature_scale(store: GraphStore, standardize: bool, threads: int | None = None) -> tuple[Array, Array]:
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it."""
     width = store.num_features
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    total, square = np.zeros(width), np.zeros(width)
     pilot = decode(store.features[:1], store.feature_dtype).astype(np.float64)[0]
-    for start in range(0, store.num_nodes, _CHUNK_ROWS):
-        block = decode(store.features[start : start + _CHUNK_ROWS], store.feature_dtype).astype(np.float64) - pilot
-        total += block.sum(axis=0)
-        square += (block * block).sum(axis=0)
+
+    def moments(start: int, stop: int) -> tuple[Array, Array]:
+        block = decode(store.features[start:stop], store.feature_dtype).astype(np.float64) - pilot
+        return block.sum(axis=0), (block * block).sum(axis=0)
+
+    total, square = np.zeros(width), np.zeros(width)
+    bounds = [*range(0, store.num_nodes, _CHUNK_ROWS), store.num_nodes]
+    for part, part_square in run_ranges(moments, bounds, threads):  # in order: the same bits for any threads
+        total += part
+        square += part_square
     mean = total / store.num_nodes
     deviation = np.sqrt(np.maximum(square / store.num_nodes - mean * mean, 0.0))
     constant = deviation <= 1e-7 * np.abs(mean + pilot)
@@ -42,56 +51,116 @@ def feature_scale(store: GraphStore, standardize: bool) -> tuple[Array, Array]:
     return (mean + pilot).astype(np.float32), gain.astype(np.float32)
 
 
-def token_rows(
-    store: GraphStore,
-    nodes: Array,
-    shift: Array,
-    gain: Array,
-    direction: Direction,
-    out: Array,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """Fill out [t, 3, d] with H, C⁰ and C¹ of `nodes` (sorted node numbers)."""
-    indptr, indices = store.csr(direction)
-    rev_indptr, _ = store.reverse_csr(direction)
-    row_scale = (1.0 / np.sqrt(np.diff(indptr) + 1.0)).astype(np.float32)
-    column_scale = (1.0 / np.sqrt(np.diff(rev_indptr) + 1.0)).astype(np.float32)
-    near, place_of = _nodes_and_neighbors(indptr, indices, nodes, store.num_nodes)
-    features = store.features
-    if store.feature_dtype != "float32":
-        features = decode(features, store.feature_dtype)
+class ContextFeatures:
+    """Computes the token rows of `nodes` (sorted node numbers) of one store."""
 
-    once = np.empty((len(near), store.num_features), dtype=np.float32)
+    def __init__(
+        self, store: GraphStore, nodes: Array, shift: Array, gain: Array, direction: Direction, memory: int,
+        threads: int | None = None, progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self.store, self.nodes, self.shift, self.gain = store, nodes, shift, gain
+        self.memory, self.threads, self.progress = memory, threads, progress
+        self.neighbors = Neighbors(*store.csr(direction), self_loops=True)
+        self.reverse_indptr, _ = store.reverse_csr(direction)
+        self.width = store.num_features
 
-    def first_hop(start: int, stop: int) -> None:
-        kernels.propagate_rows(
-            indptr, indices, near[start:stop], row_scale, column_scale, True,
-            features, _NOWHERE, shift, gain, once[start:stop],
-        )  # fmt: skip
+    def write(self, writer: FolderWriter, dtype: str) -> None:
+        """Grow `tokens` [t, 3, d] in the writer's folder, from where an earlier run stopped."""
+        near = self._with_neighbors(self.nodes)
+        out = writer.grow("tokens", dtype, (3, self.width))
+        missing = 3 * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
+        require_space(writer.path, missing, "token rows")
+        context = self.write_context(writer, near)
+        load = self._load_context(context, near)
+        for first, last, sums in self._sums(self.nodes, near, load, "context C1", out.rows):
+            self._scale_rows(self.nodes[first:last], sums, None)
+            for start in range(first, last, _CHUNK_ROWS):
+                stop = min(last, start + _CHUNK_ROWS)
+                out.append(self._triples(start, stop, near, context, sums[start - first : stop - first], dtype))
+            writer.commit()
+        writer.close("tokens")
+        writer.drop(SCRATCH)
 
-    zeros, ones = np.zeros_like(shift), np.ones_like(gain)
+    def write_context(self, writer: FolderWriter, near: Array | None) -> Array:
+        """C⁰ of the nodes `near` (None: all) as a scratch array, mapped."""
+        nodes = range(self.store.num_nodes) if near is None else near
+        once = writer.grow(SCRATCH, "float32", (self.width,))
+        require_space(writer.path, 4 * (len(nodes) - once.rows) * self.width, "context features")
+        if once.rows < len(nodes):
+            sources = None if near is None else self._with_neighbors(near)
+            for first, last, sums in self._sums(nodes, sources, self._load_features(sources), "context C0", once.rows):
+                self._scale_rows(nodes[first:last], sums, self.gain)
+                once.append(sums)
+                writer.commit()
+        return once.so_far()
 
-    def second_hop(start: int, stop: int) -> None:
-        rows = nodes[start:stop]
-        twice = np.empty((len(rows), store.num_features), dtype=np.float32)
-        kernels.propagate_rows(indptr, indices, rows, row_scale, column_scale, True, once, place_of, zeros, ones, twice)
-        with np.errstate(over="ignore"):  # the caller looks for infinities and says what to do
-            out[start:stop, 0] = (features[rows] - shift) * gain
-            out[start:stop, 1] = once[place_of[rows] if len(place_of) else rows]
-            out[start:stop, 2] = twice
+    def _triples(self, start: int, stop: int, near: Array | None, context: Array, twice: Array, dtype: str) -> Array:
+        nodes = np.asarray(self.nodes[start:stop], dtype=np.int64)
+        triples = np.empty((stop - start, 3, self.width), dtype=np.float32)
+        own = decode(_rows(self.store.features, nodes), self.store.feature_dtype)
+        np.multiply(own - self.shift, self.gain, out=triples[:, 0])
+        triples[:, 1] = _rows(context, nodes if near is None else np.searchsorted(near, nodes))
+        triples[:, 2] = twice
+        with np.errstate(over="ignore"):
+            stored = triples.astype(dtype)
+        if not np.isfinite(stored).all():
+            raise ConfigError(f"token rows overflow {dtype}: run with --set prepare.tokens.dtype=float32")
+        return stored
 
-    run_chunks(first_hop, len(near), _CHUNK_NODES, threads, progress, "context C0")
-    run_chunks(second_hop, len(nodes), _CHUNK_NODES, threads, progress, "context C1")
+    def _sums(
+        self, nodes: Array | range, sources: Array | None, load: Load, stage: str, start: int
+    ) -> Iterator[tuple[int, int, Array]]:
+        return block_sums(
+            self.neighbors, nodes, sources, load, self.width, self.memory, self.threads, self.progress, stage, start
+        )
+
+    def _load_features(self, sources: Array | None) -> Load:
+        def load(first: int, last: int, out: Array) -> None:
+            nodes = slice(first, last) if sources is None else np.asarray(sources[first:last], dtype=np.int64)
+            block = decode(self.store.features[nodes], self.store.feature_dtype)
+            np.subtract(block, self.shift, out=out)
+            out *= self._column_scale(nodes)[:, None]
+
+        return load
+
+    def _load_context(self, context: Array, near: Array | None) -> Load:
+        def load(first: int, last: int, out: Array) -> None:
+            nodes = slice(first, last) if near is None else np.asarray(near[first:last], dtype=np.int64)
+            np.multiply(context[first:last], self._column_scale(nodes)[:, None], out=out)
+
+        return load
+
+    def _column_scale(self, nodes: slice | Array) -> Array:
+        if isinstance(nodes, slice):
+            degrees = np.diff(self.reverse_indptr[nodes.start : nodes.stop + 1])
+        else:
+            degrees = self.reverse_indptr[nodes + 1] - self.reverse_indptr[nodes]
+        return _root_scale(degrees)
+
+    def _scale_rows(self, nodes: Array | range, sums: Array, gain: Array | None) -> None:
+        sums *= _root_scale(self.neighbors.degrees(nodes))[:, None]
+        if gain is not None:
+            sums *= gain
+
+    def _with_neighbors(self, nodes: Array) -> Array | None:
+        """These nodes and their neighbours, sorted; None when that is every node, or nearly."""
+        num_nodes = self.store.num_nodes
+        if len(nodes) == num_nodes:
+            return None
+        marked = np.zeros(num_nodes, dtype=np.bool_)
+        marked[nodes] = True
+        kernels.mark_neighbors(self.neighbors.indptr, self.neighbors.indices, nodes, marked)
+        if np.count_nonzero(marked) > 0.9 * num_nodes:
+            return None
+        return np.flatnonzero(marked).astype(nodes.dtype)
 
 
-def _nodes_and_neighbors(indptr: Array, indices: Array, nodes: Array, num_nodes: int) -> tuple[Array, Array]:
-    """The nodes whose C⁰ is needed, and where each lies among them (empty when that is the node itself)."""
-    marked = np.zeros(num_nodes, dtype=np.bool_)
-    marked[nodes] = True
-    if len(nodes) < num_nodes:
-        kernels.mark_neighbors(indptr, indices, nodes, marked)
-    near = np.flatnonzero(marked)
-    if len(near) == num_nodes:
-        return near, _NOWHERE
-    return near, np.cumsum(marked, dtype=np.int64) - 1
+def _rows(matrix: Array, rows: Array) -> Array:
+    """Rows of a mapped matrix; a range of them as a slice, which reads from front to back."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return matrix[int(rows[0]) : int(rows[-1]) + 1]
+    return matrix[rows]
+
+
+def _root_scale(degrees: Array) -> Array:
+    return np.asarray(1.0 / np.sqrt(degrees + 1.0), dtype=np.float32)

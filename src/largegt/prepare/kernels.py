@@ -108,26 +108,32 @@ def share_an_element(a: Any, a_low: int, a_high: int, b: Any, b_low: int, b_high
 
 
 @njit(nogil=True, cache=True)
-def propagate_rows(
-    indptr: Any, indices: Any, nodes: Any, row_scale: Any, column_scale: Any, self_loops: bool,
-    dense: Any, place_of: Any, shift: Any, gain: Any, out: Any,
+def add_neighbors(
+    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
+    dense: Any, place_of: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Rows `nodes` of Ã(X - shift)·gain: `out[n] = row_scale[i] Σ_j column_scale[j] (X[j] - shift) gain`, over the
-    neighbours j of i (and i itself). X[j] is dense[place_of[j]], or dense[j] when `place_of` is empty."""
+    """`sums[n] += X[j]` over the neighbours j of nodes[n] with low <= j < high, in rising order, the node itself in its
+    place among them if `self_loops`. cursor[n] is where in `indices` to begin, and is left where to go on. X[j] is
+    dense[place_of[j - low]], or dense[j - low] when `place_of` is empty."""
     width = dense.shape[1]
-    total = np.empty(width, np.float32)
     for n in range(len(nodes)):
         i = nodes[n]
-        first = indptr[i] - 1 if self_loops else indptr[i]  # the place before the row stands for i itself
-        total[:] = np.float32(0.0)
-        for place in range(first, indptr[i + 1]):
-            j = np.int64(i) if place < indptr[i] else np.int64(indices[place])
-            x = dense[place_of[j]] if len(place_of) else dense[j]
-            scale = column_scale[j]
+        place, end = cursor[n], indptr[i + 1]
+        own = self_loops and low <= i < high
+        total = sums[n]
+        while True:
+            j = np.int64(indices[place]) if place < end else high
+            if own and i < j:
+                j = i
+                own = False
+            elif j < high:
+                place += 1
+            else:
+                break
+            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
             for c in range(width):
-                total[c] += scale * (x[c] - shift[c])
-        for c in range(width):
-            out[n, c] = row_scale[i] * gain[c] * total[c]
+                total[c] += x[c]
+        cursor[n] = place
 
 
 @njit(nogil=True, cache=True)

@@ -3,7 +3,8 @@
 Enters: a GraphStore and the nodes that need a row. Leaves: float32 [n, p].
 
 - `projection`: Σ_t w_t · normalised((D⁻¹A)ᵗ R) with R random signs. Nodes with overlapping t-hop neighbourhoods get
-  similar rows (Johnson–Lindenstrauss). Cost: one pass over the edges per power; memory 3·N·p floats.
+  similar rows (Johnson–Lindenstrauss). Cost: one pass over the edges per power, within the memory given; two powers
+  (8·N·p bytes) lie on disk while it runs.
 - `node2vec`: second-order random walks and skip-gram with negative sampling, the paper's choice and settings.
   Cost: N · walks_per_node · walk_length · context products of width p, on the GPU where there is one;
   memory 3·N·p floats (embedding and SparseAdam's moments).
@@ -11,74 +12,132 @@ Enters: a GraphStore and the nodes that need a row. Leaves: float32 [n, p].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import PositionsConfig
+from ..errors import ConfigError
+from ..folder import FolderWriter, require_space
 from ..graph.store import GraphStore
+from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import Array, Direction
 from . import kernels
+from .blocks import Load, Neighbors, block_sums
 from .engines.local import run_chunks
 
 if TYPE_CHECKING:
     import torch
 
-_CHUNK_NODES = 4096
 _CHUNK_WALKS = 4096
-_NOWHERE = np.zeros(0, dtype=np.int64)
+_CHUNK_ROWS = 1 << 14
 
 
-def positions(
+def write_positions(
+    writer: FolderWriter,
     store: GraphStore,
     nodes: Array,
     config: PositionsConfig,
-    direction: Direction = "both",
+    direction: Direction,
+    memory: int,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> Array:
-    """The encodings of `nodes` by the configured method; width 0 for `none`."""
+) -> None:
+    """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`."""
     if config.method == "none":
-        return np.zeros((len(nodes), 0), dtype=np.float32)
-    make = projection if config.method == "projection" else node2vec
-    return make(store, config, direction, threads, progress)[nodes]
+        writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
+    elif config.method == "node2vec":
+        needed = node2vec_bytes(store.num_nodes, config)
+        if needed > memory:
+            raise ConfigError(
+                f"node2vec holds {format_bytes(needed)} for {store.num_nodes:,} nodes, more than the memory given: "
+                "use --set prepare.positions.method=projection, or a larger --memory"
+            )
+        writer.save("positions", node2vec(store, config, direction, threads, progress)[nodes])
+    else:
+        _Projection(writer, store, nodes, config, direction, memory, threads, progress).write()
 
 
-def projection(
-    store: GraphStore,
-    config: PositionsConfig,
-    direction: Direction = "both",
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> Array:
-    """Random projections of powers of D⁻¹A, each row of each power scaled to length one; [N, p]."""
-    indptr, indices = store.csr(direction)
-    num_nodes, width = store.num_nodes, config.dim
-    row_scale = (1.0 / np.maximum(np.diff(indptr), 1)).astype(np.float32)
-    ones = np.ones(num_nodes, dtype=np.float32)
-    shift, gain = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    nodes = np.arange(num_nodes)
-    now, after = np.empty((2, num_nodes, width), dtype=np.float32)
-    total = np.zeros((num_nodes, width), dtype=np.float32)
+def node2vec_bytes(num_nodes: int, config: PositionsConfig) -> int:
+    """Memory of the embedding, its gradient's moments, and a batch of walks."""
+    walks = config.batch_size * config.walks_per_node * config.walk_length
+    return 3 * 4 * num_nodes * config.dim + 4 * walks * (config.dim + config.context) * (1 + config.negatives)
 
-    def signs(start: int, stop: int) -> None:
-        kernels.random_signs(start, config.seed, now[start:stop])
 
-    run_chunks(signs, num_nodes, _CHUNK_NODES, threads)
-    for power, weight in enumerate(config.projection_weights, start=1):
+class _Projection:
+    """Random projections of powers of D⁻¹A, each row of each power scaled to length one.
 
-        def step(start: int, stop: int, weight: float = weight, now: Array = now, after: Array = after) -> None:
-            kernels.propagate_rows(
-                indptr, indices, nodes[start:stop], row_scale, ones, False,
-                now, _NOWHERE, shift, gain, after[start:stop],
-            )  # fmt: skip
-            length = np.sqrt((after[start:stop] ** 2).sum(axis=1, keepdims=True))
-            total[start:stop] += np.float32(weight) * after[start:stop] / np.maximum(length, np.float32(1e-12))
+    Power t is a scratch array [N, p] on disk, made from power t - 1 in blocks (blocks.py); the last one is made for the
+    wanted nodes alone. The weighted sum so far is a second, small array that each power writes anew.
+    """
 
-        run_chunks(step, num_nodes, _CHUNK_NODES, threads, progress, f"positions, power {power}")
-        now, after = after, now
-    return total
+    def __init__(
+        self, writer: FolderWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction,
+        memory: int, threads: int | None, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.writer, self.nodes, self.config = writer, nodes, config
+        self.memory, self.threads, self.progress = memory, threads, progress
+        self.neighbors = Neighbors(*store.csr(direction), self_loops=False)
+        self.num_nodes, self.width = store.num_nodes, config.dim
+
+    def write(self) -> None:
+        weights = self.config.projection_weights
+        powers_on_disk = min(2, len(weights) - 1) * self.num_nodes + 2 * len(self.nodes)
+        require_space(self.writer.path, 4 * self.width * powers_on_disk, "positional encodings")
+        for power, weight in enumerate(weights, start=1):
+            if power > int(self.writer.state.get("powers", 0)):
+                self._step(power, np.float32(weight), last=power == len(weights))
+                self.writer.commit(powers=power)
+            for name in (self._power(power - 1), self._total(power - 1)):
+                self.writer.drop(name)
+        self.writer.rename(self._total(len(weights)), "positions")
+
+    def _power(self, power: int) -> str:
+        return f"scratch_power_{power}"
+
+    def _total(self, power: int) -> str:
+        return f"scratch_positions_{power}"
+
+    def _step(self, power: int, weight: Any, last: bool) -> None:
+        writer = self.writer
+        wanted = self.nodes if last else range(self.num_nodes)
+        before = writer.array(self._total(power - 1)) if power > 1 else None
+        made = None if last else writer.grow(self._power(power), "float32", (self.width,))
+        total = writer.grow(self._total(power), "float32", (self.width,))
+        start = made.rows if made is not None else total.rows
+        for first, stop, rows in block_sums(
+            self.neighbors, wanted, None, self._load(power), self.width, self.memory, self.threads, self.progress,
+            f"positions, power {power}", start,
+        ):  # fmt: skip
+            rows /= np.maximum(self.neighbors.degrees(wanted[first:stop]), 1).astype(np.float32)[:, None]
+            begin, end = (first, stop) if last else np.searchsorted(self.nodes, [first, stop])
+            for low in range(int(begin), int(end), _CHUNK_ROWS):
+                mine = slice(low, min(int(end), low + _CHUNK_ROWS))
+                at = np.arange(mine.start, mine.stop) if last else np.asarray(self.nodes[mine], dtype=np.int64)
+                unit = _unit_rows(rows[at - first]) * weight
+                total.append(unit if before is None else before[mine] + unit)
+            if made is not None:
+                made.append(rows)
+            writer.commit()
+        if made is not None:
+            writer.close(self._power(power))
+        writer.close(self._total(power))
+
+    def _load(self, power: int) -> Load:
+        if power == 1:
+            return lambda first, last, out: kernels.random_signs(first, self.config.seed, out)
+        before = self.writer.array(self._power(power - 1))
+
+        def load(first: int, last: int, out: Array) -> None:
+            out[:] = before[first:last]
+
+        return load
+
+
+def _unit_rows(rows: Array) -> Array:
+    length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+    return np.asarray(rows / np.maximum(length, np.float32(1e-12)))
 
 
 def node2vec(

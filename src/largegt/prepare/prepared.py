@@ -24,17 +24,20 @@ import numpy as np
 
 from ..config import LocalNodesConfig, PrepareConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
-from ..folder import ArrayFolder, FolderWriter, fingerprint
+from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
-from ..progress import Progress
+from ..memory import memory_budget
+from ..progress import Progress, silent
 from ..types import Array, Direction, PathLike
 from . import kernels
-from .context import feature_scale, token_rows
+from .context import ContextFeatures, feature_scale
 from .local_nodes import local_nodes
-from .positions import positions
+from .positions import write_positions
 
 KIND = "prepared"
+_SAMPLED = "scratch_sampled"
+_SEGMENT_NODES = 1 << 15
 
 
 class Prepared:
@@ -124,28 +127,32 @@ def prepare(
     config: PrepareConfig | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    *,
+    memory: str | int | None = None,
 ) -> Prepared:
-    """Run what is missing of LocalNodes, context features and positional encodings; open what is there."""
+    """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
+
+    `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
+    on it. A killed preparation goes on where it stopped when it is called again.
+    """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     config = config or PrepareConfig()
+    budget = memory_budget(memory)
     path = prepared_path(store, config)
     if path.exists():
         try:
             return Prepared.open(path)
         except FormatError:  # damaged: it is ours, so make it again
             shutil.rmtree(path)
-    nodes = np.arange(store.num_nodes) if config.local_nodes.nodes == "all" else np.flatnonzero(store.labelled)
-    if not len(nodes):
-        raise InputError(
-            f"{store.path} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
-            "with --set prepare.local_nodes.nodes=all"
-        )
+    nodes = nodes_to_prepare(store, config)
     stages = _stage_fingerprints(store, config)
-    with FolderWriter(path, KIND) as writer:
-        writer.save("nodes", _compact(nodes, store.num_nodes))
+    identity = [store.fingerprint, config.model_dump(mode="json")]
+    with FolderWriter(path, KIND, identity=identity) as writer:
+        run = _Stages(store, writer, stages)
+        direction = config.local_nodes.direction
+        writer.save("nodes", nodes)
         writer.save("labels", store.labels[nodes])
         writer.save("split", store.split[nodes])
-        run = _Stages(store, writer, stages)
         run.stage(
             "local_nodes",
             ["local_rows", "token_nodes"],
@@ -154,14 +161,12 @@ def prepare(
         run.stage(
             "tokens",
             ["tokens", "feature_shift", "feature_gain"],
-            lambda: _write_tokens(writer, store, config, threads, progress),
+            lambda: _write_tokens(writer, store, config, budget, threads, progress),
         )
         run.stage(
             "positions",
             ["positions"],
-            lambda: writer.save(
-                "positions", positions(store, nodes, config.positions, config.local_nodes.direction, threads, progress)
-            ),
+            lambda: write_positions(writer, store, nodes, config.positions, direction, budget, threads, progress),
         )
         meta = {
             "config": config.model_dump(mode="json"),
@@ -171,8 +176,21 @@ def prepare(
                 "task": store.task, "classes": store.classes, "num_outputs": store.num_outputs,
             },
         }  # fmt: skip
-        writer.finish(meta, identity=[store.fingerprint, config.model_dump(mode="json")])
+        writer.finish(meta, identity=identity, progress=progress)
     return Prepared.open(path)
+
+
+def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
+    """The nodes that get a row: the labelled ones, or all."""
+    if config.local_nodes.nodes == "all":
+        return np.arange(store.num_nodes, dtype=node_dtype(store.num_nodes))
+    nodes = np.flatnonzero(store.labelled)
+    if not len(nodes):
+        raise InputError(
+            f"{store.path} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
+            "with --set prepare.local_nodes.nodes=all"
+        )
+    return nodes.astype(node_dtype(store.num_nodes))
 
 
 def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
@@ -207,13 +225,17 @@ class _Stages:
         self.siblings = _siblings(store)
 
     def stage(self, name: str, arrays: list[str], make: Callable[[], None]) -> None:
+        if all(self.writer.has(array) for array in arrays):
+            return
         for other in self.siblings:
             whole = all((other.path / f"{array}.npy").is_file() for array in arrays)
             if whole and other.folder.meta["stages"].get(name) == self.fingerprints[name]:
                 for array in arrays:
                     self.writer.link(array, other.folder)
+                self.writer.commit()
                 return
         make()
+        self.writer.commit()
 
 
 def _siblings(store: GraphStore) -> list[Prepared]:
@@ -276,32 +298,51 @@ def _write_local_nodes(
     writer: FolderWriter, store: GraphStore, nodes: Array, config: PrepareConfig,
     threads: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
-    settings = config.local_nodes
-    sampled = sample(store, nodes, settings, 0, threads, progress)
-    used = _within_two_hops(store, nodes, settings.direction) if config.tokens.nodes == "reachable" else None
-    if used is None:
+    """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
+    settings, show = config.local_nodes, progress or silent
+    dtype = node_dtype(store.num_nodes)
+    sampled = writer.grow(_SAMPLED, dtype.name, (settings.k,))
+    rows = writer.grow("local_rows", dtype.name, (settings.k,))
+    missing = (len(nodes) - sampled.rows) + (len(nodes) - rows.rows)
+    require_space(writer.path, missing * settings.k * dtype.itemsize, "local nodes")
+    for start in range(sampled.rows, len(nodes), _SEGMENT_NODES):
+        show("local nodes", start, len(nodes))
+        sampled.append(sample(store, nodes[start : start + _SEGMENT_NODES], settings, 0, threads))
+        writer.commit()
+    show("local nodes", len(nodes), len(nodes))
+    everything = sampled.so_far()
+    if config.tokens.nodes == "reachable":
+        used = _within_two_hops(store, nodes, settings.direction)
+    else:
         used = np.zeros(store.num_nodes, dtype=np.bool_)
-        used[sampled.reshape(-1)] = True
-    token_nodes = np.flatnonzero(used)
-    row_of = (np.cumsum(used, dtype=np.int64) - 1).astype(sampled.dtype)
-    local_rows = writer.create("local_rows", sampled.shape, sampled.dtype.name)
-    for start in range(0, len(sampled), 1 << 16):
-        local_rows[start : start + (1 << 16)] = row_of[sampled[start : start + (1 << 16)]]
-    writer.save("token_nodes", _compact(token_nodes, store.num_nodes))
+        for start in range(0, len(nodes), _SEGMENT_NODES):
+            used[everything[start : start + _SEGMENT_NODES].reshape(-1)] = True
+    writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
+    row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
+    for start in range(rows.rows, len(nodes), _SEGMENT_NODES):
+        rows.append(row_of[everything[start : start + _SEGMENT_NODES]])
+        writer.commit()
+    writer.close("local_rows")
+    writer.drop(_SAMPLED)
 
 
 def _write_tokens(
-    writer: FolderWriter, store: GraphStore, config: PrepareConfig, threads: int | None, progress: Progress | None
-) -> None:
-    token_nodes = np.load(writer.partial / "token_nodes.npy", allow_pickle=False).astype(np.int64)
-    shift, gain = feature_scale(store, config.tokens.standardize)
-    out = writer.create("tokens", (len(token_nodes), 3, store.num_features), config.tokens.dtype)
-    token_rows(store, token_nodes, shift, gain, config.local_nodes.direction, out, threads, progress)
-    if any(not np.isfinite(out[start : start + (1 << 16)]).all() for start in range(0, len(out), 1 << 16)):
-        raise ConfigError(f"token rows overflow {config.tokens.dtype}: run with --set prepare.tokens.dtype=float32")
-    writer.save("feature_shift", shift)
-    writer.save("feature_gain", gain)
+    writer: FolderWriter, store: GraphStore, config: PrepareConfig, memory: int,
+    threads: int | None, progress: Progress | None,
+) -> None:  # fmt: skip
+    if not writer.has("feature_gain"):
+        shift, gain = feature_scale(store, config.tokens.standardize, threads)
+        writer.save("feature_shift", shift)
+        writer.save("feature_gain", gain)
+        writer.commit()
+    shift, gain = np.array(writer.array("feature_shift")), np.array(writer.array("feature_gain"))
+    token_nodes = writer.array("token_nodes")
+    direction = config.local_nodes.direction
+    ContextFeatures(store, token_nodes, shift, gain, direction, memory, threads, progress).write(
+        writer, config.tokens.dtype
+    )
 
 
-def _compact(nodes: Array, num_nodes: int) -> Array:
-    return nodes.astype(np.int32 if num_nodes <= 2**31 else np.int64)
+def node_dtype(num_nodes: int) -> Any:
+    """int32 where node numbers fit."""
+    return np.dtype(np.int32 if num_nodes <= 2**31 - 1 else np.int64)

@@ -31,6 +31,11 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def tensors(self) -> list[Tensor]:
+        """All that is there."""
+        every = (self.nodes, self.tokens, self.multiplicity, self.positions, self.labels)
+        return [tensor for tensor in every if tensor is not None]
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
         """The same batch on another device."""
 

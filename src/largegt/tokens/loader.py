@@ -1,12 +1,13 @@
-"""The loader: shuffled node ids → TokenBatches, the next one gathered while this one is used.
+"""The loader: shuffled node ids → TokenBatches, the next ones gathered while this one is used.
 
 Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The order is a function of (seed, epoch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,11 @@ from ..errors import ConfigError, InputError
 from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
 from ..types import Array
-from .input_tokens import TokenBatch, distinct_rows, input_tokens
-from .table import TokenTable
+from .input_tokens import TokenBatch, distinct_rows
+from .table import Place, TokenTable
+
+_AHEAD = {"cuda": 2, "cpu": 1}
+"""Batches gathered ahead: a GPU is done with one soon, on a CPU each costs memory that the step wants."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +42,75 @@ class TokenLoader:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
         if seed is not None:
             rows = np.random.default_rng([seed, epoch]).permutation(rows)
-        order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
-        pieces = torch.split(order, batch_size)
-        if not len(order):
+        if not len(rows):
             return
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self.gather, pieces[0])
-            for piece in pieces[1:]:
-                batch, coming = coming.result(), pool.submit(self.gather, piece)
-                yield batch.to(self.device, non_blocking=True)
-            yield coming.result().to(self.device, non_blocking=True)
+        order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
+        aside = _Aside(self.device)
+        coming: deque[Future[tuple[TokenBatch, torch.Event | None]]] = deque()
+        ahead = _AHEAD.get(self.device.type, 1)
+        pool = ThreadPoolExecutor(ahead)
+        try:
+            for piece in torch.split(order, batch_size):
+                coming.append(pool.submit(aside.make, self.gather, piece))
+                if len(coming) > ahead:
+                    yield aside.take(*coming.popleft().result())
+            while coming:
+                yield aside.take(*coming.popleft().result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+            aside.close()
 
     def gather(self, rows: torch.Tensor) -> TokenBatch:
-        """The batch of these rows of the table."""
-        local_rows = self.table.local_rows_nk[rows, : self.k]
+        """The batch of these rows of the table, on the loader's device."""
+        local_rows = self.table.local_rows_of(rows, self.k)
         multiplicity = None
         if self.distinct and local_rows.shape[1] > 1:
             local_rows, multiplicity = distinct_rows(local_rows)
             order = (multiplicity > 0).sum(dim=1).argsort(stable=True)
             rows, local_rows, multiplicity = rows[order], local_rows[order], multiplicity[order]
         labels = self.table.labels[rows]
-        return TokenBatch(
+        batch = TokenBatch(
             nodes=self.table.nodes[rows].long(),
-            tokens=input_tokens(self.table.tokens_r3d, local_rows),
+            tokens=self.table.tokens_of(local_rows),
             multiplicity=multiplicity,
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
         )
+        return batch.to(self.device, non_blocking=True)
+
+
+class _Aside:
+    """A stream of its own for a GPU's gathers and copies, so that they overlap the training step. On a CPU the
+    threads of the loader are enough."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
+
+    def make(
+        self, gather: Callable[[torch.Tensor], TokenBatch], rows: torch.Tensor
+    ) -> tuple[TokenBatch, torch.Event | None]:
+        """A batch, and what says that it is whole."""
+        if self.stream is None:
+            return gather(rows), None
+        with torch.cuda.stream(self.stream):
+            return gather(rows), self.stream.record_event()
+
+    def take(self, batch: TokenBatch, whole: torch.Event | None) -> TokenBatch:
+        """Let the training step use the batch as soon as it is whole."""
+        if whole is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_event(whole)
+            for tensor in batch.tensors():
+                tensor.record_stream(now)
+        return batch
+
+    def close(self) -> None:
+        """What comes next may free or change the table: let it wait for gathers that nobody took."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 def token_batches(
@@ -76,10 +122,12 @@ def token_batches(
     epoch: int = 0,
     distinct: bool = False,
     device: torch.device | str = "cpu",
+    table: Place = "auto",
 ) -> Iterator[TokenBatch]:
     """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
 
-    Shuffled by (seed, epoch) when a seed is given, in order otherwise.
+    Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
+    (see the setting tokens.table); the batches are the same.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
@@ -95,5 +143,5 @@ def token_batches(
             raise InputError(f"node {missing} was not prepared: prepare with local_nodes.nodes=all")
     else:
         rows = prepared.split_rows(split) if split is not None else np.arange(len(prepared.nodes))
-    loader = TokenLoader(TokenTable(prepared, device), torch.device(device), distinct=distinct)
+    loader = TokenLoader(TokenTable(prepared, device, table), torch.device(device), distinct=distinct)
     return loader.batches(rows, batch_size, seed, epoch)

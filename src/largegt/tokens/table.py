@@ -1,53 +1,139 @@
-"""TokenTable: where the rows that tokens are gathered from live during training.
+"""TokenTable: where the rows that tokens are gathered from lie during training, and how they are reached there.
 
-Enters: a Prepared and a device. Leaves: tensors to index. On the CPU they are the memory-mapped files themselves; on
-a GPU they are copied there when they fit into the share of its memory that we allow, and stay on the host otherwise.
+Enters: a Prepared, the device that trains, and a place. Leaves: tokens of a batch; the same bytes from every place.
+
+  gpu    every array is copied into the GPU's memory and gathered there
+  host   every array is copied into this machine's memory; for a GPU the token rows are pinned, and the GPU reads the
+         rows that a batch needs by itself, over the bus
+  disk   the memory-mapped files. The distinct rows of a batch are read in the file's order by several threads, and
+         only these travel to the GPU, which spreads them out
+
+`auto` takes gpu or host, whichever has room first, and disk otherwise; on a CPU it takes disk, where the page cache
+is as good as a copy. Cost of a batch on the bus and on the disk: its u ≤ b·k distinct rows of 3·d numbers.
 """
 
 from __future__ import annotations
 
+import mmap
 import warnings
+import weakref
+from contextlib import suppress
 from copy import copy
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
+from ..memory import available_bytes, format_bytes
 from ..prepare.prepared import Prepared
+from ..threads import num_threads, run_ranges
 from ..types import Array
+from .input_tokens import input_tokens
 
-_GPU_SHARE = 0.6
+Place = Literal["auto", "gpu", "host", "disk"]
+
+_GPU_SHARE, _HOST_SHARE = 0.6, 0.5
+_COPIERS, _READERS = 8, 32
+"""Threads that gather rows of files that fit into memory (more of them get in each other's way), and of larger ones:
+so many requests the disk has in hand at once."""
 
 
 class TokenTable:
     """The arrays of a Prepared as tensors, indexed by row."""
 
-    def __init__(self, prepared: Prepared, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        tensors = {
-            name: _tensor(getattr(prepared, name)) for name in ("nodes", "local_rows", "tokens", "positions", "labels")
-        }
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if sum(tensor.nbytes for tensor in tensors.values()) < _GPU_SHARE * free:
-                tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    def __init__(self, prepared: Prepared, device: torch.device | str = "cpu", place: Place = "auto") -> None:
+        names = ("nodes", "local_rows", "tokens", "positions", "labels")
+        arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        self.target = torch.device(device)
+        self.place = choose_place(place, num_bytes, self.target)
+        self.readers, self.rows_per_read = min(num_threads(None), _COPIERS), 1024
+        if self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes():
+            self.readers, self.rows_per_read = _READERS, 32
+            for name in ("local_rows", "tokens"):
+                arrays[name] = _without_readahead(np.load(prepared.path / f"{name}.npy", mmap_mode="r"))
+        tensors = {name: _tensor(array) for name, array in arrays.items()}
+        if self.place == "gpu":
+            tensors = {name: tensor.to(self.target) for name, tensor in tensors.items()}
+        elif self.place == "host":
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+            if self.target.type == "cuda":
+                tensors["tokens"] = _pinned(tensors["tokens"], self.target)
         self.nodes: Tensor = tensors["nodes"]
         self.local_rows_nk: Tensor = tensors["local_rows"]
         self.tokens_r3d: Tensor = tensors["tokens"]
         self.positions_np: Tensor = tensors["positions"]
         self.labels: Tensor = tensors["labels"]
 
+    @property
+    def device(self) -> torch.device:
+        """Where everything but the token rows is looked up."""
+        return self.local_rows_nk.device
+
     def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
         """The same table with other local nodes at these rows; everything else is shared."""
         other = copy(self)
         other.local_rows_nk = self.local_rows_nk.clone()
-        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self.local_rows_nk.device)
-        other.local_rows_nk[at] = torch.from_numpy(local_rows_nk).to(self.local_rows_nk.device)
+        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
+        other.local_rows_nk[at] = torch.from_numpy(local_rows_nk).to(self.device)
         return other
 
-    @property
-    def device(self) -> torch.device:
-        return self.tokens_r3d.device
+    def local_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
+        """[b, k] local nodes of these rows, as rows of the token table."""
+        if self.place == "disk":
+            return self._read(self.local_rows_nk, rows)[:, :k]
+        return self.local_rows_nk[rows, :k]
+
+    def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
+        """[b, 3k, d] tokens, on the device that trains."""
+        if self.place == "gpu" or (self.place == "host" and self.target.type == "cpu"):
+            return input_tokens(self.tokens_r3d, local_rows_bk)
+        distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_r3d.device), return_inverse=True)
+        if self.tokens_r3d.is_cuda:  # pinned: the GPU reads
+            return input_tokens(self.tokens_r3d.index_select(0, distinct_u), which_bk)
+        block_u3d = self._read(self.tokens_r3d, distinct_u).to(self.target, non_blocking=True)
+        return input_tokens(block_u3d, which_bk.to(self.target, non_blocking=True))
+
+    def _read(self, table: Tensor, rows: Tensor) -> Tensor:
+        """These rows, read by several threads; into pinned memory when they go on to a GPU."""
+        out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=self.target.type == "cuda")
+        source, target, at = table.numpy(), out.numpy(), rows.numpy()
+        assert len(at) == 0 or (at.min() >= 0 and at.max() < len(source)), "clip is for speed, not for wrong rows"
+
+        def read(low: int, high: int) -> None:  # take gives the GIL away
+            np.take(source, at[low:high], axis=0, out=target[low:high], mode="clip")
+
+        step = max(self.rows_per_read, -(-len(at) // (4 * self.readers)))
+        for _ in run_ranges(read, [*range(0, len(at), step), len(at)], self.readers):
+            pass
+        return out
+
+
+def check_place(place: Place, device: torch.device) -> None:
+    """Refuse a place that this device does not have: worth knowing before a long preparation."""
+    if place == "gpu" and device.type != "cuda":
+        raise ConfigError("tokens.table=gpu, but there is no GPU in use: use --set tokens.table=auto")
+
+
+def choose_place(place: Place, num_bytes: int, device: torch.device) -> Place:
+    """What `auto` stands for here; a place without room is refused."""
+    check_place(place, device)
+    on_gpu = device.type == "cuda"
+    if place == "disk" or (place == "auto" and not on_gpu):
+        return "disk"
+    gpu_free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
+    host_free = available_bytes()
+    if place == "auto":
+        return "gpu" if num_bytes < _GPU_SHARE * gpu_free else "host" if num_bytes < _HOST_SHARE * host_free else "disk"
+    free, other = (gpu_free, "host") if place == "gpu" else (host_free, "disk")
+    if num_bytes > free:
+        raise ConfigError(
+            f"tokens.table={place} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free there: "
+            f"use --set tokens.table={other}"
+        )
+    return place
 
 
 def _tensor(array: Array) -> Tensor:
@@ -55,3 +141,43 @@ def _tensor(array: Array) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
+
+
+def _without_readahead(array: Array) -> Array:
+    """A mapped file of which a page is read when it is touched, and not its neighbours."""
+    if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        array.base.madvise(mmap.MADV_RANDOM)
+    return array
+
+
+class _Pinned:
+    """Host memory that a GPU reads over the bus, for as long as a tensor made of this lives."""
+
+    def __init__(self, host: Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
+        weakref.finalize(self, _unpin, host)
+        self.__cuda_array_interface__ = {
+            "version": 2, "data": (host.data_ptr(), False), "shape": tuple(host.shape),
+            "typestr": host[:0].numpy().dtype.str,
+        }  # fmt: skip
+
+
+def _unpin(host: Tensor) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())  # type: ignore[no-untyped-call]
+
+
+def _pinned(host: Tensor, device: torch.device) -> Tensor:
+    """`host` as a tensor of the GPU, without a copy; `host` itself where the system pins no memory for us."""
+    try:
+        return torch.as_tensor(_Pinned(host), device=device)
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)  # CUDA tells the failure once more, to the next call
+        warnings.warn(
+            f"{format_bytes(host.nbytes)} of token rows could not be pinned ({str(error).splitlines()[0]}): "
+            "they stay in ordinary memory, and batches come more slowly",
+            stacklevel=3,
+        )
+        return host

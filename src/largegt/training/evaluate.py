@@ -43,7 +43,8 @@ def evaluate(
         raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
     fabric = make_fabric(config)
     model = opened.load_model(prepared).to(fabric.device)
-    loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws)
+    table = opened.config.tokens.table
+    loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
     return score_rows(model, loaders, rows, config.eval_batch_size, opened.head(prepared), fabric, progress)
 
 

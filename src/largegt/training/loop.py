@@ -18,7 +18,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from ..config import Config, TrainConfig, seconds
+from ..config import Config, TableConfig, TrainConfig, seconds
 from ..errors import ConfigError, InputError, disk_errors
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
@@ -28,6 +28,7 @@ from ..progress import Progress as Show
 from ..progress import silent
 from ..tokens.fresh import FreshNeighborhoods
 from ..tokens.loader import TokenLoader
+from ..tokens.table import check_place
 from ..types import PathLike
 from .checkpoint import Progress, load_checkpoint, save_checkpoint
 from .evaluate import evaluate_prepared, score_rows
@@ -46,8 +47,10 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: Show | None = None,
+    memory: str | int | None = None,
 ) -> Run:
-    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there."""
+    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
+    preparation, where that is missing."""
     show = progress or silent
     out = Path(out)
     config = config or Config()
@@ -60,7 +63,8 @@ def train(
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
     fabric = make_fabric(config.train)
-    prepared = data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show)
+    check_place(config.tokens.table, fabric.device)
+    prepared = data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
     if not len(prepared.split_rows("train")):
         raise InputError(f"{store.path} has no training nodes: give labels and a split to ingest")
     head = TaskHead.for_training(prepared, config.train)
@@ -81,7 +85,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     device = fabric.device
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
-    loader = make_loader(prepared, model, config, device)
+    loader = make_loader(prepared, model, config, device, run.config.tokens.table)
     train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
     fresh = None
     if config.resample == "epoch" and model.num_local_nodes is None:
@@ -224,8 +228,9 @@ def _best_so_far(state: Progress, monitor: str) -> str:
 
 
 def _but_for_budget(config: Config) -> Config:
-    """A run may go on with another budget; every other setting would make it another run."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
+    """A run may go on with another budget or token table; every other setting would make it another run."""
+    train = config.train.model_copy(update={"budget": None})
+    return config.model_copy(update={"train": train, "tokens": TableConfig()})
 
 
 def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:

@@ -100,11 +100,13 @@ class Run:
             )
         return store
 
-    def prepared(self, progress: Progress | None = None, reachable: bool = False) -> Prepared:
+    def prepared(
+        self, progress: Progress | None = None, reachable: bool = False, memory: str | int | None = None
+    ) -> Prepared:
         """The preparation it was trained on, made again if it was deleted; or one that other samples can be drawn
         from."""
         config = self.config.preparation
-        return prepare(self.store(), config.reachable() if reachable else config, progress=progress)
+        return prepare(self.store(), config.reachable() if reachable else config, progress=progress, memory=memory)
 
     def head(self, prepared: Prepared) -> TaskHead:
         return TaskHead.for_training(prepared, self.config.train)

@@ -19,7 +19,7 @@ from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
 from ..tokens.loader import TokenLoader
-from ..tokens.table import TokenTable
+from ..tokens.table import Place, TokenTable
 from ..types import Array
 
 
@@ -44,10 +44,12 @@ def make_fabric(config: TrainConfig) -> Fabric:
     return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
-def make_loader(prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device) -> TokenLoader:
+def make_loader(
+    prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device, table: Place = "auto"
+) -> TokenLoader:
     """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster."""
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
-    return TokenLoader(TokenTable(prepared, device), device, k=model.num_local_nodes, distinct=distinct)
+    return TokenLoader(TokenTable(prepared, device, table), device, k=model.num_local_nodes, distinct=distinct)
 
 
 def make_loaders(
@@ -58,11 +60,13 @@ def make_loaders(
     store: GraphStore,
     rows: Array,
     draws: int,
+    table: Place = "auto",
 ) -> list[TokenLoader]:
-    """A loader per draw of local nodes: the prepared one, and fresh ones for these rows."""
+    """A loader per draw of local nodes: the prepared one, and fresh ones for these rows. A run that was trained with
+    its table on a GPU may be scored where there is none."""
     if draws < 1:
         raise ConfigError(f"draws is {draws}: it must be at least 1")
-    first = make_loader(prepared, model, config, device)
+    first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table)
     if model.num_local_nodes is not None:
         return [first]
     return [first] + [

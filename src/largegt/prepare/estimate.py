@@ -1,0 +1,210 @@
+"""Estimate: what a preparation will take before it runs: bytes on disk, memory, rough time.
+
+Enters: a GraphStore, a PrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a few
+seconds: LocalNodes of some thousand nodes are really drawn, and some thousand rows really summed, to see how fast this
+machine is and how much the samples of different nodes overlap. Sizes are exact but for the number of token rows of a
+`sampled` preparation, which is extrapolated; time is rough, and assumes a disk of the speeds below.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import PrepareConfig
+from ..graph.store import GraphStore
+from ..memory import held_bytes, memory_budget
+from ..threads import num_threads
+from ..types import Array
+from .blocks import Neighbors, block_sums, plan
+from .positions import node2vec_bytes
+from .prepared import node_dtype, nodes_to_prepare, prepared_path, sample
+
+_SAMPLE_NODES = 1 << 14
+_SUM_NODES = 1 << 13
+_SUM_SOURCES = 1 << 18
+_SUM_BYTES = 1 << 28
+_READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1e9, 4e8
+_NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
+"""Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """One stage."""
+
+    name: str
+    disk_bytes: int
+    """What it leaves."""
+    scratch_bytes: int
+    """What it needs on disk besides, while it runs."""
+    memory_bytes: int
+    """What the process holds at most."""
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A whole preparation."""
+
+    num_nodes: int
+    """Nodes that get a row."""
+    token_rows: int
+    stages: tuple[StageEstimate, ...]
+    disk_bytes: int
+    peak_disk_bytes: int
+    """Kept and scratch together, at the worst moment."""
+    free_disk_bytes: int
+    memory_bytes: int
+    elapsed_s: float
+    already_prepared: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def estimate(
+    store: GraphStore, config: PrepareConfig, memory: str | int | None = None, threads: int | None = None
+) -> Estimate:
+    """What `prepare(store, config, memory=memory)` will take."""
+    budget, held = memory_budget(memory), held_bytes()
+    nodes = nodes_to_prepare(store, config)
+    draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
+    measured = _Speed(store, config, threads)
+    stages = (
+        _local_nodes(store, nodes, config, draw_s, token_rows, held),
+        _tokens(store, config, token_rows, budget, measured, held),
+        _positions(store, nodes, config, budget, measured, held),
+    )
+    kept = peak = 0
+    for stage in stages:
+        peak = max(peak, kept + stage.disk_bytes + stage.scratch_bytes)
+        kept += stage.disk_bytes
+    return Estimate(
+        num_nodes=len(nodes),
+        token_rows=token_rows,
+        stages=stages,
+        disk_bytes=kept,
+        peak_disk_bytes=peak,
+        free_disk_bytes=shutil.disk_usage(store.path).free,
+        memory_bytes=max(stage.memory_bytes for stage in stages),
+        elapsed_s=sum(stage.elapsed_s for stage in stages) + kept / _READ_BYTES_PER_S,
+        already_prepared=prepared_path(store, config).exists(),
+    )
+
+
+def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
+    """Distinct nodes in `wanted` samples, when half of `drawn` samples held `half` and all of them `whole`: along
+    u(m) = U m / (m + h), which bends as real unions do."""
+    bend = 1 / half - 1 / whole
+    inverse = max(0.0, 1 / whole - bend) + bend * drawn / wanted
+    return int(min(most, max(whole, 1 / inverse if inverse > 0 else most)))
+
+
+def _try_local_nodes(store: GraphStore, nodes: Array, config: PrepareConfig, threads: int | None) -> tuple[float, int]:
+    """(seconds that LocalNodes of all nodes will take, token rows)."""
+    tried = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
+    sample(store, tried[:2], config.local_nodes, 0, threads)  # compiled by now
+    begin = time.perf_counter()
+    drawn = sample(store, tried, config.local_nodes, 0, threads)
+    elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
+    if len(nodes) == store.num_nodes or config.tokens.nodes == "reachable":
+        return elapsed_s, store.num_nodes
+    whole = len(np.unique(drawn))
+    if len(tried) == len(nodes):
+        return elapsed_s, whole
+    half = len(np.unique(drawn[::2]))
+    return elapsed_s, extrapolated_union(half, whole, len(tried), len(nodes), store.num_nodes)
+
+
+class _Speed:
+    """How fast rows are summed here."""
+
+    def __init__(self, store: GraphStore, config: PrepareConfig, threads: int | None) -> None:
+        indptr, indices = store.csr(config.local_nodes.direction)
+        self.num_edges = len(indices)
+        self.threads = num_threads(threads)
+        count = min(store.num_nodes, _SUM_NODES)
+        first = (store.num_nodes - count) // 2
+        edges = int(indptr[first + count] - indptr[first]) + count
+        size = min(store.num_nodes, _SUM_SOURCES)
+        ends = (np.arange(edges, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(20)) % np.uint64(size)
+        indptr = np.minimum(np.arange(size + 1) * (edges // count), edges // count * count)
+        rows = Neighbors(indptr, ends.astype(np.int32), self_loops=False)
+
+        def load(start: int, stop: int, out: Array) -> None:
+            out[:] = 1
+
+        def sum_s(times: int) -> float:
+            begin = time.perf_counter()
+            for _ in block_sums(rows, np.tile(np.arange(count), times), None, load, 64, _SUM_BYTES, threads):
+                pass
+            return time.perf_counter() - begin
+
+        sum_s(1)  # compiled by now
+        self.floats_per_s = 3 * 64 * edges / max(1e-6, sum_s(4) - sum_s(1))
+
+    def passes_s(self, passes: float, width: int) -> float:
+        """Seconds to sum rows of this width along all edges so many times."""
+        return passes * self.num_edges * width / self.floats_per_s
+
+
+def _local_nodes(
+    store: GraphStore, nodes: Array, config: PrepareConfig, draw_s: float, token_rows: int, held: int
+) -> StageEstimate:
+    item = node_dtype(store.num_nodes).itemsize
+    sampled = len(nodes) * config.local_nodes.k * item
+    marks = store.num_nodes * (1 + item)
+    return StageEstimate(
+        "local nodes", sampled + token_rows * item, sampled, held + marks, draw_s + 2 * sampled / _WRITE_BYTES_PER_S
+    )
+
+
+def _tokens(
+    store: GraphStore, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
+) -> StageEstimate:
+    width = store.num_features
+    kept = token_rows * 3 * width * np.dtype(config.tokens.dtype).itemsize
+    mean_degree = speed.num_edges / store.num_nodes
+    near = int(min(store.num_nodes, token_rows * (1 + mean_degree)))
+    scratch = 4 * near * width
+    stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
+    read = stored if config.tokens.standardize else 0
+    memory = 0
+    for rows, source_bytes in ((near, stored), (token_rows, scratch)):
+        at_once, sources = plan(rows, store.num_nodes, width, budget)
+        blocks = -(-rows // at_once) if sources < store.num_nodes else 1
+        read += blocks * source_bytes
+        memory = max(memory, 4 * width * (sources + at_once) + 24 * at_once)
+    passes = (near + token_rows) / store.num_nodes
+    elapsed_s = speed.passes_s(passes, width) + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
+    return StageEstimate("context features", kept, scratch, held + memory + 2 * store.num_nodes, elapsed_s)
+
+
+def _positions(
+    store: GraphStore, nodes: Array, config: PrepareConfig, budget: int, speed: _Speed, held: int
+) -> StageEstimate:
+    positions = config.positions
+    if positions.method == "none":
+        return StageEstimate("positions", 0, 0, held, 0.0)
+    kept = 4 * len(nodes) * positions.dim
+    if positions.method == "node2vec":
+        work = positions.walks_per_node * positions.walk_length * positions.context * positions.dim
+        core_s = store.num_nodes * work * (1 + positions.negatives) * positions.epochs * _NODE2VEC_CORE_S
+        memory = held + node2vec_bytes(store.num_nodes, positions)
+        return StageEstimate("positions, node2vec", kept, 0, memory, core_s / speed.threads)
+    whole = 4 * store.num_nodes * positions.dim
+    powers = len(positions.projection_weights)
+    at_once, sources = plan(store.num_nodes, store.num_nodes, positions.dim, budget)
+    blocks = -(-store.num_nodes // at_once) if sources < store.num_nodes else 1
+    passes = powers - 1 + len(nodes) / store.num_nodes
+    elapsed_s = (
+        speed.passes_s(passes, positions.dim)
+        + (powers - 1) * whole * (blocks / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
+    )  # fmt: skip
+    memory = held + 4 * positions.dim * (sources + at_once) + 24 * at_once
+    return StageEstimate("positions, projection", kept, min(2, powers - 1) * whole + kept, memory, elapsed_s)

@@ -1,0 +1,81 @@
+"""What a preparation will take, against what it took."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.folder import FolderWriter
+from largegt.prepare import estimate as home
+from largegt.prepare.estimate import estimate, extrapolated_union
+from largegt.prepare.prepared import prepare
+
+
+def config_of(nodes: Any, dtype: Any, method: Any) -> PrepareConfig:
+    return PrepareConfig(
+        local_nodes=LocalNodesConfig(k=6, nodes=nodes),
+        tokens=TokensConfig(dtype=dtype),
+        positions=PositionsConfig(method=method, dim=5, walk_length=4, context=2, walks_per_node=1),
+    )
+
+
+@pytest.fixture
+def store(make_store: Any, random_edges: Any) -> Any:
+    labels = np.where(np.arange(3000) % 5, -1, np.arange(3000) % 4)
+    return make_store(random_edges(3000, 9000), 3000, width=7, labels=labels, undirected=False)
+
+
+@pytest.mark.parametrize("nodes", ["labelled", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("method", ["projection", "node2vec", "none"])
+def test_bytes_on_disk_are_as_said(
+    store: Any, monkeypatch: pytest.MonkeyPatch, nodes: Any, dtype: Any, method: Any
+) -> None:
+    config = config_of(nodes, dtype, method)
+    said = estimate(store, config)
+    most = 0
+    real = FolderWriter.commit
+
+    def watched(self: FolderWriter, **state: Any) -> None:
+        nonlocal most
+        most = max(most, sum(file.stat().st_size for file in self.partial.iterdir()))
+        real(self, **state)
+
+    monkeypatch.setattr(FolderWriter, "commit", watched)
+    prepared = prepare(store, config)
+    assert said.num_nodes == len(prepared.nodes)
+    assert said.token_rows == len(prepared.token_nodes)
+    small = 40 * len(prepared.nodes) + 20_000  # nodes, labels, split, headers
+    assert said.disk_bytes <= prepared.folder.num_bytes <= said.disk_bytes + small
+    assert 0.8 * most - small <= said.peak_disk_bytes <= 1.2 * most + small
+    assert said.elapsed_s > 0
+    assert not said.already_prepared
+    assert estimate(store, config).already_prepared
+    shutil.rmtree(prepared.path)
+
+
+def test_less_memory_is_said_to_hold_less(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "held_bytes", lambda: 0)
+    monkeypatch.setattr(home, "memory_budget", lambda memory: memory)
+    config = config_of("all", "float32", "projection")
+    rich, poor = estimate(store, config, 1 << 30), estimate(store, config, 20_000)
+    assert poor.memory_bytes < rich.memory_bytes
+    tokens = poor.stages[1]
+    assert tokens.memory_bytes <= 20_000 + 2 * store.num_nodes
+
+
+def test_union_of_samples_extrapolated() -> None:
+    """Against simulated samples, with nodes that are drawn often and nodes that are drawn seldom."""
+    rng = np.random.default_rng(0)
+    weight = rng.pareto(1.5, 20_000) + 0.2
+    weight /= weight.sum()
+    draws = rng.choice(20_000, size=(8000, 10), p=weight)
+    half, whole = len(np.unique(draws[:500])), len(np.unique(draws[:1000]))
+    truth = len(np.unique(draws))
+    assert extrapolated_union(half, whole, 1000, 8000, 20_000) == pytest.approx(truth, rel=0.35)
+    assert extrapolated_union(100, 200, 10, 1000, 5000) == 5000
+    assert extrapolated_union(50, 50, 10, 1000, 5000) == 50
