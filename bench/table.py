@@ -54,7 +54,7 @@ class Bench:
         prepared = lg.Prepared.open(path)
         self.head = TaskHead.for_training(prepared, config.train)
         self.model = build_model(config.model, prepared).to(self.device)
-        self.optimizer = make_optimizer(self.model, config.train)
+        self.optimizer = make_optimizer(self.model, config.train, self.device)
         print(f"table: {len(prepared.tokens):,} rows, {prepared.tokens.nbytes / 2**30:.2f} GiB")
 
     def loader(self, place: Any) -> tuple[Any, Any]:

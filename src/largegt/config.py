@@ -255,6 +255,8 @@ class TrainConfig(Settings):
     """auto: bf16-mixed on a GPU that has it, else 32-true."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Fuse the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
     distinct: Literal["auto", "yes", "no"] = "auto"
     """Compute a repeated token once, with log(multiplicity) in its score: the same result, less work. auto: on CPU."""
     checkpoint_every: int = Field(default=1, ge=1)

@@ -7,12 +7,14 @@ Cost: memory is the prediction table; a node that was not prepared is prepared f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from .errors import ConfigError, disk_errors
 from .graph.store import GraphStore
@@ -20,9 +22,11 @@ from .prepare.prepared import Prepared, prepare
 from .progress import Progress
 from .training.evaluate import averaged_logits
 from .training.run import Run
-from .training.setup import make_fabric, make_loaders
+from .training.setup import is_worth_compiling, make_fabric, make_loaders
 from .types import Array, PathLike
 
+_BATCHES_AT_ONCE = 64
+_T = TypeVar("_T")
 _SUFFIXES = (".parquet", ".csv", ".npz")
 
 
@@ -62,18 +66,28 @@ def predict(
     head = opened.head(prepared)
     prepared = _covering(prepared, store, nodes, progress, memory)
     rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
+    if is_worth_compiling(config, fabric.device, len(rows) // config.eval_batch_size):
+        model.compile_for({config.eval_batch_size})
     loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws, opened.config.tokens.table)
     width = head.num_outputs if head.task in ("multiclass", "multilabel") else 2 if head.task == "binary" else 1
     by_row = np.empty((len(rows), width), dtype=np.float32)
     batches = averaged_logits(model, loaders, rows, config.eval_batch_size, head, fabric, progress, "predict")
-    for found, logits, _ in batches:
-        at = np.searchsorted(rows, prepared.rows_of(found.cpu().numpy()))
-        by_row[at] = head.probabilities(logits).cpu().numpy()
+    done = 0
+    for waiting in _several(batches, _BATCHES_AT_ONCE):  # copied together: the GPU is not waited for at every batch
+        found = torch.cat([head.probabilities(logits) for _, logits, _ in waiting]).cpu().numpy()
+        by_row[done : done + len(found)] = found
+        done += len(found)
     probabilities = by_row[place]
     table = _table(store, nodes, probabilities, all_probabilities)
     if out is not None:
         write_table(table, out)
     return table
+
+
+def _several(items: Iterator[_T], count: int) -> Iterator[list[_T]]:
+    """Lists of up to `count` items."""
+    while several := list(islice(items, count)):
+        yield several
 
 
 def write_table(table: pa.Table, out: PathLike) -> None:

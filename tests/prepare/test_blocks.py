@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largegt.prepare.blocks import Neighbors, block_sums, plan
+from largegt.prepare import blocks as home
+from largegt.prepare.blocks import Neighbors, block_bytes, block_sums, plan
 
 
 def rows_of(dense: np.ndarray, self_loops: bool) -> Neighbors:
@@ -24,8 +25,11 @@ def sums(neighbors: Neighbors, nodes: Any, sources: Any, x: np.ndarray, memory: 
     def load(first: int, last: int, into: np.ndarray) -> None:
         into[:] = loads[first:last]
 
-    for first, last, part in block_sums(neighbors, nodes, sources, load, x.shape[1], memory, **more):
+    def finish(first: int, last: int, part: np.ndarray) -> None:
         out[first:last] = part
+        part[:] = np.nan  # it is ours to spoil
+
+    block_sums(neighbors, nodes, sources, load, x.shape[1], finish, memory, **more)
     return out
 
 
@@ -69,20 +73,35 @@ def test_what_is_planned_fits(memory: int) -> None:
             at_once, sources = plan(num_nodes, 10**8, width, memory)
             assert at_once <= num_nodes
             assert sources <= 10**8
-            assert 4 * width * (at_once + sources) + 24 * at_once + 4 * sources <= memory
+            assert block_bytes(at_once, sources, width) <= memory
 
 
-def test_sources_are_loaded_once_when_the_sums_fit() -> None:
+def test_sources_are_loaded_once_when_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[tuple[int, int]] = []
 
     def load(first: int, last: int, into: np.ndarray) -> None:
         loads.append((first, last))
         into[:] = 1
 
-    neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
-    blocks = list(block_sums(neighbors, range(50), None, load, 4, 4000, threads=1))
-    assert [block[:2] for block in blocks] == [(0, 50)]
+    def lots(memory: int) -> list[tuple[int, int]]:
+        loads.clear()
+        seen: list[tuple[int, int]] = []
+        neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
+        block_sums(neighbors, range(50), None, load, 4, lambda low, high, _: seen.append((low, high)), memory, 1)
+        return seen
+
+    monkeypatch.setattr(home, "_SMALL_LOT", 20)
+    assert lots(4000) == [(0, 20), (20, 40), (40, 50)]
     assert loads == [(0, 50)]
-    loads.clear()
-    blocks = list(block_sums(neighbors, range(50), None, load, 4, 500, threads=1))
-    assert len(loads) == len(blocks) * len(set(loads)) > len(blocks) > 1
+    assert len(loads) == 1
+    few = lots(500)
+    assert len(loads) == len(few) * len(set(loads)) > len(few) > 1
+
+
+def test_an_error_behind_the_scenes_is_raised() -> None:
+    def finish(first: int, last: int, sums: np.ndarray) -> None:
+        raise OSError("no room")
+
+    neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
+    with pytest.raises(OSError, match="no room"):
+        block_sums(neighbors, range(50), None, lambda first, last, into: None, 4, finish, 500)

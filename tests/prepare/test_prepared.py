@@ -284,7 +284,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small graph is prepared in many segments and blocks."""
     monkeypatch.setattr(HOME, "_SEGMENT_NODES", 7)
     monkeypatch.setattr(HOME, "memory_budget", lambda memory: memory or 1 << 30)
-    monkeypatch.setattr(blocks, "_NEAR_CACHE_BYTES", 100)
+    monkeypatch.setattr(blocks, "_SMALL_LOT", 16)
 
 
 @pytest.fixture

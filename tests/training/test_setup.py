@@ -65,7 +65,7 @@ def test_the_schedule_runs_over_all_epochs(prepared: Prepared, tmp_path: Path) -
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_weight_decay_falls_on_matrices_only(name: str, kind: type, prepared: Prepared) -> None:
     model = build_model(small().model, prepared)
-    optimizer = make_optimizer(model, TrainConfig(optimizer=name, weight_decay=0.3))  # type: ignore[arg-type]
+    optimizer = make_optimizer(model, TrainConfig(optimizer=name, weight_decay=0.3), torch.device("cpu"))  # type: ignore[arg-type]
     assert type(optimizer) is kind
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))

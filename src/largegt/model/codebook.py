@@ -12,10 +12,13 @@ instead of exploding; when its size has decayed it moves to a node of the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from ..config import CodebookConfig
+from .fused import Fused
 
 _NORM_MOMENTUM = 0.1
 _NORM_EPSILON = 1e-5
@@ -50,6 +53,7 @@ class Codebook(nn.Module):
         self.register_buffer("variance", torch.ones(width))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self._known_started = False
+        self._step: Callable[[Tensor, Tensor], None] = self._plain_step
 
     def normalize(self, z_bw: Tensor) -> Tensor:
         """z in the codebook's space: by the running mean and variance, which carry no gradient."""
@@ -64,9 +68,21 @@ class Codebook(nn.Module):
     def update(self, z_bw: Tensor, nodes_b: Tensor) -> None:
         """One step of EMA k-means with these nodes (distinct), and their new assignments."""
         z_bw = z_bw.detach().to(self.centroids.dtype)
+        if self._has_started():
+            self._step(z_bw, nodes_b)
+            return
         z_bw = self._normalize_batch(z_bw)
-        if not self._has_started():
-            self._start(z_bw)
+        self._start(z_bw)
+        self._move(z_bw, nodes_b)
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Steps with so many nodes go through `torch.compile`."""
+        self._step = Fused(self._plain_step, batch_sizes)
+
+    def _plain_step(self, z_bw: Tensor, nodes_b: Tensor) -> None:
+        self._move(self._normalize_batch(z_bw), nodes_b)
+
+    def _move(self, z_bw: Tensor, nodes_b: Tensor) -> None:
         nearest_b = self.nearest(z_bw)
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)

@@ -5,7 +5,8 @@ Axes: b batch, t tokens, f input features, d model width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..errors import ConfigError
 from ..tokens.input_tokens import TokenBatch
+from .fused import Fused
 from .global_module import GlobalModule
 from .local_module import LocalModule
 from .node_model import NodeModel, NodeOutput
+from .padding import PaddedLinear
 
 if TYPE_CHECKING:
     from ..prepare.prepared import Prepared
@@ -27,6 +30,8 @@ class LargeGT(NodeModel):
     num_features, num_positions and num_nodes are those of the Prepared; num_outputs is the number of classes or
     labels, 1 for binary and regression.
     """
+
+    takes_padding = True
 
     def __init__(
         self,
@@ -49,14 +54,15 @@ class LargeGT(NodeModel):
             self.num_local_nodes = 1
         if config.name != "largegt-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
-        self.input = nn.Linear(num_features, width) if config.residual else None
+        self.input = PaddedLinear(num_features, width) if config.residual else None
         joined = 2 * width if config.name == "largegt-full" else width
         self.ffn = nn.Sequential(
             nn.Linear(joined, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
             nn.Linear(width, width),
         )  # fmt: skip
         self.norm = make_norm(config.norm, width)
-        self.head = nn.Sequential(nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, num_outputs))
+        self.head = nn.Sequential(nn.ReLU(), nn.Dropout(config.dropout), PaddedLinear(width, num_outputs))
+        self._fused: Fused | None = None
 
     @classmethod
     def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
@@ -65,18 +71,33 @@ class LargeGT(NodeModel):
         return cls(prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
-        features_bf = batch.tokens[:, 0]
+        compute: Callable[..., Any] = self._compute
+        if self._fused is not None and batch.multiplicity is None:
+            compute = self._fused
+        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity)
+        return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
+
+    def _compute(
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
         joined = None
         if self.local_module is not None:
-            parts.append(self.local_module(batch.tokens, batch.multiplicity))
+            parts.append(self.local_module(tokens_btf, multiplicity_bk))
         if self.global_module is not None:
-            global_bd, joined = self.global_module(features_bf, batch.positions)
+            global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
         h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))
         if self.input is not None:
             h_bd = self.input(features_bf) + h_bd
-        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
+        return self.head(h_bd), h_bd, joined
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
+        self._fused = Fused(self._compute, batch_sizes)
+        if self.global_module is not None:
+            self.global_module.codebook.compile_for(batch_sizes)
 
     def update_codebook(self, output: NodeOutput) -> None:
         """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import EncoderLayer
+from .padding import PaddedLinear
 
 _SEGMENTS = 8
 
@@ -26,7 +27,7 @@ class LocalModule(nn.Module):
         super().__init__()
         width = config.hidden
         head_width = config.head_width or max(1, width // config.heads)
-        self.project = nn.Linear(num_features, width)
+        self.project = PaddedLinear(num_features, width)
         self.hop_embedding = nn.Parameter(torch.empty(2, 3, width).normal_(std=0.02)) if config.hop_embeddings else None
         self.layers = nn.ModuleList(
             EncoderLayer(
@@ -68,12 +69,17 @@ class LocalModule(nn.Module):
         return torch.cat([own, others.repeat(k - 1, 1)])
 
     def _read(self, h_btd: Tensor, bias_bt: Tensor | None) -> Tensor:
-        rest_btd = h_btd[:, 1:]
-        score_bt = self.readout(rest_btd).squeeze(-1)
+        if torch.compiler.is_compiling():  # as sums, which become one kernel with the norm before them
+            score_bt = (h_btd * self.readout.weight[0]).sum(dim=2)
+        else:
+            score_bt = self.readout(h_btd).squeeze(-1)
         if bias_bt is not None:
-            score_bt = score_bt + bias_bt[:, 1:]
-        weight_bt = score_bt.softmax(dim=1)
-        return h_btd[:, 0] + torch.einsum("bt,btd->bd", weight_bt, rest_btd)
+            score_bt = score_bt + bias_bt
+        first = torch.arange(score_bt.shape[1], device=score_bt.device) == 0  # masked, not cut off: no copy of the rest
+        weight_bt = score_bt.masked_fill(first, -torch.inf).softmax(dim=1)
+        if torch.compiler.is_compiling():
+            return h_btd[:, 0] + (weight_bt[:, :, None] * h_btd).sum(dim=1)
+        return h_btd[:, 0] + torch.einsum("bt,btd->bd", weight_bt, h_btd)
 
 
 def _segments(multiplicity_bk: Tensor) -> Iterator[tuple[slice, int]]:

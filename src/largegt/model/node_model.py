@@ -28,9 +28,14 @@ class NodeModel(nn.Module):
 
     num_local_nodes: int | None = None
     """How many local nodes a batch must carry; None: all that were sampled."""
+    takes_padding = False
+    """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         raise NotImplementedError
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Compute batches of these sizes with fused kernels; models that have none ready do nothing."""
 
     def update_codebook(self, output: NodeOutput) -> None:
         """Move the codebook after an optimizer step; models without one do nothing."""

@@ -1,14 +1,15 @@
 """Sums over neighbours in blocks: AX for a matrix X that need not fit in memory.
 
-Enters: the rows of A that are wanted and a way to load rows of X. Leaves: the sums, block after block of rows. Cost:
-the memory given. X is loaded once if all sums fit, otherwise once per block of wanted rows, always from front to back.
+Enters: the rows of A that are wanted and a way to load rows of X. Leaves: the sums, lot after lot of rows. Cost:
+the memory given. X is loaded once if it fits, otherwise once per block of wanted rows, always from front to back.
 
 A row's neighbours are added in rising order in any case, so the sums are the same bits for any amount of memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +22,10 @@ from .engines.local import run_chunks
 Load = Callable[[int, int, Array], None]
 """`load(first, last, out)` fills out [last - first, width] with these rows of X."""
 
+Finish = Callable[[int, int, Array], None]
+
 _CHUNK_ROWS = 2048
-_NEAR_CACHE_BYTES = 1 << 28
-_MOST_WALKS = 12
+_SMALL_LOT = 1 << 17
 _NOWHERE = np.zeros(0, dtype=np.int32)
 
 
@@ -57,52 +59,73 @@ def block_sums(
     sources: Array | None,
     load: Load,
     width: int,
+    finish: Finish,
     memory: int,
     threads: int | None = None,
     progress: Progress | None = None,
     stage: str = "",
     start: int = 0,
-) -> Iterator[tuple[int, int, Array]]:
-    """`(first, last, sums)`: float32 sums over the neighbours of nodes[first:last], from nodes[start] on.
+) -> None:
+    """`finish(first, last, sums)` with the float32 sums over the neighbours of nodes[first:last], lot after lot, from
+    nodes[start] on.
 
     `nodes` are sorted numbers, or a range. `sources` are the nodes that X has rows of, sorted (None: every node); all
-    neighbours must be among them. The sums are the caller's to change, until the next ones are asked for.
+    neighbours must be among them. The sums are for `finish` to change and to write; where lots are small that happens
+    in the background, one lot at a time and in order, while the next one is summed.
     """
     show = progress or silent
     num_sources = neighbors.num_nodes if sources is None else len(sources)
     at_once, source_rows = plan(len(nodes), num_sources, width, memory)
     dense = np.empty((source_rows, width), dtype=np.float32)
-    room = np.empty((at_once, width), dtype=np.float32)
+    rooms = [np.empty((at_once, width), dtype=np.float32) for _ in range(2 if at_once <= _SMALL_LOT else 1)]
     loaded = -1
     show(stage, start, len(nodes))
-    for first in range(start, len(nodes), at_once):
-        last = min(len(nodes), first + at_once)
-        wanted = numbers(nodes[first:last])
-        cursor = neighbors.indptr[wanted]
-        sums = room[: last - first]
-        for begin in range(0, num_sources, source_rows):
-            end = min(num_sources, begin + source_rows)
-            low, high = _range(sources, begin, end, neighbors.num_nodes)
-            place_of = _places(sources, begin, end, low, high)
-            if loaded != begin:
-                _fill(load, begin, end, dense, threads)
-                loaded = begin
-            _add(neighbors, wanted, cursor, low, high, dense, place_of, sums, begin == 0, threads)
-            show(stage, first + (last - first) * end // num_sources, len(nodes))
-        yield first, last, sums
+    with ThreadPoolExecutor(1) as behind:
+        waiting: Future[None] | None = None
+        for number, first in enumerate(range(start, len(nodes), at_once)):
+            last = min(len(nodes), first + at_once)
+            wanted = numbers(nodes[first:last])
+            cursor = neighbors.indptr[wanted]
+            sums = rooms[number % len(rooms)][: last - first]
+            for begin in range(0, num_sources, source_rows):
+                end = min(num_sources, begin + source_rows)
+                low, high = _range(sources, begin, end, neighbors.num_nodes)
+                place_of = _places(sources, begin, end, low, high)
+                if loaded != begin:
+                    _fill(load, begin, end, dense, threads)
+                    loaded = begin
+                _add(neighbors, wanted, cursor, low, high, dense, place_of, sums, begin == 0, threads)
+                show(stage, first + (last - first) * end // num_sources, len(nodes))
+            if waiting is not None:
+                waiting.result()
+            waiting = behind.submit(finish, first, last, sums)
+            if len(rooms) == 1:
+                waiting.result()
+        if waiting is not None:
+            waiting.result()
 
 
 def plan(num_nodes: int, num_sources: int, width: int, memory: int) -> tuple[int, int]:
     """(rows of sums at once, rows of X at once) that fit `memory` bytes.
 
-    Many sums at once, because X is read anew for each lot of them. Few rows of X, because those near the cache are
-    found faster (a fifth, measured); but not so few that a lot's neighbour lists are walked through all too often.
+    If X fits, it is loaded once and sums come in small lots. Otherwise sums have the larger part, because X is read
+    anew for each lot of them.
     """
     row_bytes = 4 * width
-    at_once = int(0.6 * memory / (row_bytes + 24))
-    near_cache = max(_NEAR_CACHE_BYTES // row_bytes, -(-num_sources // _MOST_WALKS))
-    source_rows = min(near_cache, int(0.35 * memory / (row_bytes + 4)))
-    return max(1, min(num_nodes, at_once)), max(1, min(num_sources, source_rows))
+    if num_sources * (row_bytes + 4) <= 0.7 * memory:
+        source_rows, most = num_sources, _SMALL_LOT
+    else:
+        source_rows, most = int(0.35 * memory / (row_bytes + 4)), num_nodes
+    at_once = int(0.9 * (memory - source_rows * (row_bytes + 4)) / (row_bytes + 24))
+    if at_once <= 2 * _SMALL_LOT:
+        at_once //= 2  # one is summed while the other is written
+    return max(1, min(num_nodes, at_once, most)), max(1, min(num_sources, source_rows))
+
+
+def block_bytes(at_once: int, source_rows: int, width: int) -> int:
+    """What `block_sums` holds with this plan."""
+    rooms = 2 if at_once <= _SMALL_LOT else 1
+    return 4 * width * (rooms * at_once + source_rows) + 24 * at_once + 4 * source_rows
 
 
 def _range(sources: Array | None, begin: int, end: int, num_nodes: int) -> tuple[int, int]:

@@ -10,8 +10,6 @@ For the undirected view both are the same and Ã is the usual symmetric normalis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..errors import ConfigError
@@ -22,7 +20,8 @@ from ..progress import Progress
 from ..threads import run_ranges
 from ..types import Array, Direction
 from . import kernels
-from .blocks import Load, Neighbors, block_sums
+from .blocks import Finish, Load, Neighbors, block_sums
+from .engines.local import run_chunks
 
 SCRATCH = "scratch_context"
 _CHUNK_ROWS = 1 << 14
@@ -71,13 +70,15 @@ class ContextFeatures:
         missing = 3 * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
         require_space(writer.path, missing, "token rows")
         context = self.write_context(writer, near)
-        load = self._load_context(context, near)
-        for first, last, sums in self._sums(self.nodes, near, load, "context C1", out.rows):
+
+        def finish(first: int, last: int, sums: Array) -> None:
             self._scale_rows(self.nodes[first:last], sums, None)
             for start in range(first, last, _CHUNK_ROWS):
                 stop = min(last, start + _CHUNK_ROWS)
                 out.append(self._triples(start, stop, near, context, sums[start - first : stop - first], dtype))
             writer.commit()
+
+        self._sum(self.nodes, near, self._load_context(context, near), finish, "context C1", out.rows)
         writer.close("tokens")
         writer.drop(SCRATCH)
 
@@ -86,12 +87,15 @@ class ContextFeatures:
         nodes = range(self.store.num_nodes) if near is None else near
         once = writer.grow(SCRATCH, "float32", (self.width,))
         require_space(writer.path, 4 * (len(nodes) - once.rows) * self.width, "context features")
+
+        def finish(first: int, last: int, sums: Array) -> None:
+            self._scale_rows(nodes[first:last], sums, self.gain)
+            once.append(sums)
+            writer.commit()
+
         if once.rows < len(nodes):
             sources = None if near is None else self._with_neighbors(near)
-            for first, last, sums in self._sums(nodes, sources, self._load_features(sources), "context C0", once.rows):
-                self._scale_rows(nodes[first:last], sums, self.gain)
-                once.append(sums)
-                writer.commit()
+            self._sum(nodes, sources, self._load_features(sources), finish, "context C0", once.rows)
         return once.so_far()
 
     def _triples(self, start: int, stop: int, near: Array | None, context: Array, twice: Array, dtype: str) -> Array:
@@ -107,12 +111,13 @@ class ContextFeatures:
             raise ConfigError(f"token rows overflow {dtype}: run with --set prepare.tokens.dtype=float32")
         return stored
 
-    def _sums(
-        self, nodes: Array | range, sources: Array | None, load: Load, stage: str, start: int
-    ) -> Iterator[tuple[int, int, Array]]:
-        return block_sums(
-            self.neighbors, nodes, sources, load, self.width, self.memory, self.threads, self.progress, stage, start
-        )
+    def _sum(
+        self, nodes: Array | range, sources: Array | None, load: Load, finish: Finish, stage: str, start: int
+    ) -> None:
+        block_sums(
+            self.neighbors, nodes, sources, load, self.width, finish, self.memory, self.threads, self.progress, stage,
+            start,
+        )  # fmt: skip
 
     def _load_features(self, sources: Array | None) -> Load:
         def load(first: int, last: int, out: Array) -> None:
@@ -138,9 +143,14 @@ class ContextFeatures:
         return _root_scale(degrees)
 
     def _scale_rows(self, nodes: Array | range, sums: Array, gain: Array | None) -> None:
-        sums *= _root_scale(self.neighbors.degrees(nodes))[:, None]
-        if gain is not None:
-            sums *= gain
+        scale = _root_scale(self.neighbors.degrees(nodes))
+
+        def part(first: int, last: int) -> None:
+            sums[first:last] *= scale[first:last, None]
+            if gain is not None:
+                sums[first:last] *= gain
+
+        run_chunks(part, len(sums), _CHUNK_ROWS, self.threads)
 
     def _with_neighbors(self, nodes: Array) -> Array | None:
         """These nodes and their neighbours, sorted; None when that is every node, or nearly."""

@@ -20,7 +20,7 @@ from ..graph.store import GraphStore
 from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
-from .blocks import Neighbors, block_sums, plan
+from .blocks import Neighbors, block_bytes, block_sums, plan
 from .positions import node2vec_bytes
 from .prepared import node_dtype, nodes_to_prepare, prepared_path, sample
 
@@ -139,10 +139,12 @@ class _Speed:
         def load(start: int, stop: int, out: Array) -> None:
             out[:] = 1
 
+        def forget(first: int, last: int, sums: Array) -> None:
+            pass
+
         def sum_s(times: int) -> float:
             begin = time.perf_counter()
-            for _ in block_sums(rows, np.tile(np.arange(count), times), None, load, 64, _SUM_BYTES, threads):
-                pass
+            block_sums(rows, np.tile(np.arange(count), times), None, load, 64, forget, _SUM_BYTES, threads)
             return time.perf_counter() - begin
 
         sum_s(1)  # compiled by now
@@ -179,7 +181,7 @@ def _tokens(
         at_once, sources = plan(rows, store.num_nodes, width, budget)
         blocks = -(-rows // at_once) if sources < store.num_nodes else 1
         read += blocks * source_bytes
-        memory = max(memory, 4 * width * (sources + at_once) + 24 * at_once)
+        memory = max(memory, block_bytes(at_once, sources, width))
     passes = (near + token_rows) / store.num_nodes
     elapsed_s = speed.passes_s(passes, width) + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
     return StageEstimate("context features", kept, scratch, held + memory + 2 * store.num_nodes, elapsed_s)
@@ -206,5 +208,5 @@ def _positions(
         speed.passes_s(passes, positions.dim)
         + (powers - 1) * whole * (blocks / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
     )  # fmt: skip
-    memory = held + 4 * positions.dim * (sources + at_once) + 24 * at_once
+    memory = held + block_bytes(at_once, sources, positions.dim)
     return StageEstimate("positions, projection", kept, min(2, powers - 1) * whole + kept, memory, elapsed_s)

@@ -106,10 +106,8 @@ class _Projection:
         made = None if last else writer.grow(self._power(power), "float32", (self.width,))
         total = writer.grow(self._total(power), "float32", (self.width,))
         start = made.rows if made is not None else total.rows
-        for first, stop, rows in block_sums(
-            self.neighbors, wanted, None, self._load(power), self.width, self.memory, self.threads, self.progress,
-            f"positions, power {power}", start,
-        ):  # fmt: skip
+
+        def finish(first: int, stop: int, rows: Array) -> None:
             rows /= np.maximum(self.neighbors.degrees(wanted[first:stop]), 1).astype(np.float32)[:, None]
             begin, end = (first, stop) if last else np.searchsorted(self.nodes, [first, stop])
             for low in range(int(begin), int(end), _CHUNK_ROWS):
@@ -120,6 +118,11 @@ class _Projection:
             if made is not None:
                 made.append(rows)
             writer.commit()
+
+        block_sums(
+            self.neighbors, wanted, None, self._load(power), self.width, finish, self.memory, self.threads,
+            self.progress, f"positions, power {power}", start,
+        )  # fmt: skip
         if made is not None:
             writer.close(self._power(power))
         writer.close(self._total(power))

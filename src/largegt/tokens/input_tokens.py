@@ -7,7 +7,7 @@ Enters: the token table [r, 3, d] and local rows [b, k]. Leaves: a TokenBatch. C
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class TokenBatch:
         """All that is there."""
         every = (self.nodes, self.tokens, self.multiplicity, self.positions, self.labels)
         return [tensor for tensor in every if tensor is not None]
+
+    def clone(self) -> TokenBatch:
+        """The same batch in memory of its own."""
+        return replace(self, **{name: value.clone() for name, value in vars(self).items() if value is not None})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
         """The same batch on another device."""

@@ -19,11 +19,13 @@ import warnings
 import weakref
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..errors import ConfigError
 from ..memory import available_bytes, format_bytes
@@ -35,19 +37,51 @@ from .input_tokens import input_tokens
 Place = Literal["auto", "gpu", "host", "disk"]
 
 _GPU_SHARE, _HOST_SHARE = 0.6, 0.5
+_BLOCK_ROWS = 1 << 16
 _COPIERS, _READERS = 8, 32
 """Threads that gather rows of files that fit into memory (more of them get in each other's way), and of larger ones:
 so many requests the disk has in hand at once."""
 
 
+@dataclass(frozen=True)
+class TokenForm:
+    """How tokens leave the table."""
+
+    dtype: torch.dtype | None = None
+    """Their precision; as stored when None."""
+    multiple: int = 1
+    """Zeros are put behind the features up to a multiple of this; never for features narrower than it."""
+
+    def width(self, num_features: int) -> int:
+        return num_features if num_features < self.multiple else -(-num_features // self.multiple) * self.multiple
+
+    def of(self, rows: Tensor) -> Tensor:
+        """These rows in this form."""
+        return F.pad(rows.to(self.dtype or rows.dtype), (0, self.width(rows.shape[-1]) - rows.shape[-1]))
+
+    def copied(self, table: Tensor, device: torch.device) -> Tensor:
+        """A whole table in this form on another device, block by block."""
+        shape = (*table.shape[:-1], self.width(table.shape[-1]))
+        out = torch.empty(shape, dtype=self.dtype or table.dtype, device=device)
+        for start in range(0, len(table), _BLOCK_ROWS):
+            out[start : start + _BLOCK_ROWS] = self.of(table[start : start + _BLOCK_ROWS].to(device))
+        return out
+
+
 class TokenTable:
     """The arrays of a Prepared as tensors, indexed by row."""
 
-    def __init__(self, prepared: Prepared, device: torch.device | str = "cpu", place: Place = "auto") -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        device: torch.device | str = "cpu",
+        place: Place = "auto",
+        form: TokenForm = TokenForm(),
+    ) -> None:
         names = ("nodes", "local_rows", "tokens", "positions", "labels")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
-        self.target = torch.device(device)
+        self.target, self.form = torch.device(device), form
         self.place = choose_place(place, num_bytes, self.target)
         self.readers, self.rows_per_read = min(num_threads(None), _COPIERS), 1024
         if self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes():
@@ -56,7 +90,8 @@ class TokenTable:
                 arrays[name] = _without_readahead(np.load(prepared.path / f"{name}.npy", mmap_mode="r"))
         tensors = {name: _tensor(array) for name, array in arrays.items()}
         if self.place == "gpu":
-            tensors = {name: tensor.to(self.target) for name, tensor in tensors.items()}
+            tokens = form.copied(tensors.pop("tokens"), self.target)
+            tensors = {name: tensor.to(self.target) for name, tensor in tensors.items()} | {"tokens": tokens}
         elif self.place == "host":
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
             if self.target.type == "cuda":
@@ -88,13 +123,15 @@ class TokenTable:
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
         """[b, 3k, d] tokens, on the device that trains."""
-        if self.place == "gpu" or (self.place == "host" and self.target.type == "cpu"):
+        if self.place == "gpu":
             return input_tokens(self.tokens_r3d, local_rows_bk)
+        if self.place == "host" and self.target.type == "cpu":
+            return self.form.of(input_tokens(self.tokens_r3d, local_rows_bk))
         distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_r3d.device), return_inverse=True)
         if self.tokens_r3d.is_cuda:  # pinned: the GPU reads
-            return input_tokens(self.tokens_r3d.index_select(0, distinct_u), which_bk)
+            return input_tokens(self.form.of(self.tokens_r3d.index_select(0, distinct_u)), which_bk)
         block_u3d = self._read(self.tokens_r3d, distinct_u).to(self.target, non_blocking=True)
-        return input_tokens(block_u3d, which_bk.to(self.target, non_blocking=True))
+        return input_tokens(self.form.of(block_u3d), which_bk.to(self.target, non_blocking=True))
 
     def _read(self, table: Tensor, rows: Tensor) -> Tensor:
         """These rows, read by several threads; into pinned memory when they go on to a GPU."""

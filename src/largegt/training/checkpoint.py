@@ -15,6 +15,9 @@ from torch import nn
 
 from ..errors import FormatError, disk_errors, first_line
 
+_OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")
+"""How an optimizer runs on its device: not the checkpoint's to say. The step size is set at every step."""
+
 
 @dataclass
 class Progress:
@@ -49,7 +52,10 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
+        own = [{name: group.get(name) for name in _OF_THE_DEVICE} for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
+        for group, kept in zip(optimizer.param_groups, own, strict=True):
+            group.update(kept)
         return Progress(**state["progress"])
     except Exception as error:
         raise FormatError(

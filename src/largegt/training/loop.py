@@ -22,7 +22,6 @@ from ..config import Config, TableConfig, TrainConfig, seconds
 from ..errors import ConfigError, InputError, disk_errors
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
-from ..model.node_model import NodeModel, NodeOutput
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
@@ -35,7 +34,15 @@ from .evaluate import evaluate_prepared, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .run import Run
-from .setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
+from .setup import (
+    build_model,
+    is_worth_compiling,
+    make_fabric,
+    make_loader,
+    make_optimizer,
+    set_learning_rate,
+)
+from .step import SealedModel, TrainingStep
 
 _OUT_OF_TIME = "the budget is used up"
 
@@ -80,9 +87,9 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     config = run.config.train
     torch.manual_seed(config.seed)
     model = build_model(run.config.model, prepared)
-    optimizer = make_optimizer(model, config)
-    sealed, optimizer = fabric.setup(_Sealed(model), optimizer)
     device = fabric.device
+    optimizer = make_optimizer(model, config, device)
+    sealed, optimizer = fabric.setup(SealedModel(model), optimizer)
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
     loader = make_loader(prepared, model, config, device, run.config.tokens.table)
@@ -91,6 +98,10 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     if config.resample == "epoch" and model.num_local_nodes is None:
         fresh = FreshNeighborhoods(run.store(), prepared, loader, train_rows, config.epochs)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
+    is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
+    if is_compiled:
+        model.compile_for({config.batch_size, config.eval_batch_size})
+    step = TrainingStep(fabric, sealed, optimizer, head, config, record=is_compiled)
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
@@ -103,26 +114,17 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
             epoch = state.epoch
             torch.manual_seed(_mixed_seed(config.seed, epoch))
             model.train()
-            loss_sum, num_seen = torch.zeros((), device=device), 0
+            step.restart()
             train_loader = fresh.loader_of(epoch) if fresh is not None else loader
             batches = train_loader.batches(train_rows, config.batch_size, config.seed, epoch)
-            for step, batch in enumerate(batches):
-                set_learning_rate(optimizer, config, epoch * steps_per_epoch + step, config.epochs * steps_per_epoch)
-                output: NodeOutput = sealed(Sealed(batch)).value
-                loss = head.loss(output.logits, batch.labels)
-                optimizer.zero_grad()
-                fabric.backward(loss)
-                if config.clip_norm is not None:
-                    fabric.clip_gradients(sealed, optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
-                optimizer.step()
-                model.update_codebook(output)
-                loss_sum += loss.detach() * len(batch)
-                num_seen += len(batch)
-                show(f"epoch {epoch + 1}/{config.epochs}{_best_so_far(state, monitor)}", step + 1, steps_per_epoch)
+            for number, batch in enumerate(batches):
+                set_learning_rate(optimizer, config, epoch * steps_per_epoch + number, config.epochs * steps_per_epoch)
+                step(batch)
+                show(f"epoch {epoch + 1}/{config.epochs}{_best_so_far(state, monitor)}", number + 1, steps_per_epoch)
                 if state.elapsed_s + time.perf_counter() - epoch_start > budget_s:
                     state.stopped = _OUT_OF_TIME
                     break
-            train_loss = float(loss_sum) / num_seen
+            train_loss = float(step.loss_sum) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             valid = score_rows(model, [loader], valid_rows, config.eval_batch_size, head, fabric)
             if not math.isfinite(train_loss + valid.get("loss", 0.0)):
@@ -137,7 +139,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                 save_weights(run.path / "model.safetensors", model)
             log.add({
                 "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
-                "learning_rate": optimizer.param_groups[0]["lr"], "train_s": train_s, "elapsed_s": state.elapsed_s,
+                "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
+                "elapsed_s": state.elapsed_s,
             })  # fmt: skip
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if is_due or state.best_epoch == state.epoch:  # the best weights and the state never disagree
@@ -187,26 +190,6 @@ def _finish(
 
 
 # the parts ------------------------------------------------------------------------------------------------------
-
-
-class Sealed:
-    """Carries a batch or an output past Fabric, which would copy and cast the fields of a dataclass."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Sealed(nn.Module):
-    """The model behind sealed hand-overs."""
-
-    def __init__(self, model: NodeModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Sealed) -> Sealed:
-        return Sealed(self.model(batch.value))
 
 
 def save_weights(path: Path, model: nn.Module) -> None:

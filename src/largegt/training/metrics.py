@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,11 +60,15 @@ class TaskHead:
         total, weight = self.loss_terms(logits, labels)
         return total / weight
 
+    def on(self, device: torch.device) -> TaskHead:
+        """The same with its weights there already."""
+        return self if self.weight is None else replace(self, weight=self.weight.to(device))
+
     def loss_terms(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the batch's losses, and the weight to divide it by."""
         logits = logits.float()
         weight = None if self.weight is None else self.weight.to(logits.device)
-        count = torch.tensor(float(len(labels)), device=logits.device)
+        count = torch.full((), float(len(labels)), device=logits.device)  # no copy from the host, so no waiting
         if self.task == "multiclass":
             labels = labels.long()
             total = F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)

@@ -19,8 +19,11 @@ from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
 from ..tokens.loader import TokenLoader
-from ..tokens.table import Place, TokenTable
+from ..tokens.table import Place, TokenForm, TokenTable
 from ..types import Array
+
+_FEATURES_PER_TILE = 64
+_STEPS_WORTH_COMPILING = 4000
 
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
@@ -36,20 +39,39 @@ def make_fabric(config: TrainConfig) -> Fabric:
     if config.device == "cuda" and not cuda:
         raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
     accelerator = "cuda" if cuda and config.device != "cpu" else "cpu"
-    precision: Any = config.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    precision: Any = precision_of(config, accelerator)
+    if precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
     for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
         logging.getLogger(name).setLevel(logging.WARNING)
     return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
+def precision_of(config: TrainConfig, accelerator: str) -> str:
+    """What `auto` stands for there."""
+    if config.precision != "auto":
+        return config.precision
+    return "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
+    """Whether `train.compile` says so; by itself, where the steps that are faster make up for the minute it takes."""
+    if config.compile == "auto":
+        return device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
+    return config.compile == "yes"
+
+
 def make_loader(
-    prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device, table: Place = "auto"
+    prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device, place: Place = "auto"
 ) -> TokenLoader:
-    """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster."""
+    """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster; for a GPU in
+    the precision it computes in, padded to a width it likes."""
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
-    return TokenLoader(TokenTable(prepared, device, table), device, k=model.num_local_nodes, distinct=distinct)
+    form = TokenForm()
+    if device.type == "cuda" and model.takes_padding:
+        form = TokenForm(torch.bfloat16 if precision_of(config, "cuda") == "bf16-mixed" else None, _FEATURES_PER_TILE)
+    table = TokenTable(prepared, device, place, form)
+    return TokenLoader(table, device, k=model.num_local_nodes, distinct=distinct)
 
 
 def make_loaders(
@@ -75,7 +97,7 @@ def make_loaders(
     ]
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
     """Adam or AdamW; weight decay falls on matrices only, not on biases, norms and embeddings."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
@@ -84,6 +106,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    if device.type == "cuda":  # one kernel, which can be recorded: its step size lies on the device
+        return kind(groups, lr=torch.tensor(config.learning_rate, device=device), fused=True, capturable=True)
     return kind(groups, lr=config.learning_rate)
 
 
@@ -97,4 +121,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, ste
         else:
             factor = 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1.0, num_steps - warmup_steps)))
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * factor
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(config.learning_rate * factor)
+        else:
+            group["lr"] = config.learning_rate * factor
