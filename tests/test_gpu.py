@@ -104,3 +104,53 @@ def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: 
     same = store.labels[:, None] == store.labels[None, :]
     alike = rows @ rows.T
     assert alike[same].mean() > alike[~same].mean() + 0.2
+
+
+@pytest.mark.parametrize("head_width", [16, 32])
+def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, head_width: int) -> None:
+    """Compiled, recorded and replayed: as good as step by step, and a resumed run ends as an unbroken one."""
+    from largegt.training.run import Run
+
+    settings = [
+        "model.hidden=32", f"model.head_width={head_width}", "train.batch_size=64", "train.learning_rate=5e-3",
+        "train.device=cuda", "train.compile=yes", "train.schedule=constant",
+    ]  # fmt: skip
+    config = lg.Config.from_recipe("default", [*settings, "train.epochs=12"])
+    whole = lg.train(prepared, config, tmp_path / "whole")
+    assert whole.metrics["test"]["accuracy"] > 0.8
+    import shutil
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    again = lg.train(prepared, config, tmp_path / "again", resume=True)
+    assert again.metrics["test"] == whole.metrics["test"]
+    assert Run.open(tmp_path / "again").history == whole.history
+
+
+def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
+    """The same weights after ten steps, recorded or not, without dropout and in float32."""
+    from largegt.training.metrics import TaskHead
+    from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
+    from largegt.training.step import SealedModel, TrainingStep
+
+    config = lg.Config.from_recipe(
+        "default",
+        ["model.hidden=32", "model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25",
+         "train.precision=32-true", "train.device=cuda", "model.codebook.revive_below=0"],
+    )  # fmt: skip
+    found = []
+    for record in (False, True):
+        torch.manual_seed(0)
+        fabric = make_fabric(config.train)
+        model = build_model(config.model, prepared)
+        optimizer = make_optimizer(model, config.train, fabric.device)
+        sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+        head = TaskHead.for_training(prepared, config.train)
+        step = TrainingStep(fabric, sealed, wrapped, head, config.train, record)
+        loader = make_loader(prepared, model, config.train, fabric.device)
+        torch.manual_seed(1)
+        for batch in loader.batches(prepared.split_rows("train"), 25, 0):
+            step(batch)
+        assert (step._graph is not None) == record
+        found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

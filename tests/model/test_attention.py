@@ -53,3 +53,32 @@ def test_each_kind_of_dropout_does_something() -> None:
     for rates in ((0.5, 0.0), (0.0, 0.5)):
         layer = EncoderLayer(6, 2, 3, 0, *rates).double()
         assert not torch.equal(layer(tokens()), layer(tokens()))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_wide_heads_attend_to_the_tokens_and_learn_the_same(biased: bool) -> None:
+    """Heads no narrower than the model are computed without keys and values: the same output and gradients."""
+    torch.manual_seed(3)
+    module = Attention(6, 2, 8).double()
+    x = tokens().requires_grad_()
+    bias = torch.randn(2, 5, dtype=torch.float64)[:, None, None, :] if biased else None
+    leaves = [x, *module.parameters()]
+    merged = module._to_the_tokens(x, bias, 0.0)
+    plain = module._to_keys_and_values(x, bias, 0.0)
+    torch.testing.assert_close(merged, plain)
+    for a, b in zip(
+        torch.autograd.grad((merged**2).sum(), leaves), torch.autograd.grad((plain**2).sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("head_width", [3, 6])
+def test_dropout_falls_on_the_weights_and_not_on_the_values_bias(head_width: int) -> None:
+    torch.manual_seed(4)
+    module = Attention(6, 2, head_width, dropout=0.5).double()
+    x = tokens(b=1)
+    with torch.no_grad():
+        mean = torch.stack([module(x) for _ in range(4000)]).mean(dim=0)
+        torch.testing.assert_close(mean, module.eval()(x), atol=0.05, rtol=0)
+        module.qkv.weight.zero_()  # values are their bias alone now
+        assert torch.allclose(module.train()(x), module.eval()(x))

@@ -146,3 +146,17 @@ def test_a_run_may_be_scored_and_resumed_with_another_table(prepared: Prepared, 
     file.write_text(file.read_text().replace('table = "host"', 'table = "gpu"'))
     assert evaluate(run.path, device="cpu") == run.metrics["test"]
     train(prepared, Config.from_recipe("default", [*settings, "tokens.table=disk"]), run.path, resume=True)
+
+
+def test_tokens_leave_in_the_form_asked_for() -> None:
+    from largegt.tokens.table import TokenForm
+
+    form = TokenForm(torch.bfloat16, 4)
+    assert [form.width(width) for width in (1, 3, 4, 5, 8)] == [1, 3, 4, 8, 8]
+    rows = torch.randn(7, 3, 5)
+    made = form.of(rows)
+    assert made.shape == (7, 3, 8)
+    assert torch.equal(made[..., :5], rows.bfloat16())
+    assert not made[..., 5:].any()
+    assert torch.equal(form.copied(rows, torch.device("cpu")), made)
+    assert TokenForm().of(rows).data_ptr() == rows.data_ptr() or torch.equal(TokenForm().of(rows), rows)

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
+from ..tokens.input_tokens import TokenBatch
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
@@ -99,7 +100,8 @@ def averaged_logits(
     progress: Progress | None = None,
     stage: str = "",
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(nodes, logits, labels) batch by batch; each loader brings the same nodes with another draw of local nodes."""
+    """(nodes, logits, labels) batch by batch, in the order of `rows`, which are sorted; each loader brings the same
+    nodes with another draw of local nodes."""
     show = progress or silent
     model.eval()
     num_done = 0
@@ -107,8 +109,13 @@ def averaged_logits(
         found = []
         for batch in batches:
             with fabric.autocast():
-                found.append(model(batch).logits[batch.nodes.argsort()])
-        order = batches[0].nodes.argsort()
-        yield batches[0].nodes[order], head.average(found), batches[0].labels[order]
-        num_done += len(order)
+                found.append(_in_order(batch, model(batch).logits))
+        nodes, labels = (_in_order(batches[0], values) for values in (batches[0].nodes, batches[0].labels))
+        yield nodes, head.average(found), labels
+        num_done += len(nodes)
         show(stage, num_done, len(rows))
+
+
+def _in_order(batch: TokenBatch, values: Tensor) -> Tensor:
+    """Values of a batch by node; only batches of distinct tokens come in another order."""
+    return values if batch.multiplicity is None else values[batch.nodes.argsort()]

@@ -1,0 +1,55 @@
+"""One training step: what it adds up, and that nothing is recorded on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from largegt.prepare.prepared import prepare
+from largegt.tokens.loader import token_batches
+from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from largegt.training.metrics import TaskHead
+from largegt.training.setup import build_model, make_fabric, make_optimizer, set_learning_rate
+from largegt.training.step import SealedModel, TrainingStep
+from run_helpers import easy_store, small
+
+
+def test_losses_are_summed_over_nodes_and_weights_move(tmp_path: Path) -> None:
+    config = small("train.batch_size=40", "model.dropout=0", "model.encoder_dropout=0")
+    prepared = prepare(easy_store(tmp_path / "g"), config.prepare)
+    fabric = make_fabric(config.train)
+    torch.manual_seed(0)
+    model = build_model(config.model, prepared)
+    head = TaskHead.for_training(prepared, config.train)
+    optimizer = make_optimizer(model, config.train, fabric.device)
+    sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+    step = TrainingStep(fabric, sealed, wrapped, head, config.train, record=True)
+    set_learning_rate(optimizer, config.train, 0, 10)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    expected, count = 0.0, 0
+    for batch in token_batches(prepared, split="train", batch_size=40):
+        with torch.no_grad():
+            expected += float(head.loss(model(batch).logits, batch.labels)) * len(batch)
+        step(batch)
+        count += len(batch)
+    assert count == step.num_nodes == len(prepared.split_rows("train"))
+    torch.testing.assert_close(float(step.loss_sum), expected, rtol=1e-4, atol=1e-4)
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert sum(moved) > 0.8 * len(moved)
+    step.restart()
+    assert float(step.loss_sum) == step.num_nodes == 0
+
+
+def test_a_checkpoint_does_not_say_how_an_optimizer_runs(tmp_path: Path) -> None:
+    """Written where the optimizer was fused and its step size a tensor, read where neither is so."""
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    there = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.25), fused=True)
+    there.step()
+    save_checkpoint(tmp_path / "c.pt", model, there, Progress(epoch=3))
+    here = torch.optim.AdamW(model.parameters(), lr=0.125)
+    assert load_checkpoint(tmp_path / "c.pt", model, here, torch.device("cpu")).epoch == 3
+    assert here.param_groups[0]["lr"] == 0.125
+    assert not here.param_groups[0]["fused"]
+    assert torch.equal(here.state[model.weight]["exp_avg"], there.state[model.weight]["exp_avg"])
