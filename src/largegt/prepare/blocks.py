@@ -116,7 +116,7 @@ def plan(num_nodes: int, num_sources: int, width: int, memory: int) -> tuple[int
         source_rows, most = num_sources, _SMALL_LOT
     else:
         source_rows, most = int(0.35 * memory / (row_bytes + 4)), num_nodes
-    at_once = int(0.9 * (memory - source_rows * (row_bytes + 4)) / (row_bytes + 24))
+    at_once = int(0.8 * (memory - source_rows * (row_bytes + 4)) / (row_bytes + 24))
     if at_once <= 2 * _SMALL_LOT:
         at_once //= 2  # one is summed while the other is written
     return max(1, min(num_nodes, at_once, most)), max(1, min(num_sources, source_rows))
