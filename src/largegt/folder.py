@@ -261,6 +261,10 @@ class FolderWriter:
         """Whether this array is whole, in this run or in the one it goes on from."""
         return name in self._arrays
 
+    def rows(self, name: str) -> int:
+        """How far a growing array has come by the last commit."""
+        return self._rows.get(name, [0])[0]
+
     def array(self, name: str) -> Array:
         """A whole array, mapped."""
         with disk_errors(self.path):
@@ -275,7 +279,7 @@ class FolderWriter:
 
     def grow(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayAppender:
         """An array to be written row by row; it stands where the last commit of an earlier run left it."""
-        array = ArrayAppender(self._file(name), dtype, row_shape, self._rows.get(name, [0])[0])
+        array = ArrayAppender(self._file(name), dtype, row_shape, self.rows(name))
         self._growing[name] = array
         return array
 

@@ -67,8 +67,10 @@ class ContextFeatures:
         """Grow `tokens` [t, 3, d] in the writer's folder, from where an earlier run stopped."""
         near = self._with_neighbors(self.nodes)
         out = writer.grow("tokens", dtype, (3, self.width))
+        num_near = self.store.num_nodes if near is None else len(near)
         missing = 3 * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
-        require_space(writer.path, missing, "token rows")
+        missing += 4 * (num_near - writer.rows(SCRATCH)) * self.width
+        require_space(writer.path, missing, "context features")
         context = self.write_context(writer, near)
 
         def finish(first: int, last: int, sums: Array) -> None:
@@ -86,7 +88,6 @@ class ContextFeatures:
         """C⁰ of the nodes `near` (None: all) as a scratch array, mapped."""
         nodes = range(self.store.num_nodes) if near is None else near
         once = writer.grow(SCRATCH, "float32", (self.width,))
-        require_space(writer.path, 4 * (len(nodes) - once.rows) * self.width, "context features")
 
         def finish(first: int, last: int, sums: Array) -> None:
             self._scale_rows(nodes[first:last], sums, self.gain)
