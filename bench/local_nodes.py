@@ -10,6 +10,7 @@ forced for all nodes. Times are per node and core. Ratios are of one run.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+import largegt as lg
+from largegt.datasets.synthetic import ingest_config
 from largegt.prepare import sampler
 from largegt.prepare.engines.local import run_chunks
 from largegt.prepare.local_nodes import _both_ways, local_nodes
@@ -201,9 +204,11 @@ def sample_all(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray)
     )
 
 
-def products() -> None:
-    """2.45M nodes, 61.9M undirected edges, heavy tail; all nodes, K=100, all cores."""
-    csr = _both_ways(power_law(2_449_029, 52, exponent=2.0), "both")
+def products(scale: float) -> None:
+    """A synthetic graph like ogbn-products (2.45M nodes, 61.9M undirected edges, heavy tail); all nodes, K=100."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, config = lg.synthetic("ogbn-products", scale), ingest_config("ogbn-products")
+        csr = tuple(np.array(part) for part in _both_ways(lg.ingest(source, f"{folder}/g", config), "both"))
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
     nodes, rows = np.arange(len(degree)), np.empty((len(degree), 100), np.int32)
@@ -218,9 +223,10 @@ def products() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", action="store_true", help="only the graph of ogbn-products' size")
+    parser.add_argument("--scale", type=float, default=1.0, help="of that graph")
     parser.add_argument("--picture", type=Path, default=Path("local-nodes.png"))
     args = parser.parse_args()
-    products() if args.products else compare(args.picture)
+    products(args.scale) if args.products else compare(args.picture)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python bench/resample.py --scale 1.0 --out /tmp/resample     # ogbn-products' size; wants a GPU
     python bench/resample.py --scale 0.01 --out /tmp/resample    # anywhere
 
-The graph has ogbn-products' numbers of nodes, edges, features, classes and training nodes; the model is the paper's
+The graph is synthetic and like ogbn-products (`largegt synthesize`), `--scale` times its size; the model is the paper's
 LargeGT-full for it (K=100, hidden 256, 2 heads of 256, 4096 centroids, batch 1024), with projection positions.
 """
 
@@ -14,25 +14,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 import largegt as lg
-
-
-def products_shaped(out: Path, scale: float) -> lg.GraphStore:
-    rng = np.random.default_rng(0)
-    num_nodes, num_edges = int(2_449_029 * scale), int(61_859_140 * scale)
-    weight = (rng.pareto(2.0, num_nodes) + 1).cumsum()
-    ends = np.searchsorted(weight, rng.random((2, num_edges)) * weight[-1]).astype(np.int32)
-    features = rng.standard_normal((num_nodes, 100), dtype=np.float32)
-    order = rng.permutation(num_nodes)
-    num_train = int(196_615 * scale)
-    cuts = [num_train, num_train + 2_000, num_train + 4_000]
-    labels = np.full(num_nodes, -1)
-    labels[order[: cuts[2]]] = rng.integers(47, size=cuts[2])
-    splits = {"train": order[: cuts[0]], "valid": order[cuts[0] : cuts[1]], "test": order[cuts[1] : cuts[2]]}
-    source = lg.sources.arrays(ends, features, labels, splits, name="products-shaped")
-    return lg.ingest(source, out / "g", lg.IngestConfig(undirected=True), overwrite=True)
+from largegt.datasets.synthetic import ingest_config
 
 
 def main() -> None:
@@ -42,7 +25,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("resample-bench"))
     args = parser.parse_args()
     start = time.perf_counter()
-    store = products_shaped(args.out, args.scale)
+    source, config = lg.synthetic("ogbn-products", args.scale), ingest_config("ogbn-products")
+    store = lg.ingest(source, args.out / "g", config, overwrite=True)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} entries: made in {time.perf_counter() - start:.0f} s")
     settings = ["prepare.positions.method=projection", "prepare.tokens.nodes=reachable", "train.label_smoothing=0",
                 f"train.epochs={args.epochs}", "train.budget=none"]  # fmt: skip

@@ -1,9 +1,9 @@
 """What the token table's place costs: time per training step with tokens.table = gpu, host and disk, in one run.
 
     python bench/table.py --out /tmp/table                               # ogbn-products' size; wants a GPU
-    python bench/table.py --nodes 50000 --train 5000 --k 20 --out /tmp/table    # anywhere; no gpu table on a CPU
+    python bench/table.py --scale 0.02 --k 20 --steps 5 --out /tmp/table       # anywhere; no gpu table on a CPU
 
-A random graph with features; the model is the paper's LargeGT-full for ogbn-products (hidden 256, batch 1024).
+A graph like ogbn-products (`largegt synthesize`); the model is the paper's LargeGT-full for it (hidden 256).
 `gather` is the loader alone. `cold` is the first ten steps after the table's file was put out of the page cache.
 """
 
@@ -16,25 +16,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import largegt as lg
+from largegt.datasets.synthetic import ingest_config
 from largegt.tokens import table as table_module
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
 
 
 def prepared_graph(args: argparse.Namespace, config: lg.Config) -> Path:
-    rng = np.random.default_rng(0)
-    weight = (rng.pareto(2.0, args.nodes) + 1).cumsum()
-    ends = np.searchsorted(weight, rng.random((2, args.nodes * args.degree // 2)) * weight[-1]).astype(np.int32)
-    features = rng.standard_normal((args.nodes, args.features), dtype=np.float32)
-    labels = np.full(args.nodes, -1)
-    train = rng.permutation(args.nodes)[: args.train]
-    labels[train] = rng.integers(47, size=args.train)
-    source = lg.sources.arrays(ends, features, labels, {"train": train, "valid": train[:0], "test": train[:0]})
-    store = lg.ingest(source, args.out / "g", lg.IngestConfig(undirected=True), overwrite=True)
+    source, settings = lg.synthetic("ogbn-products", args.scale), ingest_config("ogbn-products")
+    store = lg.ingest(source, args.out / "g", settings, overwrite=True)
     return lg.prepare(store, config.prepare).path
 
 
@@ -91,8 +84,8 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("nodes", 2_449_029), ("train", 196_615), ("degree", 10), ("features", 100), ("k", 100),
-                          ("steps", 100), ("rounds", 2)):  # fmt: skip
+    parser.add_argument("--scale", type=float, default=1.0)
+    for name, default in (("k", 100), ("steps", 100), ("rounds", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path, default=Path("table-bench"))
     args = parser.parse_args()
