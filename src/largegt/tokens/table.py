@@ -125,7 +125,8 @@ class TokenTable:
         """[b, 3k, d] tokens, on the device that trains."""
         if self.place == "gpu":
             return input_tokens(self.tokens_r3d, local_rows_bk)
-        if self.place == "host" and self.target.type == "cpu":
+        if self.target.type == "cpu" and self.readers < _READERS:  # in memory, or in the page cache after one epoch
+            self._check(self.tokens_r3d, local_rows_bk)
             return self.form.of(input_tokens(self.tokens_r3d, local_rows_bk))
         distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_r3d.device), return_inverse=True)
         if self.tokens_r3d.is_cuda:  # pinned: the GPU reads
@@ -133,11 +134,14 @@ class TokenTable:
         block_u3d = self._read(self.tokens_r3d, distinct_u).to(self.target, non_blocking=True)
         return input_tokens(self.form.of(block_u3d), which_bk.to(self.target, non_blocking=True))
 
+    def _check(self, table: Tensor, rows: Tensor) -> None:
+        assert rows.numel() == 0 or (int(rows.min()) >= 0 and int(rows.max()) < len(table)), "a row that is not there"
+
     def _read(self, table: Tensor, rows: Tensor) -> Tensor:
         """These rows, read by several threads; into pinned memory when they go on to a GPU."""
         out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=self.target.type == "cuda")
         source, target, at = table.numpy(), out.numpy(), rows.numpy()
-        assert len(at) == 0 or (at.min() >= 0 and at.max() < len(source)), "clip is for speed, not for wrong rows"
+        self._check(table, rows)  # clip is for speed, not for wrong rows
 
         def read(low: int, high: int) -> None:  # take gives the GIL away
             np.take(source, at[low:high], axis=0, out=target[low:high], mode="clip")
