@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import largegt as lg
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 from largegt.folder import FolderWriter
 from largegt.memory import parse_bytes
 from largegt.prepare.blocks import Neighbors, block_sums
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("context-bench"))
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
-    store = lg.ingest(lg.synthetic(args.like, args.scale), args.out / "store", ingest_config(args.like))
+    store = synthesize(args.like, args.out / "store", args.scale)
     indptr, indices = store.csr("both")
     features = np.array(store.features)
     print(f"{store.num_nodes:,} nodes, {len(indices):,} entries, {store.num_features} features")

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import largegt as lg
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 from largegt.prepare import sampler
 from largegt.prepare.engines.local import run_chunks
 from largegt.prepare.local_nodes import _both_ways, local_nodes
@@ -207,8 +206,8 @@ def sample_all(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray)
 def products(scale: float) -> None:
     """A synthetic graph like ogbn-products (2.45M nodes, 61.9M undirected edges, heavy tail); all nodes, K=100."""
     with tempfile.TemporaryDirectory() as folder:
-        source, config = lg.synthetic("ogbn-products", scale), ingest_config("ogbn-products")
-        csr = tuple(np.array(part) for part in _both_ways(lg.ingest(source, f"{folder}/g", config), "both"))
+        store = synthesize("ogbn-products", f"{folder}/g", scale)
+        csr = tuple(np.array(part) for part in _both_ways(store, "both"))
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
     nodes, rows = np.arange(len(degree)), np.empty((len(degree), 100), np.int32)

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import largegt as lg
 from largegt.config import PositionsConfig
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 from largegt.folder import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.memory import held_bytes
@@ -70,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("positions-bench"))
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
-    store = lg.ingest(lg.synthetic(args.like, args.scale), args.out / "store", ingest_config(args.like))
+    store = synthesize(args.like, args.out / "store", args.scale)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges")
     for config in (PositionsConfig(), PositionsConfig(method="node2vec")):
         for memory in (1 << 33, 1 << 28) if config.method == "projection" else (1 << 33,):

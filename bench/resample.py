@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import largegt as lg
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 
 
 def main() -> None:
@@ -25,8 +25,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("resample-bench"))
     args = parser.parse_args()
     start = time.perf_counter()
-    source, config = lg.synthetic("ogbn-products", args.scale), ingest_config("ogbn-products")
-    store = lg.ingest(source, args.out / "g", config, overwrite=True)
+    store = synthesize("ogbn-products", args.out / "g", args.scale, overwrite=True)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} entries: made in {time.perf_counter() - start:.0f} s")
     settings = ["prepare.positions.method=projection", "prepare.tokens.nodes=reachable", "train.label_smoothing=0",
                 f"train.epochs={args.epochs}", "train.budget=none"]  # fmt: skip

@@ -19,15 +19,14 @@ from typing import Any
 import torch
 
 import largegt as lg
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 from largegt.tokens import table as table_module
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
 
 
 def prepared_graph(args: argparse.Namespace, config: lg.Config) -> Path:
-    source, settings = lg.synthetic("ogbn-products", args.scale), ingest_config("ogbn-products")
-    store = lg.ingest(source, args.out / "g", settings, overwrite=True)
+    store = synthesize("ogbn-products", args.out / "g", args.scale, overwrite=True)
     return lg.prepare(store, config.prepare).path
 
 

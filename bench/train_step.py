@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import largegt as lg
-from largegt.datasets.synthetic import ingest_config
+from largegt.datasets.synthetic import synthesize
 from largegt.prepare.prepared import Prepared
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
@@ -333,7 +333,7 @@ def main() -> None:
     config = lg.Config.from_recipe(RECIPES[args.like], overrides)
     store_path = args.out / "store"
     if not store_path.exists():
-        lg.ingest(lg.synthetic(args.like, args.scale), store_path, ingest_config(args.like))
+        synthesize(args.like, store_path, args.scale)
     begin = time.perf_counter()
     prepared = lg.prepare(store_path, config.prepare)
     num_train = len(prepared.split_rows("train"))

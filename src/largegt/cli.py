@@ -115,7 +115,7 @@ def synthesize(
     """
     from .config import IngestConfig, parse_overrides
     from .datasets.synthetic import ingest_config, synthetic, write_files
-    from .graph.ingest import ingest as run_ingest
+    from .datasets.synthetic import synthesize as make_store
 
     changed = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
     config = ingest_config(like, **changed.model_dump(exclude_unset=True))
@@ -123,12 +123,11 @@ def synthesize(
         raise ConfigError(
             "--memory is for ingest: leave it out with --files and give it to the command that is printed"
         )
-    given = synthetic(like, scale, seed)
     with _progress(as_json) as progress:
         if files:
-            command = write_files(given, out, config, overwrite=overwrite, progress=progress)
+            command = write_files(synthetic(like, scale, seed), out, config, overwrite=overwrite, progress=progress)
         else:
-            run_ingest(given, out, config, overwrite=overwrite, progress=progress, memory=memory)
+            make_store(like, out, scale, seed, config, overwrite=overwrite, progress=progress, memory=memory)
     if not files:
         _show_folder(out, as_json, verify=False)
     elif as_json:

@@ -191,7 +191,7 @@ class FolderWriter:
             for block in blocks[features.rows :]:   # none of it on the first try
                 features.append(block)
                 writer.commit()
-            features.close()
+            writer.close("features")
             writer.finish(meta={...})
 
     With an `identity` (what the content depends on), work survives: after a kill, Ctrl-C or a full disk the next writer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -34,7 +34,9 @@ def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: 
         yield from pool.map(lambda pair: task(*pair), ranges)
 
 
-def run_ahead(task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None) -> Iterator[Any]:
+def run_ahead(
+    task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None
+) -> Generator[Any, None, None]:
     """`task(item)` for each item, results in order. At most one result per thread waits to be taken, so that a slow
     taker does not fill the memory."""
     workers = num_threads(threads)

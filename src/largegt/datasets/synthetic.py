@@ -34,10 +34,13 @@ from numba import njit
 
 from ..config import IngestConfig, build
 from ..errors import ConfigError, InputError, disk_errors, nearest
+from ..folder import ArrayAppender
 from ..graph.ids import Ids, as_text
+from ..graph.ingest import ingest
 from ..graph.kernels import mix
 from ..graph.parts import EDGE_CHUNK_ROWS, Labels, Source, Splits, chunk_rows
 from ..graph.splits import SPLIT_CODES
+from ..graph.store import GraphStore
 from ..progress import Progress, silent
 from ..threads import run_ranges
 from ..types import Array, PathLike
@@ -141,6 +144,13 @@ def ingest_config(like: str, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a graph like `like`: its name, and whether its edges have a direction."""
     shape = shape_of(like)
     return build(IngestConfig, {"name": like + _SUFFIX, "undirected": not shape.directed} | overrides)
+
+
+def synthesize(
+    like: str, out: PathLike, scale: float = 1.0, seed: int = 0, config: IngestConfig | None = None, **how: Any
+) -> GraphStore:
+    """The store of a synthetic graph. `config` is `ingest_config(like)` when not given; `how` is for `ingest`."""
+    return ingest(synthetic(like, scale, seed), out, config or ingest_config(like), **how)
 
 
 # the plan of a graph --------------------------------------------------------------------------------------------
@@ -642,12 +652,11 @@ def _write_edges(source: Source, folder: Path, rows_per_file: int, report: Progr
 def _write_features(source: Source, path: Path, report: Progress) -> None:
     features = source.features
     assert features is not None
-    shape = (features.num_rows, features.width)
-    done = 0
-    with path.open("wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+    array = ArrayAppender(path, "float32", (features.width,), rows=0)
+    try:
         for block in features.chunks():
-            block.tofile(file)
-            done += len(block)
-            report("write features", done, features.num_rows)
+            array.append(block)
+            report("write features", array.rows, features.num_rows)
+        array.close()
+    finally:
+        array.abandon()

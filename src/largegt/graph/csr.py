@@ -11,7 +11,7 @@ Every step notes how far it came, so that a killed ingest goes on there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +102,7 @@ class PairRuns:
                 continue
             counts = np.zeros(high - low, dtype=np.int64)
             kernels.count_pieces(pairs, begins, ends, low, counts)
-            for start, stop in _split(counts, most_pairs):
+            for start, stop in windows(offsets(counts), 0, most_pairs):
                 yield _Piece(pairs, begins, ends, low + start, low + stop)
 
 
@@ -338,11 +338,6 @@ def windows(indptr: Array, first: int, most_edges: int) -> Iterator[tuple[int, i
         last = min(last, max(first + 1, first + int(near) - 1))
         yield first, last
         first = last
-
-
-def _split(counts: Array, most: int) -> Iterable[tuple[int, int]]:
-    """Ranges of rows whose counts sum to at most `most`, or one row."""
-    return windows(offsets(counts), 0, most)
 
 
 def _bucket_shift(num_nodes: int, expected: int | None) -> int:

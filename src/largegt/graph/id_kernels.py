@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .kernels import mix
+from .kernels import lower_bound, mix
 
 _DIGIT = 8
 _SMALL = 40
@@ -177,14 +177,7 @@ def _first_not_below(keys: Any, key: Any, at: Any) -> Any:
     while at + step < n and keys[at + step] < key:
         at += step
         step *= 2
-    left, right = at + 1, min(at + step, n)
-    while left < right:
-        middle = (left + right) // 2
-        if keys[middle] < key:
-            left = middle + 1
-        else:
-            right = middle
-    return left
+    return lower_bound(keys, at + 1, min(at + step, n), key)
 
 
 @njit(nogil=True, cache=True)

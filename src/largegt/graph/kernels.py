@@ -22,6 +22,18 @@ def mix(value: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
+def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """First place in the sorted values[low:high] that holds `wanted` or more."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
 def keep_pairs(sources: Any, targets: Any, undirected: Any, pairs: Any) -> Any:
     """Copy edges with known, different ends into `pairs`, both ways if undirected; (pairs, self loops)."""
     kept, loops = 0, 0

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
+from ..graph.csr import index_dtype
 from ..graph.store import GraphStore
 from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .positions import node2vec_bytes
-from .prepared import node_dtype, nodes_to_prepare, prepared_path, sample
+from .prepared import nodes_to_prepare, prepared_path, sample
 
 _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
@@ -158,7 +159,7 @@ class _Speed:
 def _local_nodes(
     store: GraphStore, nodes: Array, config: PrepareConfig, draw_s: float, token_rows: int, held: int
 ) -> StageEstimate:
-    item = node_dtype(store.num_nodes).itemsize
+    item = np.dtype(index_dtype(store.num_nodes)).itemsize
     sampled = len(nodes) * config.local_nodes.k * item
     marks = store.num_nodes * (1 + item)
     return StageEstimate(

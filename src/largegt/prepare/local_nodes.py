@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from ..errors import ConfigError, InputError
+from ..graph.csr import index_dtype
 from ..progress import Progress
 from ..types import Array, Direction
 from . import sampler
@@ -58,7 +59,7 @@ def local_nodes(
     outside = (wanted < 0) | (wanted >= num_nodes)
     if outside.any():
         raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {num_nodes - 1}")
-    rows = np.empty((len(wanted), k), dtype=np.int32 if num_nodes <= 2**31 else np.int64)
+    rows = np.empty((len(wanted), k), dtype=index_dtype(num_nodes))
 
     def work(start: int, stop: int) -> None:
         chosen, result = wanted[start:stop], rows[start:stop]

@@ -25,6 +25,7 @@ import numpy as np
 from ..config import LocalNodesConfig, PrepareConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space
+from ..graph.csr import index_dtype
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..memory import memory_budget
@@ -146,7 +147,7 @@ def prepare(
             shutil.rmtree(path)
     nodes = nodes_to_prepare(store, config)
     stages = _stage_fingerprints(store, config)
-    identity = [store.fingerprint, config.model_dump(mode="json")]
+    identity = _identity(store, config)
     with FolderWriter(path, KIND, identity=identity) as writer:
         run = _Stages(store, writer, stages)
         direction = config.local_nodes.direction
@@ -183,19 +184,24 @@ def prepare(
 def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
     """The nodes that get a row: the labelled ones, or all."""
     if config.local_nodes.nodes == "all":
-        return np.arange(store.num_nodes, dtype=node_dtype(store.num_nodes))
+        return np.arange(store.num_nodes, dtype=np.dtype(index_dtype(store.num_nodes)))
     nodes = np.flatnonzero(store.labelled)
     if not len(nodes):
         raise InputError(
             f"{store.path} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
             "with --set prepare.local_nodes.nodes=all"
         )
-    return nodes.astype(node_dtype(store.num_nodes))
+    return nodes.astype(np.dtype(index_dtype(store.num_nodes)))
 
 
 def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
     """Where this configuration's preparation of this store lies, or will lie."""
-    return Path(store.path) / "prepared" / fingerprint([store.fingerprint, config.model_dump(mode="json")])
+    return Path(store.path) / "prepared" / fingerprint(_identity(store, config))
+
+
+def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
+    """What a preparation depends on."""
+    return [store.fingerprint, config.model_dump(mode="json")]
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
@@ -300,7 +306,7 @@ def _write_local_nodes(
 ) -> None:  # fmt: skip
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
     settings, show = config.local_nodes, progress or silent
-    dtype = node_dtype(store.num_nodes)
+    dtype = np.dtype(index_dtype(store.num_nodes))
     sampled = writer.grow(_SAMPLED, dtype.name, (settings.k,))
     rows = writer.grow("local_rows", dtype.name, (settings.k,))
     missing = (len(nodes) - sampled.rows) + (len(nodes) - rows.rows)
@@ -341,8 +347,3 @@ def _write_tokens(
     ContextFeatures(store, token_nodes, shift, gain, direction, memory, threads, progress).write(
         writer, config.tokens.dtype
     )
-
-
-def node_dtype(num_nodes: int) -> Any:
-    """int32 where node numbers fit."""
-    return np.dtype(np.int32 if num_nodes <= 2**31 - 1 else np.int64)

@@ -5,9 +5,8 @@ Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from ..errors import ConfigError, InputError
 from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
+from ..threads import run_ahead
 from ..types import Array
 from .input_tokens import TokenBatch, distinct_rows
 from .table import Place, TokenTable
@@ -46,18 +46,12 @@ class TokenLoader:
             return
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
         aside = _Aside(self.device)
-        coming: deque[Future[tuple[TokenBatch, torch.Event | None]]] = deque()
-        ahead = _AHEAD.get(self.device.type, 1)
-        pool = ThreadPoolExecutor(ahead)
+        pieces, ahead = torch.split(order, batch_size), _AHEAD.get(self.device.type, 1)
         try:
-            for piece in torch.split(order, batch_size):
-                coming.append(pool.submit(aside.make, self.gather, piece))
-                if len(coming) > ahead:
-                    yield aside.take(*coming.popleft().result())
-            while coming:
-                yield aside.take(*coming.popleft().result())
+            with closing(run_ahead(lambda piece: aside.make(self.gather, piece), pieces, ahead)) as gathered:
+                for batch, whole in gathered:
+                    yield aside.take(batch, whole)
         finally:
-            pool.shutdown(cancel_futures=True)
             aside.close()
 
     def gather(self, rows: torch.Tensor) -> TokenBatch:
