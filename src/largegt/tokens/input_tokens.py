@@ -51,11 +51,12 @@ class TokenBatch:
 
 
 def input_tokens(table_r3d: Tensor, local_rows_bk: Tensor) -> Tensor:
-    """[b, 3k, d] float32 tokens of Algorithm 2."""
+    """[b, 3k, d] tokens of Algorithm 2; float16, a format to store in and not to compute in, becomes float32."""
     b, k = local_rows_bk.shape
     width = table_r3d.shape[2]
     gathered = table_r3d.view(len(table_r3d), 3 * width).index_select(0, local_rows_bk.reshape(-1))
-    return gathered.view(b, 3 * k, width).float()
+    tokens_btd = gathered.view(b, 3 * k, width)
+    return tokens_btd.float() if tokens_btd.dtype == torch.float16 else tokens_btd
 
 
 def distinct_rows(local_rows_bk: Tensor) -> tuple[Tensor, Tensor]:
