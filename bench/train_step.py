@@ -165,6 +165,24 @@ class Bare:
         return found
 
 
+def tables(prepared: Prepared, config: lg.Config, places: list[str]) -> dict[str, float]:
+    """Milliseconds of a bare step, and of gathering its batch alone, with the token table in each place."""
+    found: dict[str, float] = {}
+    for place in places:
+        table = lg.Config.from_recipe("default", [f"tokens.table={place}"]).tokens
+        bare = Bare(prepared, config.model_copy(update={"tokens": table}))
+        bare.ms_per_step(0)
+        found[place] = min(bare.ms_per_step(epoch) for epoch in (1, 2))
+        begin = time.perf_counter()
+        batches = [len(batch) for batch in bare.loader.batches(bare.rows, config.train.batch_size, 0, 3)]
+        wait(bare.device)
+        gather_ms = 1000 * (time.perf_counter() - begin) / len(batches)
+        print(f"  table on {place}: {found[place]:.2f} ms/step ({found[place] / found[places[0]]:.2f}x), "
+              f"gathering alone {gather_ms:.2f} ms", flush=True)  # fmt: skip
+        del bare
+    return found
+
+
 def attention_parts(attention: Any, batch: Any, times: int) -> dict[str, float]:
     """The attention product alone, by each kernel that takes it, forward and backward."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -319,6 +337,7 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--tables", nargs="*", default=[], help="places of the token table to compare: gpu host disk")
     parser.add_argument("--steps", type=int, default=20, help="steps of the parts and of the plain version")
     parser.add_argument("--workers", type=int, default=8, help="worker processes of the plain version's DataLoader")
     parser.add_argument("--predict", type=int, default=400_000, help="nodes to predict")
@@ -359,6 +378,8 @@ def main() -> None:
         for name, ms in result["parts"].items():
             print(f"  {name:<44} {ms:8.3f} ms")
     del bare
+    if args.tables:
+        result["tables"] = tables(prepared, config, args.tables)
     if args.plain:
         result["plain"] = plain(prepared, config, args.steps, args.workers)
         for name, ms in result["plain"].items():

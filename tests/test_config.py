@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from largegt.config import (
     Config,
     IngestConfig,
+    ModelName,
     PrepareConfig,
     build,
     describe_settings,
@@ -103,7 +105,10 @@ def test_an_unknown_key_in_a_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "prepare.local_nodes.k=1", "prepare.local_nodes.k=-5", "prepare.local_nodes.k=many", "model.dropout=1",
+        "prepare.local_nodes.k=0", "prepare.tokens.hops=-1", "prepare.tokens.nodes=some", "model.fanouts=",
+        "model.fanouts=20,0", "model.fanouts=[]", "model.fanouts=-2", "model.fanouts=a,b", "train.warmup_steps=-1",
+        "train.end_learning_rate=-1", "train.schedule=linear",
+        "prepare.local_nodes.k=-5", "prepare.local_nodes.k=many", "model.dropout=1",
         "model.dropout=-0.1", "train.epochs=0", "train.epochs=2.5", "train.epochs=", "train.learning_rate=0",
         "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup=1", "model.name=gcn",
         "train.seed=-1", "train.seed=123456789012345678901",
@@ -128,6 +133,68 @@ def test_a_malformed_override_is_refused(override: str) -> None:
 def test_a_crooked_name_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         Config.from_recipe("default", [override])
+
+
+OWN_ROW = ("mlp", "sgc", "sign", "nagphormer", "goat-global", "largegt-global")
+ALL_FEATURES = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full")
+
+
+@pytest.mark.parametrize("name", get_args(ModelName))
+def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
+    settings = [
+        "prepare.local_nodes.k=9",
+        "prepare.tokens.hops=5",
+        "prepare.tokens.dtype=float16",
+        f"model.name={name}",
+    ]
+    config = Config.from_recipe("default", settings)
+    prepare = config.preparation
+    found = (prepare.local_nodes.k, prepare.tokens.hops, prepare.tokens.nodes)
+    expected = (1, 5, "sampled") if name in OWN_ROW else (1, 0, "all") if name in ALL_FEATURES else (9, 5, "sampled")
+    assert found == (expected if name != "linkx" else (1, 0, "sampled"))
+    assert prepare.tokens.dtype == "float16"
+    assert prepare.positions == config.prepare.positions
+    assert config.prepare.local_nodes.k == 9, "as it was asked for, in the run's folder too"
+    again = config.model_copy(update={"prepare": prepare})
+    assert again.preparation == prepare, "what was prepared for it is what it needs"
+    assert prepare.serves(config.model.name)
+    assert config.prepare.serves(config.model.name) == (name not in ALL_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ([], "reachable"),
+        (["prepare.tokens.nodes=all"], "all"),
+        (["model.name=mlp"], "sampled"),
+        (["prepare.local_nodes.k=1"], "sampled"),
+        (["model.name=goat-full"], "all"),
+    ],
+)
+def test_fresh_samples_need_rows_only_where_something_is_sampled(settings: list[str], rows: str) -> None:
+    config = Config.from_recipe("default", ["train.resample=epoch", *settings])
+    assert config.preparation.tokens.nodes == rows
+    assert config.preparation.can_resample
+    assert config.preparation.reachable() == config.preparation
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("20,10", (20, 10)), ("[15, 10, 5]", (15, 10, 5)), ("7", (7,)), ("-1", (-1,)), ("5,-1", (5, -1))],
+)
+def test_fanouts_as_on_a_command_line_or_in_a_recipe(text: str, value: tuple[int, ...]) -> None:
+    config = Config.from_recipe("default", [f"model.fanouts={text}"])
+    assert config.model.fanouts == value
+    assert build(Config, tomllib.loads(config.to_toml())) == config
+
+
+def test_the_step_size_does_not_end_above_its_peak() -> None:
+    settings = ["train.learning_rate=1e-3", "train.end_learning_rate=1e-2"]
+    assert Config.from_recipe("default", settings).train.end_learning_rate == 1e-2, "one-cycle does not read it"
+    with pytest.raises(ConfigError, match="end_learning_rate"):
+        Config.from_recipe("default", [*settings, "train.schedule=polynomial"])
+    config = Config.from_recipe("default", ["train.schedule=polynomial", "train.warmup_steps=1000"])
+    assert (config.train.warmup_steps, config.train.end_learning_rate) == (1000, 0.0)
 
 
 def test_the_token_table_is_no_part_of_the_preparation() -> None:

@@ -1,5 +1,6 @@
 """The same code on CUDA. Skipped where there is none."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """A run in mixed precision lets float32 products be less exact from then on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
@@ -154,3 +164,80 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def dropout_factors(seed: int, shape: tuple[int, ...], dropout: float) -> torch.Tensor:
+    """The kernel's mask, written out."""
+    low = 0xFFFFFFFF
+    bits = (torch.arange(int(np.prod(shape)), dtype=torch.int64) * 0x9E3779B1 + seed) & low
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & low
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & low
+    unit = ((bits ^ (bits >> 16)) >> 8) / (1 << 24)
+    return torch.where(unit >= dropout, 1 / (1 - dropout), 0.0).view(shape).cuda()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 16), (5, 150, 100), (4, 300, 256), (2, 37, 513)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_fused_readout_against_the_plain_one(shape: tuple[int, int, int], dropout: float) -> None:
+    from largegt.model.fused_readout import _read, kernels_work
+
+    assert kernels_work()
+    torch.manual_seed(1)
+    norm = torch.nn.LayerNorm(shape[2]).cuda()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x, y = (torch.randn(shape, device="cuda", requires_grad=True) for _ in range(2))
+    weight = (0.1 * torch.randn(shape[2], device="cuda")).requires_grad_()
+    leaves = [x, y, norm.weight, norm.bias, weight]
+    found, _, _ = _read(
+        x, y, norm.weight, norm.bias, weight, torch.tensor([987654321], device="cuda"), dropout, norm.eps
+    )
+    h = norm(x + y * dropout_factors(987654321, shape, dropout))
+    share = (h @ weight)[:, 1:].softmax(dim=1)
+    expected = h[:, 0] + torch.einsum("bt,btd->bd", share, h[:, 1:])
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+    grad = torch.randn_like(expected)
+    for one, other in zip(*(torch.autograd.grad(out, leaves, grad) for out in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4 * float(other.abs().max()) + 1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("head_width", [16, 32, 300])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width: int, compiles: bool) -> None:
+    """Logits and gradients in float32, with the fused readout and heads of every kind, against the CPU."""
+    torch.manual_seed(0)
+    config = lg.ModelConfig(
+        hidden=32 if head_width < 300 else 300, head_width=head_width, heads=2, dropout=0, encoder_dropout=0
+    )
+    model = lg.LargeGT.for_prepared(prepared, config)
+    batch = next(lg.token_batches(prepared, batch_size=50))
+    model.update_codebook(model(batch))
+
+    def outcome(batch: lg.TokenBatch) -> list[torch.Tensor]:
+        model.zero_grad()
+        logits = model(batch).logits
+        logits.square().sum().backward()
+        return [logits.detach().cpu(), *(p.grad.cpu().clone() for p in model.parameters() if p.grad is not None)]
+
+    plain = outcome(batch)
+    model.cuda()
+    if compiles:
+        model.compile_for({50})
+    for one, other in zip(outcome(batch.to("cuda")), plain, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-3 * float(other.abs().max()) + 1e-6, rtol=1e-2)
+
+
+@pytest.mark.parametrize("head_width", [16, 32])
+def test_rows_computed_beforehand_on_the_gpu(prepared: lg.Prepared, tmp_path: Path, head_width: int) -> None:
+    config = lg.Config.from_recipe(
+        "default",
+        ["model.hidden=32", f"model.head_width={head_width}", "train.epochs=3", "train.batch_size=64",
+         "train.device=cuda", "train.reuse=yes", "train.compile=yes", "train.eval_batch_size=128"],
+    )  # fmt: skip
+    run = lg.train(prepared, config, tmp_path / "run")
+    reusing = lg.predict(run.path, all_probabilities=True)
+    file = run.path / "config.toml"
+    file.write_text(file.read_text().replace('reuse = "yes"', 'reuse = "no"'))
+    plain = lg.predict(run.path, all_probabilities=True)
+    for name in plain.column_names[2:]:
+        assert np.allclose(plain[name], reusing[name], atol=0.02)

@@ -216,3 +216,16 @@ def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Pat
     alone = predict(run.path, ids=[1, 2, 3])
     among = predict(run.path, ids=[1, 2, 3, 0]).slice(0, 3)
     assert alone["probability"].to_numpy() == pytest.approx(among["probability"].to_numpy(), abs=1e-4)
+
+
+def test_rows_computed_beforehand_change_no_prediction(run: Run) -> None:
+    file = run.path / "config.toml"
+    text = file.read_text()
+    found = []
+    for reuse in ("no", "yes"):
+        file.write_text(text.replace('reuse = "auto"', f'reuse = "{reuse}"'))
+        found.append(predict(run.path, all_probabilities=True, draws=2))
+    file.write_text(text)
+    for name in found[0].column_names[2:]:
+        assert np.allclose(found[0][name], found[1][name], atol=1e-5)
+    assert found[0]["label"] == found[1]["label"]

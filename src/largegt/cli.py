@@ -233,7 +233,7 @@ def prepare(
     from .graph.store import GraphStore
     from .prepare.prepared import prepare as run_prepare
 
-    config = Config.from_recipe(recipe, settings or []).prepare
+    config = Config.from_recipe(recipe, settings or []).preparation
     opened = GraphStore.open(store)
     if dry_run:
         from .prepare.estimate import estimate

@@ -46,6 +46,13 @@ def _can_be_none(cls: type[Settings], field: str) -> bool:
     return type(None) in get_args(cls.model_fields[field].annotation)
 
 
+def _several(values: Any) -> Any:
+    """`20,10` as on a command line, one value alone, or a list."""
+    if isinstance(values, str):
+        return tuple(values.split(","))
+    return values if isinstance(values, list | tuple) else (values,)
+
+
 class IngestConfig(Settings):
     """How files become a store."""
 
@@ -71,15 +78,14 @@ class IngestConfig(Settings):
     @field_validator("split", mode="before")
     @classmethod
     def _read_split(cls, split: Any) -> Any:
-        """0.5,0.25,0.25 as on a command line, or a list."""
-        return tuple(split.split(",")) if isinstance(split, str) else split
+        return _several(split)
 
 
 class LocalNodesConfig(Settings):
     """The paper's LocalNodes (Algorithm 1)."""
 
-    k: int = Field(default=50, ge=2)
-    """Local nodes per node, itself included (the paper's K)."""
+    k: int = Field(default=50, ge=1)
+    """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
     direction: Direction = "both"
     """Which edges lead to neighbours: out, in, or both (the undirected view). Context features follow it too."""
     hop1_share: float | None = Field(default=None, ge=0, le=1)
@@ -89,23 +95,32 @@ class LocalNodesConfig(Settings):
     seed: int = Seed
     """Seed of the sample."""
 
+    def relevant(self) -> dict[str, Any]:
+        """The settings that make a difference: where nothing is sampled, not those of the sample."""
+        every = self.model_dump(mode="json")
+        sampling = {"hop1_share", "seed"} if self.k == 1 else set()
+        return {name: value for name, value in every.items() if name not in sampling}
+
 
 class TokensConfig(Settings):
     """The rows that tokens are gathered from."""
+
+    hops: int = Field(default=2, ge=0)
+    """A token row holds the node's features H and their contexts ÃH, Ã²H, … up to this power; the paper has 2."""
 
     standardize: bool = True
     """Bring every feature to mean 0 and variance 1 before contexts are computed. Off in the paper's recipes."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
-    nodes: Literal["sampled", "reachable"] = "sampled"
-    """Which nodes get a token row: those sampled, or all within two hops, from which fresh samples can be drawn."""
+    nodes: Literal["sampled", "reachable", "all"] = "sampled"
+    """Which nodes get a token row: sampled ones, reachable (all within two hops, for fresh samples), or all."""
 
 
 class PositionsConfig(Settings):
     """Positional encodings for the GlobalModule."""
 
-    method: Literal["projection", "node2vec", "none"] = "projection"
-    """projection: random projections of powers of the adjacency, seconds. node2vec: the paper's, slow. none."""
+    method: Literal["projection", "node2vec", "laplacian", "none"] = "projection"
+    """projection: powers of the adjacency, seconds. node2vec: the paper's, slow. laplacian: eigenvectors. none."""
     dim: int = Field(default=64, ge=1)
     """Width of the encoding."""
     seed: int = Seed
@@ -137,6 +152,7 @@ class PositionsConfig(Settings):
         read_by = {
             "none": {"method"},
             "projection": {"method", "dim", "seed", "projection_weights"},
+            "laplacian": {"method", "dim"},
             "node2vec": set(every) - {"projection_weights"},
         }
         return {name: value for name, value in every.items() if name in read_by[self.method]}
@@ -149,9 +165,28 @@ class PrepareConfig(Settings):
     tokens: TokensConfig = TokensConfig()
     positions: PositionsConfig = PositionsConfig()
 
+    @property
+    def can_resample(self) -> bool:
+        """Whether every other sample finds its token rows."""
+        return self.tokens.nodes != "sampled" or self.local_nodes.k == 1
+
     def reachable(self) -> PrepareConfig:
         """The same with token rows of every node in reach, so that other samples can be drawn."""
-        return self.model_copy(update={"tokens": self.tokens.model_copy(update={"nodes": "reachable"})})
+        return self if self.can_resample else self._with(tokens={"nodes": "reachable"})
+
+    def for_model(self, name: ModelName) -> PrepareConfig:
+        """What a model of this name needs, and as set here where it can do with anything."""
+        return self._with(**_NEEDS.get(name, {}))
+
+    def serves(self, name: ModelName) -> bool:
+        """Whether a model of this name can be trained on what is prepared so. More local nodes or hops than it reads
+        do no harm; rows that are not there do."""
+        needed = _NEEDS.get(name, {}).get("tokens", {}).get("nodes", self.tokens.nodes)
+        return bool(self.tokens.nodes == needed)
+
+    def _with(self, **tables: dict[str, Any]) -> PrepareConfig:
+        changed = {table: getattr(self, table).model_copy(update=update) for table, update in tables.items()}
+        return self.model_copy(update=changed)
 
 
 class CodebookConfig(Settings):
@@ -173,22 +208,48 @@ class CodebookConfig(Settings):
     """A centroid whose EMA size falls below this moves to a random node of the batch; 0 never moves any."""
 
 
-ModelName = Literal["largegt-full", "largegt-local", "largegt-global", "mlp"]
+ModelName = Literal[
+    "largegt-full", "largegt-local", "largegt-global", "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse",
+    "nagphormer", "goat-local", "goat-global", "goat-full",
+]  # fmt: skip
+
+_OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
+_OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
+_ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
+
+_NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
+    "largegt-global": _OWN_ROW,
+    "mlp": _OWN_ROW,
+    "sgc": _OWN_ROW,
+    "sign": _OWN_ROW,
+    "nagphormer": _OWN_ROW,
+    "goat-global": _OWN_ROW,
+    "linkx": _OWN_FEATURES,
+    "graphsage": _ALL_FEATURES,
+    "gat": _ALL_FEATURES,
+    "gt-sparse": _ALL_FEATURES,
+    "goat-local": _ALL_FEATURES,
+    "goat-full": _ALL_FEATURES,
+}
+"""What a model needs of a preparation, where it cannot do with any: models that read a node's own row alone need no
+sample, and those that draw neighbours themselves need the features of every node."""
 
 
 class ModelConfig(Settings):
     """The network."""
 
     name: ModelName = "largegt-full"
-    """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule) or mlp (features alone)."""
+    """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule), or one of the baselines."""
     hidden: int = Field(default=128, ge=1)
     """Hidden width."""
     heads: int = Field(default=2, ge=1)
-    """Attention heads of the LocalModule."""
+    """Attention heads of the LocalModule, and of the baselines that attend."""
     head_width: int | None = Field(default=None, ge=1)
     """Width of each head; hidden / heads when not given. The published configuration has hidden."""
     num_layers: int = Field(default=1, ge=1)
-    """Encoder layers of the LocalModule (layers of the mlp)."""
+    """Encoder layers of the LocalModule and of nagphormer; hidden layers of sign's head, one fewer than mlp's."""
+    fanouts: tuple[int, ...] = (20, 10)
+    """Neighbours drawn per hop, from the node outwards; its length is the number of layers; -1 takes all."""
     encoder_ffn: float = Field(default=2.0, ge=0)
     """Width of the encoder's feed-forward part as a multiple of hidden; 0 leaves it out, as published."""
     hop_embeddings: bool = True
@@ -198,14 +259,28 @@ class ModelConfig(Settings):
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
     dropout: float = Field(default=0.3, ge=0, lt=1)
-    """Dropout in the FFN that joins local and global."""
+    """Dropout in the FFN that joins local and global, and between the layers of baselines."""
     norm: Literal["layer", "batch"] = "layer"
     """Norm of the FFN block and of Eqn 6."""
     residual: bool = True
     """Add the node's own projected features (Eqn 6)."""
     init: Literal["default", "normal"] = "default"
-    """normal: N(0, 0.02) weights and zero biases in the LocalModule, as published."""
+    """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
     codebook: CodebookConfig = CodebookConfig()
+
+    @field_validator("fanouts", mode="before")
+    @classmethod
+    def _read_fanouts(cls, fanouts: Any) -> Any:
+        return _several(fanouts)
+
+    @field_validator("fanouts")
+    @classmethod
+    def _check_fanouts(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
+        if not fanouts or any(fanout < 1 and fanout != -1 for fanout in fanouts):
+            raise ValueError(
+                f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
+            )
+        return fanouts
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:
@@ -232,13 +307,17 @@ class TrainConfig(Settings):
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
-    """Step size; the peak of it under one-cycle."""
+    """Step size; the peak of it under one-cycle and polynomial."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Weight decay (decoupled with adamw)."""
-    schedule: Literal["constant", "one-cycle"] = "one-cycle"
-    """one-cycle: linear warm-up, then cosine to zero at the last epoch. constant: neither."""
+    schedule: Literal["constant", "one-cycle", "polynomial"] = "one-cycle"
+    """one-cycle: linear warm-up, then cosine to zero. polynomial: then linearly to end_learning_rate. constant."""
     warmup: float = Field(default=0.1, ge=0, lt=1)
-    """one-cycle: share of all steps spent warming up."""
+    """one-cycle, polynomial: share of all steps spent warming up."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """one-cycle, polynomial: steps spent warming up; replaces the share when given."""
+    end_learning_rate: float = Field(default=0.0, ge=0)
+    """polynomial: step size at the last step."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest norm of a gradient; none switches clipping off."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -259,10 +338,20 @@ class TrainConfig(Settings):
     """Fuse the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
     distinct: Literal["auto", "yes", "no"] = "auto"
     """Compute a repeated token once, with log(multiplicity) in its score: the same result, less work. auto: on CPU."""
+    reuse: Literal["auto", "yes", "no"] = "auto"
+    """Predicting many nodes: compute what precedes attention once per token row, and gather that. auto: on a CPU."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Epochs between checkpoints to resume from."""
     wandb: str | None = None
     """Weights & Biases project to log to as well; needs the wandb extra."""
+
+    @model_validator(mode="after")
+    def _check_end(self) -> TrainConfig:
+        if self.schedule == "polynomial" and self.end_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"end_learning_rate ({self.end_learning_rate:g}) is above learning_rate ({self.learning_rate:g})"
+            )
+        return self
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -302,8 +391,10 @@ class Config(Settings):
 
     @property
     def preparation(self) -> PrepareConfig:
-        """What to prepare: as `prepare` says, and with every node in reach where training draws fresh samples."""
-        return self.prepare.reachable() if self.train.resample == "epoch" else self.prepare
+        """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training
+        draws fresh samples."""
+        needed = self.prepare.for_model(self.model.name)
+        return needed.reachable() if self.train.resample == "epoch" else needed
 
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""

@@ -119,6 +119,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
         "store": prepared.meta["name"],
         "nodes": len(prepared.nodes),
         "k": prepared.k,
+        "hops": prepared.hops,
         "token_rows": len(prepared.token_nodes),
         "features": prepared.num_features,
         "positions": prepared.num_positions,

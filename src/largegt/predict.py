@@ -1,31 +1,36 @@
 """Predict: a run's best weights → labels and probabilities for all nodes, some nodes, or one split.
 
 Enters: a run folder and the nodes asked for. Leaves: a table with the user's own ids, and a Parquet, CSV or npz file.
-Cost: memory is the prediction table; a node that was not prepared is prepared first.
+Cost: memory is the prediction table, two numbers per node unless every probability is asked for; a node that was not
+prepared is prepared first.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from .errors import ConfigError, disk_errors
 from .graph.store import GraphStore
 from .prepare.prepared import Prepared, prepare
 from .progress import Progress
+from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits
+from .training.metrics import TaskHead
 from .training.run import Run
 from .training.setup import is_worth_compiling, make_fabric, make_loaders
 from .types import Array, PathLike
 
-_BATCHES_AT_ONCE = 64
+_BATCHES_AT_ONCE = 16
 _T = TypeVar("_T")
 _SUFFIXES = (".parquet", ".csv", ".npz")
 
@@ -69,19 +74,57 @@ def predict(
     if is_worth_compiling(config, fabric.device, len(rows) // config.eval_batch_size):
         model.compile_for({config.eval_batch_size})
     loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws, opened.config.tokens.table)
-    width = head.num_outputs if head.task in ("multiclass", "multilabel") else 2 if head.task == "binary" else 1
-    by_row = np.empty((len(rows), width), dtype=np.float32)
+    if config.reuse == "yes" or (config.reuse == "auto" and is_worth_reusing(loaders[0], len(rows) * len(loaders))):
+        first = with_rows(loaders[0], model.eval(), fabric.autocast())
+        loaders = [first, *(replace(other, rows=first.rows) for other in loaders[1:])]
     batches = averaged_logits(model, loaders, rows, config.eval_batch_size, head, fabric, progress, "predict")
-    done = 0
-    for waiting in _several(batches, _BATCHES_AT_ONCE):  # copied together: the GPU is not waited for at every batch
-        found = torch.cat([head.probabilities(logits) for _, logits, _ in waiting]).cpu().numpy()
-        by_row[done : done + len(found)] = found
-        done += len(found)
-    probabilities = by_row[place]
-    table = _table(store, nodes, probabilities, all_probabilities)
+    every = all_probabilities or store.task in ("multilabel", "regression")
+    found = _collected((logits for _, logits, _ in batches), head, every, len(rows))[place]
+    table = _table(store, nodes, found, all_probabilities)
     if out is not None:
         write_table(table, out)
     return table
+
+
+def _collected(batches: Iterator[Tensor], head: TaskHead, every: bool, num_rows: int) -> Array:
+    """[n, c] probabilities of every class, or [n, 2] the best class and its probability."""
+    width = {"binary": 2, "regression": 1}.get(head.task, head.num_outputs) if every else 2
+    by_row = np.empty((num_rows, width), dtype=np.float32)
+    done = 0
+    together = (torch.cat(several) for several in _several(batches, _BATCHES_AT_ONCE))
+    for found in _on_the_host(_decided(head.probabilities(logits), every) for logits in together):
+        by_row[done : done + len(found)] = found
+        done += len(found)
+    return by_row
+
+
+def _on_the_host(tensors: Iterator[Tensor]) -> Iterator[Array]:
+    """Each as an array. One that comes from a GPU is given out when the next one is on its way: no one waits."""
+    last: tuple[Tensor, torch.cuda.Event | None] | None = None
+    for tensor in chain(tensors, [None]):
+        coming = None if tensor is None else _copied(tensor)
+        if last is not None:
+            copy, whole = last
+            if whole is not None:
+                whole.synchronize()
+            yield copy.numpy()
+        last = coming
+
+
+def _decided(probabilities: Tensor, every: bool) -> Tensor:
+    if every:
+        return probabilities
+    probability, best = probabilities.max(dim=1)
+    return torch.stack([best.to(probability.dtype), probability], dim=1)  # exact up to 16 million classes
+
+
+def _copied(found: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """On its way to this machine's memory, and what says that it is there."""
+    if not found.is_cuda:
+        return found, None
+    copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    copy.copy_(found, non_blocking=True)
+    return copy, torch.cuda.current_stream(found.device).record_event()
 
 
 def _several(items: Iterator[_T], count: int) -> Iterator[list[_T]]:
@@ -125,22 +168,25 @@ def _covering(
     return prepare(store, config, progress=progress, memory=memory)
 
 
-def _table(store: GraphStore, nodes: Array, probabilities: Array, all_probabilities: bool) -> pa.Table:
+def _table(store: GraphStore, nodes: Array, found: Array, all_probabilities: bool) -> pa.Table:
     columns: dict[str, Any] = {"node": store.id_array(nodes)}
     if store.task == "regression":
-        columns["value"] = pa.array(probabilities[:, 0])
+        columns["value"] = pa.array(found[:, 0])
     elif store.task == "multilabel":
         for number, name in enumerate(store.classes):
-            columns[f"label_{name}"] = pa.array((probabilities[:, number] >= 0.5).astype(np.int8))
+            columns[f"label_{name}"] = pa.array((found[:, number] >= 0.5).astype(np.int8))
             if all_probabilities:
-                columns[f"probability_{name}"] = pa.array(probabilities[:, number])
+                columns[f"probability_{name}"] = pa.array(found[:, number])
     else:
-        best = probabilities.argmax(axis=1)
+        best, probability = found[:, 0].astype(np.int64), found[:, 1]
+        if all_probabilities:
+            best = found.argmax(axis=1)
+            probability = found[np.arange(len(best)), best]
         columns["label"] = pa.array(store.classes).take(pa.array(best))
-        columns["probability"] = pa.array(probabilities[np.arange(len(best)), best])
+        columns["probability"] = pa.array(np.ascontiguousarray(probability))
         if all_probabilities:
             for number, name in enumerate(store.classes):
-                columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(probabilities[:, number]))
+                columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(found[:, number]))
     return pa.table(columns)
 
 

@@ -35,19 +35,26 @@ def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: 
 
 
 def run_ahead(
-    task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None
+    task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None, at_once: bool = False
 ) -> Generator[Any, None, None]:
     """`task(item)` for each item, results in order. At most one result per thread waits to be taken, so that a slow
-    taker does not fill the memory."""
+    taker does not fill the memory. With `at_once` the taker's own thread begins each task: for tasks that only tell
+    a GPU what to do."""
     workers = num_threads(threads)
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[Future[Any]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(task, item))
+                waiting.append(_done(task, item) if at_once else pool.submit(task, item))
                 if len(waiting) > workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _done(task: Callable[[Any], Any], item: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(task(item))
+    return future

@@ -397,7 +397,6 @@ def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--set", "prepare.local_nodes.k=1"), ("prepare.local_nodes.k", "2")),
         (("--set", "prepare.local_nodes.k=0"), ("prepare.local_nodes.k",)),
         (("--set", "train.epoch=3"), ("did you mean 'train.epochs'",)),
         (("--set", "epochs"), ("section.name=value",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from largegt.model.attention import Attention, EncoderLayer
+from largegt.model.attention import Attention, EncoderLayer, attend_in_full
 from oracles import attention as oracle
 
 
@@ -64,7 +64,7 @@ def test_wide_heads_attend_to_the_tokens_and_learn_the_same(biased: bool) -> Non
     bias = torch.randn(2, 5, dtype=torch.float64)[:, None, None, :] if biased else None
     leaves = [x, *module.parameters()]
     merged = module._to_the_tokens(x, bias, 0.0)
-    plain = module._to_keys_and_values(x, bias, 0.0)
+    plain = module._to_keys_and_values(module._queries_keys_values(x), bias, 0.0)
     torch.testing.assert_close(merged, plain)
     for a, b in zip(
         torch.autograd.grad((merged**2).sum(), leaves), torch.autograd.grad((plain**2).sum(), leaves), strict=True
@@ -82,3 +82,26 @@ def test_dropout_falls_on_the_weights_and_not_on_the_values_bias(head_width: int
         torch.testing.assert_close(mean, module.eval()(x), atol=0.05, rtol=0)
         module.qkv.weight.zero_()  # values are their bias alone now
         assert torch.allclose(module.train()(x), module.eval()(x))
+
+
+@pytest.mark.parametrize("num_keys", [5, 8])
+@pytest.mark.parametrize("biased", [False, True])
+def test_scores_in_full_are_the_same_attention(num_keys: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 1, rows, 6, generator=generator, requires_grad=True) for rows in (9, num_keys, num_keys))
+    bias = torch.randn(2, 1, 1, num_keys, generator=generator) if biased else None
+    if bias is not None:
+        bias[1, :, :, -2:] = -torch.inf
+    found = attend_in_full(q, k, v, bias, 0.0, 0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn(found.shape, generator=generator)
+    for one, other in zip(*(torch.autograd.grad(y, (q, k, v), weight) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_of_scores_in_full_is_of_the_weights() -> None:
+    ones = torch.ones(1, 1, 400, 8)
+    found = attend_in_full(ones, ones, ones, None, 0.4, 1.0)
+    assert found.std() > 0.01
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.01)

@@ -18,12 +18,14 @@ DIRECTIONS = ["out", "in", "both"]
 
 def rows_of(
     store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1,
-    memory: int = 1 << 30,
+    memory: int = 1 << 30, hops: int = 2,
 ) -> Any:  # fmt: skip
     nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
     shift, gain = feature_scale(store, standardize)
     with FolderWriter(store.path / "rows", "test") as writer:
-        ContextFeatures(store, nodes, shift, gain, direction, memory, threads).write(writer, "float32")
+        ContextFeatures(store, nodes, shift, gain, direction, memory, threads).write(writer, "float32", hops)
+        left = [file.stem for file in writer.partial.glob("*.npy")]
+        assert left == ["tokens"], "scratch that has served is gone"
         return np.array(writer.array("tokens"))
 
 
@@ -46,6 +48,37 @@ def test_directed_graph(make_store: Any, random_edges: Any, direction: Any, stan
     assert store.directed
     expected = oracle.token_rows(edges, features, direction, standardize)
     np.testing.assert_allclose(rows_of(store, None, direction, standardize), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("hops", [0, 1, 2, 3, 5])
+def test_any_number_of_hops(
+    make_store: Any, random_edges: Any, hops: int, direction: Any, standardize: bool
+) -> None:  # fmt: skip
+    """Row h of a node is its row of Ãʰ H, dense and in float64."""
+    edges = random_edges(40, 120)
+    features = np.random.default_rng(1).normal(3.0, 2.0, size=(40, 5)).astype(np.float32)
+    store = make_store(edges, 40, features, undirected=False)
+    a = oracle.normalized(oracle.adjacency(edges, 40, direction))
+    power = oracle.token_rows(edges, features, direction, standardize)[:, 0]
+    found = rows_of(store, None, direction, standardize, hops=hops)
+    assert found.shape == (40, hops + 1, 5)
+    for hop in range(hops + 1):
+        np.testing.assert_allclose(found[:, hop], power, rtol=2e-5, atol=2e-5)
+        power = a @ power
+
+
+@pytest.mark.parametrize("hops", [0, 1, 3, 4])
+@pytest.mark.parametrize("memory", [1 << 30, 300])
+@pytest.mark.parametrize("nodes", [[7], [0, 3, 39], list(range(0, 40, 2))])
+def test_some_nodes_have_the_same_hops_as_among_all(
+    make_store: Any, random_edges: Any, hops: int, memory: int, nodes: Any
+) -> None:
+    store = make_store(random_edges(40, 30), 40, undirected=False)
+    every = rows_of(store, None, "out", hops=4)
+    found = rows_of(store, nodes, "out", memory=memory, hops=hops)
+    np.testing.assert_array_equal(found, every[nodes][:, : hops + 1])
 
 
 def test_directions_differ(make_store: Any, random_edges: Any) -> None:

@@ -12,13 +12,16 @@ from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, Tok
 from largegt.folder import FolderWriter
 from largegt.prepare import estimate as home
 from largegt.prepare.estimate import estimate, extrapolated_union
+from largegt.prepare.laplacian import laplacian_bytes
 from largegt.prepare.prepared import prepare
 
 
-def config_of(nodes: Any, dtype: Any, method: Any) -> PrepareConfig:
+def config_of(
+    nodes: Any, dtype: Any, method: Any, k: int = 6, hops: int = 2, rows: Any = "sampled"
+) -> PrepareConfig:  # fmt: skip
     return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=6, nodes=nodes),
-        tokens=TokensConfig(dtype=dtype),
+        local_nodes=LocalNodesConfig(k=k, nodes=nodes),
+        tokens=TokensConfig(dtype=dtype, hops=hops, nodes=rows),
         positions=PositionsConfig(method=method, dim=5, walk_length=4, context=2, walks_per_node=1),
     )
 
@@ -31,11 +34,23 @@ def store(make_store: Any, random_edges: Any) -> Any:
 
 @pytest.mark.parametrize("nodes", ["labelled", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("method", ["projection", "node2vec", "none"])
+@pytest.mark.parametrize("method", ["projection", "node2vec", "laplacian", "none"])
 def test_bytes_on_disk_are_as_said(
     store: Any, monkeypatch: pytest.MonkeyPatch, nodes: Any, dtype: Any, method: Any
 ) -> None:
-    config = config_of(nodes, dtype, method)
+    check_bytes(store, monkeypatch, config_of(nodes, dtype, method))
+
+
+@pytest.mark.parametrize("k", [1, 6])
+@pytest.mark.parametrize("hops", [0, 1, 4])
+@pytest.mark.parametrize("rows", ["sampled", "all"])
+def test_bytes_of_any_number_of_hops(
+    store: Any, monkeypatch: pytest.MonkeyPatch, k: int, hops: int, rows: Any
+) -> None:  # fmt: skip
+    check_bytes(store, monkeypatch, config_of("labelled", "float32", "none", k, hops, rows))
+
+
+def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig) -> None:
     said = estimate(store, config)
     most = 0
     real = FolderWriter.commit
@@ -66,6 +81,14 @@ def test_less_memory_is_said_to_hold_less(store: Any, monkeypatch: pytest.Monkey
     assert poor.memory_bytes < rich.memory_bytes
     tokens = poor.stages[1]
     assert tokens.memory_bytes <= 20_000 + 2 * store.num_nodes
+
+
+def test_laplacian_is_said_to_hold_what_it_is_refused_for(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "held_bytes", lambda: 0)
+    positions = estimate(store, config_of("all", "float32", "laplacian")).stages[2]
+    assert positions.memory_bytes == laplacian_bytes(3000, 5)
+    assert positions.disk_bytes == 3000 * 5 * 4
+    assert positions.elapsed_s > 0
 
 
 def test_union_of_samples_extrapolated() -> None:

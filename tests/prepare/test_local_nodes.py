@@ -109,10 +109,22 @@ def test_matrix_that_is_not_square_is_refused() -> None:
             local_nodes(sp.csr_array((3, 4)), k=2, direction=direction)
 
 
-@pytest.mark.parametrize("k", [1, 0, -3])
-def test_k_below_two_is_refused(make_store: Any, k: int) -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
+@pytest.mark.parametrize("k", [0, -3])
+def test_k_below_one_is_refused(make_store: Any, k: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
         local_nodes(make_store(SIX_NODES, 6), k=k)
+
+
+def test_one_local_node_is_the_node_itself(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise AssertionError("nothing is to be sampled")
+
+    monkeypatch.setattr(sampler, "local_nodes_rows", fail)
+    store = make_store(SIX_NODES, 6)
+    assert local_nodes(store, k=1).tolist() == [[node] for node in range(6)]
+    assert local_nodes(store, [5, 2, 2], k=1, seed=3, hop1_share=0.5).tolist() == [[5], [2], [2]]
+    with pytest.raises(InputError, match="node 6 "):
+        local_nodes(store, [6], k=1)
 
 
 @pytest.mark.parametrize("node", [6, -1, 10**12])

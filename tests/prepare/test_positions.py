@@ -1,4 +1,4 @@
-"""Positional encodings: the projection, node2vec's walks and its loss."""
+"""Positional encodings: the projection, node2vec's walks and its loss, Laplacian eigenvectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from scipy.stats import chisquare
 
 from largegt.config import PositionsConfig
+from largegt.errors import ConfigError
 from largegt.folder import FolderWriter
+from largegt.prepare import laplacian as laplacian_home
 from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, write_positions
 from oracles import walks as oracle
 from oracles.context import adjacency
@@ -222,3 +224,112 @@ def test_same_seed_same_bytes(make_store: Any) -> None:
     torch.manual_seed(99)
     assert node2vec(store, config, threads=2).tobytes() == first.tobytes()
     assert not np.array_equal(node2vec(store, config.model_copy(update={"seed": 1})), first)
+
+
+# Laplacian eigenvectors ------------------------------------------------------------------------------------------
+
+
+LAPLACIAN = PositionsConfig(method="laplacian", dim=6)
+
+
+def eigen(edges: Any, num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(L, eigenvalues, eigenvectors) of the dense normalised Laplacian D^{-1/2}(D - A)D^{-1/2}, the zeros left out."""
+    a = adjacency(edges, num_nodes, "both")
+    degree = a.sum(axis=1)
+    scale = np.diag(np.divide(1.0, np.sqrt(degree), out=np.zeros(num_nodes), where=degree > 0))
+    matrix = scale @ (np.diag(degree) - a) @ scale
+    values, vectors = np.linalg.eigh(matrix)
+    return matrix, values[values > 1e-9], vectors[:, values > 1e-9]
+
+
+def check_eigenvectors(edges: Any, num_nodes: int, rows: np.ndarray, atol: float = 1e-5) -> None:
+    """Columns are orthonormal eigenvectors up to √N, with the smallest eigenvalues in rising order."""
+    matrix, values, _ = eigen(edges, num_nodes)
+    unit = rows.astype(np.float64) / np.sqrt(num_nodes)
+    np.testing.assert_allclose(unit.T @ unit, np.eye(rows.shape[1]), atol=atol)
+    np.testing.assert_allclose(matrix @ unit, unit * values[: rows.shape[1]], atol=atol)
+
+
+@pytest.fixture(params=["dense", "lanczos"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small graphs take the dense way; here both."""
+    monkeypatch.setattr(laplacian_home, "_DENSE_NODES", 10_000 if request.param == "dense" else 0)
+    if request.param == "dense":
+        monkeypatch.setattr("scipy.sparse.linalg.eigsh", None)
+    else:
+        monkeypatch.setattr(np.linalg, "eigh", None)
+        monkeypatch.setattr(laplacian_home, "_TOLERANCE", 1e-9)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("direction", ["out", "both"])
+@pytest.mark.parametrize("num_edges", [60, 400])
+def test_laplacian_against_dense_algebra(
+    make_store: Any, random_edges: Any, way: str, direction: Any, num_edges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few edges: many components and isolated nodes, each with an eigenvalue 0 that has to be passed over."""
+    edges = random_edges(90, num_edges)
+    rows = positions(make_store(edges, 90, undirected=False), np.arange(90), LAPLACIAN, direction)
+    monkeypatch.undo()
+    assert rows.dtype == np.float32
+    check_eigenvectors(edges, 90, rows)
+    assert not rows[88:].any(), "a node without edges has zeros"
+
+
+def test_laplacian_of_a_path_by_its_formula(make_store: Any, way: str) -> None:
+    """L of a path of n nodes has the eigenvalues 1 - cos(πj / (n - 1)), its vectors √degree · cos(πji / (n - 1))."""
+    n = 30
+    rows = positions(make_store([(i, i + 1) for i in range(n - 1)], n), np.arange(n), LAPLACIAN)
+    degree = np.full(n, 2.0)
+    degree[[0, -1]] = 1.0
+    for j in range(6):
+        expected = np.sqrt(degree) * np.cos(np.pi * (j + 1) * np.arange(n) / (n - 1))
+        expected *= np.sqrt(n) / np.linalg.norm(expected)
+        sign = np.sign(rows[0, j] * expected[0])
+        np.testing.assert_allclose(rows[:, j], sign * expected, atol=1e-4)
+
+
+def test_signs_do_not_depend_on_the_solver(make_store: Any, random_edges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(random_edges(90, 400), 90)
+    found = []
+    for nodes in (0, 10_000):
+        monkeypatch.setattr(laplacian_home, "_DENSE_NODES", nodes)
+        monkeypatch.setattr(laplacian_home, "_TOLERANCE", 1e-9)
+        found.append(positions(store, np.arange(90), LAPLACIAN))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    assert (found[0].max(axis=0) >= -found[0].min(axis=0)).all(), "the largest entry is positive"
+
+
+def test_laplacian_is_the_same_for_any_threads_and_nodes(make_store: Any, random_edges: Any) -> None:
+    edges = random_edges(3000, 9000)
+    store = make_store(edges, 3000, width=1)
+    every = positions(store, np.arange(3000), LAPLACIAN, threads=1)
+    assert positions(store, np.arange(3000), LAPLACIAN, threads=3).tobytes() == every.tobytes()
+    some = np.arange(5, 3000, 7)
+    assert np.array_equal(positions(store, some, LAPLACIAN), every[some])
+    assert np.array_equal(positions(store, some, LAPLACIAN.model_copy(update={"seed": 5})), every[some])
+    check_eigenvectors(edges, 3000, every, atol=1e-4)
+
+
+@pytest.mark.parametrize(("edges", "num_nodes", "count"), [(SIX_NODES, 6, 4), ([(0, 1)], 3, 1)])
+def test_columns_that_the_graph_does_not_have_are_zero(
+    make_store: Any, edges: Any, num_nodes: int, count: int
+) -> None:  # fmt: skip
+    rows = positions(make_store(edges, num_nodes), np.arange(num_nodes), LAPLACIAN)
+    assert rows.shape == (num_nodes, 6)
+    assert rows.any(axis=0).tolist() == [True] * count + [False] * (6 - count)
+    check_eigenvectors(edges, num_nodes, rows[:, :count])
+
+
+def test_laplacian_that_is_not_found_is_said(
+    make_store: Any, random_edges: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laplacian_home, "_MOST_RESTARTS", 1)
+    with pytest.raises(ConfigError, match=r"of 6 Laplacian eigenvectors.*smaller prepare\.positions\.dim"):
+        positions(make_store(random_edges(3000, 4000), 3000, width=1), np.arange(3000), LAPLACIAN)
+
+
+def test_two_cliques_have_opposite_signs(make_store: Any) -> None:
+    first = positions(make_store(TWO_CLIQUES, 16), np.arange(16), LAPLACIAN)[:, 0]
+    assert (np.sign(first[:8]) == np.sign(first[0])).all()
+    assert (np.sign(first[8:]) == -np.sign(first[0])).all()

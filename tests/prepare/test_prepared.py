@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,22 +11,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from largegt.config import IngestConfig, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config import (
+    IngestConfig,
+    LocalNodesConfig,
+    ModelConfig,
+    ModelName,
+    PositionsConfig,
+    PrepareConfig,
+    TokensConfig,
+)
 from largegt.errors import ConfigError, DiskError, InputError, LargeGTError
-from largegt.folder import FolderWriter
+from largegt.folder import FolderWriter, fingerprint
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
 from largegt.model.largegt import LargeGT
-from largegt.prepare import blocks
+from largegt.prepare import blocks, context
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.prepared import Prepared, prepare, prepared_path, stale_note
+from largegt.prepare.prepared import Prepared, prepare, prepared_path, sample_rows, stale_note
 from largegt.tokens.loader import token_batches
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
@@ -51,11 +60,14 @@ def config_of(
     direction: Any = "both",
     seed: int = 0,
     standardize: bool = False,
+    hops: int = 2,
+    rows: Any = "sampled",
+    hop1_share: float | None = None,
     **positions: Any,
 ) -> PrepareConfig:
     return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=k, nodes=nodes, direction=direction, seed=seed),
-        tokens=TokensConfig(standardize=standardize),
+        local_nodes=LocalNodesConfig(k=k, nodes=nodes, direction=direction, seed=seed, hop1_share=hop1_share),
+        tokens=TokensConfig(standardize=standardize, hops=hops, nodes=rows),
         positions=PositionsConfig(dim=3, **positions),
     )
 
@@ -108,6 +120,60 @@ def test_arrays_agree_with_the_stages_and_the_store(half_labelled: Any, nodes: A
     assert (prepared.k, prepared.num_features, prepared.num_positions) == (4, 4, 3)
     assert prepared.meta["num_nodes"] == 60
     assert prepared.meta["num_outputs"] == store.num_outputs
+
+
+@pytest.mark.parametrize("nodes", ["labelled", "all"])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("hops", [0, 1, 3])
+def test_a_token_row_for_every_node(half_labelled: Any, nodes: Any, k: int, hops: int) -> None:
+    prepared = prepare(half_labelled, config_of(nodes=nodes, k=k, hops=hops, rows="all"))
+    assert prepared.token_nodes.tolist() == list(range(60))
+    assert np.array_equal(prepared.local_rows, local_nodes(half_labelled, prepared.nodes, k=k))
+    assert prepared.tokens.shape == (60, hops + 1, 4)
+    assert prepared.hops == hops
+    assert np.array_equal(prepared.tokens[:, 0], half_labelled.features)
+
+
+@pytest.mark.parametrize("rows", ["sampled", "reachable", "all"])
+@pytest.mark.parametrize("nodes", ["labelled", "all"])
+def test_one_local_node_is_the_node_and_nothing_is_sampled(
+    half_labelled: Any, nodes: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = prepare(half_labelled, config_of(nodes=nodes, k=4))
+    monkeypatch.setattr(HOME, "sample", interrupted)
+    prepared = prepare(half_labelled, config_of(nodes=nodes, k=1, rows=rows))
+    assert prepared.k == 1
+    assert prepared.token_nodes[prepared.local_rows[:, 0]].tolist() == prepared.nodes.tolist()
+    if rows == "sampled":
+        assert prepared.token_nodes.tolist() == prepared.nodes.tolist()
+        assert prepared.local_rows[:, 0].tolist() == list(range(len(prepared.nodes)))
+    assert np.array_equal(prepared.tokens[prepared.local_rows[:, 0]], sampled.tokens[sampled.local_rows[:, 0]])
+    assert np.array_equal(prepared.positions, sampled.positions)
+
+
+@pytest.mark.parametrize("rows", ["reachable", "all"])
+def test_other_samples_find_their_rows(half_labelled: Any, rows: Any) -> None:
+    prepared = prepare(half_labelled, config_of(rows=rows))
+    drawn = sample_rows(half_labelled, prepared, np.arange(7), draw=5)
+    assert np.array_equal(prepared.token_nodes[drawn], local_nodes(half_labelled, prepared.nodes[:7], k=4, epoch=5))
+
+
+def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any) -> None:
+    prepared = prepare(half_labelled, config_of(k=1))
+    assert np.array_equal(sample_rows(half_labelled, prepared, np.arange(9), draw=5), prepared.local_rows[:9])
+    with pytest.raises(ConfigError, match=r"prepare\.tokens\.nodes=reachable"):
+        sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), draw=5)
+
+
+def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: Any) -> None:
+    some, every = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(rows="all"))
+    for name in get_args(ModelName):
+        every.check_serves(name)
+    for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
+        some.check_serves(name)  # type: ignore[arg-type]
+    for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
+        with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.nodes=all"):
+            some.check_serves(name)  # type: ignore[arg-type]
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -188,6 +254,9 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
         ({"standardize": True}, {"_write_tokens"}),
         ({"k": 5}, {"_write_local_nodes", "_write_tokens"}),
         ({"seed": 1}, {"_write_local_nodes", "_write_tokens"}),
+        ({"hops": 3}, {"_write_tokens"}),
+        ({"rows": "all"}, {"_write_local_nodes", "_write_tokens"}),
+        ({"k": 1}, {"_write_local_nodes", "_write_tokens"}),
         ({"direction": "out"}, set(STAGES)),
         ({"nodes": "all"}, set(STAGES)),
     ],
@@ -209,6 +278,44 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
     for stage in set(STAGES) - runs:
         for array in kept[stage]:
             assert np.array_equal(first.folder.array(array), second.folder.array(array))
+
+
+@pytest.mark.parametrize(
+    ("first", "change", "runs"),
+    [
+        ({"rows": "all"}, {"nodes": "all"}, {"_write_local_nodes", "write_positions"}),
+        ({"rows": "all"}, {"k": 1}, {"_write_local_nodes"}),
+        ({"rows": "all"}, {"seed": 1}, {"_write_local_nodes"}),
+        ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
+        ({"k": 1}, {"seed": 1, "hop1_share": 0.5}, set()),
+        ({"k": 1, "method": "laplacian"}, {"seed": 1}, set()),
+    ],
+)
+def test_stages_run_for_what_they_read_alone(
+    half_labelled: Any, calls: Counter[str], first: dict[str, Any], change: dict[str, Any], runs: set[str]
+) -> None:
+    prepare(half_labelled, config_of(**first))
+    calls.clear()
+    prepare(half_labelled, config_of(**(first | change))).folder.verify()
+    assert set(calls) == runs
+
+
+def test_a_preparation_from_before_hops_could_be_chosen_is_still_used(half_labelled: Any, calls: Counter[str]) -> None:
+    """Its settings say nothing of hops; its name is made of the settings it had."""
+    config = config_of()
+    prepared = prepare(half_labelled, config)
+    manifest = json.loads((prepared.path / "manifest.json").read_text())
+    assert manifest["meta"]["config"]["tokens"].pop("hops") == 2
+    assert prepared.path.name == fingerprint([half_labelled.fingerprint, manifest["meta"]["config"]])
+    (prepared.path / "manifest.json").write_text(json.dumps(manifest))
+    calls.clear()
+    old = prepare(half_labelled, config)
+    assert (old.path, old.hops, old.config) == (prepared.path, 2, config)
+    note = stale_note(half_labelled, config_of(hops=3))
+    assert note is not None
+    assert note.endswith("was prepared with tokens.hops=2 (now 3)")
+    prepare(half_labelled, config_of(hops=3))
+    assert set(calls) == {"_write_tokens"}
 
 
 def test_reused_arrays_are_the_ones_a_fresh_run_makes(half_labelled: Any) -> None:
@@ -317,11 +424,22 @@ def test_any_amount_of_memory_gives_the_same_bytes(
         shutil.rmtree(prepared.path)
 
 
-@pytest.mark.parametrize("memory", [1 << 30, 300])
+@pytest.mark.parametrize(
+    ("memory", "change"),
+    [
+        (1 << 30, {}),
+        (300, {}),
+        (1 << 30, {"hops": 4, "method": "none"}),
+        (1 << 30, {"hops": 1, "k": 1, "method": "none"}),
+        (1 << 30, {"hops": 0, "rows": "all", "method": "none"}),
+    ],
+)
 def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
-    directed_store: Any, small_steps: None, monkeypatch: pytest.MonkeyPatch, memory: int
+    directed_store: Any, small_steps: None, monkeypatch: pytest.MonkeyPatch, memory: int, change: dict[str, Any]
 ) -> None:
-    config = config_of(standardize=True)
+    if change.get("hops") == 0:  # rows that are not summed come by the chunk
+        monkeypatch.setattr(context, "_CHUNK_ROWS", 16)
+    config = config_of(standardize=True, **change)
     whole = prepare(directed_store, config, memory=memory)
     expected = sums_of(whole)
     shutil.rmtree(whole.path)
@@ -336,7 +454,7 @@ def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
         assert sums_of(again) == expected, commits
         assert files_below(directed_store.path / "prepared") == [again.path, *files_below(again.path)]
         shutil.rmtree(again.path)
-    assert commits > 20
+    assert commits > (20 if not change else 5)
 
 
 def test_work_that_was_done_is_not_done_again(
@@ -404,6 +522,12 @@ def test_node2vec_says_when_it_does_not_fit(half_labelled: Any) -> None:
     config = config_of(method="node2vec", walk_length=20_000, context=4)
     with pytest.raises(ConfigError, match="method=projection, or a larger --memory"):
         prepare(half_labelled, config, memory="256MiB")
+
+
+def test_laplacian_says_when_it_does_not_fit(half_labelled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HOME, "memory_budget", lambda memory: 10_000)
+    with pytest.raises(ConfigError, match=r"laplacian holds .* KiB for 60 nodes.*method=projection, or a larger"):
+        prepare(half_labelled, config_of(method="laplacian"))
 
 
 def test_what_a_killed_process_left_is_not_mistaken_for_a_preparation(half_labelled: Any) -> None:

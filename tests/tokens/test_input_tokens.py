@@ -26,6 +26,19 @@ def test_tokens_against_the_double_loop(index: torch.dtype, shape: tuple[int, in
     assert np.array_equal(found.numpy(), expected)
 
 
+@pytest.mark.parametrize("h", [1, 2, 5])
+def test_tokens_of_any_number_of_hops(h: int) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(9, h, 4)).astype(np.float32)
+    rows = rng.integers(0, 9, (6, 3))
+    found = input_tokens(torch.from_numpy(table), torch.from_numpy(rows)).numpy()
+    assert found.shape == (6, h * 3, 4)
+    for i in range(6):
+        for j in range(3):
+            for hop in range(h):
+                assert np.array_equal(found[i, h * j + hop], table[rows[i, j], hop])
+
+
 def test_half_precision_tables_give_float32_tokens() -> None:
     table = torch.randn(4, 3, 2).half()
     found = input_tokens(table, torch.tensor([[3, 0]]))

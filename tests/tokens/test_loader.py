@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig
+from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import InputError, LargeGTError
 from largegt.model.largegt import LargeGT
 from largegt.prepare.prepared import Prepared, prepare
+from largegt.tokens import table as table_module
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.tokens.table import TokenTable
 from oracles import input_tokens as oracle
@@ -112,6 +113,30 @@ def test_fewer_local_nodes_are_the_first_ones(prepared: Prepared) -> None:
     alone = TokenLoader(table, torch.device("cpu"), k=1, distinct=True).gather(torch.arange(9))
     assert torch.equal(alone.tokens, whole.tokens[:, :3])
     assert TokenLoader(table, torch.device("cpu")).num_batches(9, 4) == len(list(torch.arange(9).split(4)))
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(("k", "hops", "rows"), [(1, 0, "all"), (1, 3, "sampled"), (5, 1, "all"), (5, 0, "sampled")])
+def test_tables_of_any_number_of_hops(
+    make_store: Any, random_edges: Any, k: int, hops: int, rows: Any, place: Any, is_large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    labels = np.where(np.arange(60) % 3, -1, np.arange(60) % 2)
+    config = PrepareConfig(
+        local_nodes=LocalNodesConfig(k=k),
+        tokens=TokensConfig(hops=hops, nodes=rows),
+        positions=PositionsConfig(method="none"),
+    )
+    prepared = prepare(make_store(random_edges(60, 60), 60, labels=labels), config)
+    if is_large:
+        monkeypatch.setattr(table_module, "available_bytes", lambda: 10**9 if place == "host" else 0)
+    batches = list(token_batches(prepared, batch_size=7, table=place))
+    expected = prepared.tokens[prepared.local_rows].reshape(20, k * (hops + 1), 4)
+    assert np.array_equal(torch.cat([b.tokens for b in batches]).numpy(), expected)
+    distinct = list(token_batches(prepared, batch_size=7, table=place, distinct=True))
+    assert all((b.multiplicity is None) == (k == 1) for b in distinct)
+    assert all(b.positions.shape == (len(b), 0) for b in batches)
 
 
 def test_leaving_a_loop_early_ends_the_worker(prepared: Prepared) -> None:

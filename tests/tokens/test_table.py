@@ -81,8 +81,8 @@ def test_other_local_rows_replace_some_and_leave_the_first_table(prepared: Prepa
 
 def test_host_is_a_copy_and_disk_is_the_file(prepared: Prepared) -> None:
     mapped = prepared.tokens.ctypes.data
-    assert TokenTable(prepared, place="disk").tokens_r3d.data_ptr() == mapped
-    assert TokenTable(prepared, place="host").tokens_r3d.data_ptr() != mapped
+    assert TokenTable(prepared, place="disk").tokens_rhd.data_ptr() == mapped
+    assert TokenTable(prepared, place="host").tokens_rhd.data_ptr() != mapped
 
 
 def test_a_row_that_is_not_there_is_no_silent_neighbour(prepared: Prepared) -> None:

@@ -55,6 +55,13 @@ def test_constant_is_constant() -> None:
     assert set(rates(TrainConfig(learning_rate=0.25, schedule="constant"), 5)) == {0.25}
 
 
+def test_polynomial_warms_up_in_steps_and_ends_where_it_should() -> None:
+    config = TrainConfig(learning_rate=1.0, schedule="polynomial", warmup_steps=3, end_learning_rate=0.1)
+    found = rates(config, 10)
+    assert found[:3] == pytest.approx([0.25, 0.5, 0.75])
+    assert found[3:] == pytest.approx(np.linspace(1.0, 0.1, 7))
+
+
 def test_the_schedule_runs_over_all_epochs(prepared: Prepared, tmp_path: Path) -> None:
     """75 training nodes in batches of 32 are 3 steps an epoch, the last one is logged."""
     train(prepared, small("train.warmup=0", "train.epochs=3"), tmp_path / "run")

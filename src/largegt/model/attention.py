@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _CUDNN, _FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
 _OTHERS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_WIDEST_FUSED, _ALIGNED = 256, 8
 
 
 class Attention(nn.Module):
@@ -37,26 +38,44 @@ class Attention(nn.Module):
         self.join = nn.Linear(heads * head_width, width)
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
+        return self.after(self.before(x_btd), bias_bt)
+
+    def before(self, x_btd: Tensor) -> Tensor:
+        """What tokens look up each other by, each on its own: q, k and v side by side, or the tokens themselves."""
+        if self.is_wide:
+            if torch.is_autocast_enabled(x_btd.device.type):
+                x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # once, for all that follows
+            return x_btd
+        return self._queries_keys_values(x_btd)
+
+    def after(self, before_bt: Tensor, bias_bt: Tensor | None) -> Tensor:
+        """[b, t, d] from what `before` gave."""
         bias = None if bias_bt is None else bias_bt[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        if self.head_width >= x_btd.shape[2]:
-            return self._to_the_tokens(x_btd, bias, dropout)
-        return self._to_keys_and_values(x_btd, bias, dropout)
+        way = self._to_the_tokens if self.is_wide else self._to_keys_and_values
+        return way(before_bt, bias, dropout)
 
-    def _to_keys_and_values(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
-        b, t, _ = x_btd.shape
+    @property
+    def is_wide(self) -> bool:
+        """Whether heads are no narrower than the model."""
+        return self.head_width >= self.join.out_features
+
+    def _queries_keys_values(self, x_btd: Tensor) -> Tensor:
         width = self.heads * self.head_width
-        query_key_bias, value_bias = self.qkv.bias[: 2 * width], self.qkv.bias[2 * width :]
-        qkv_bt = F.linear(x_btd, self.qkv.weight, F.pad(query_key_bias, (0, width)))
+        return F.linear(x_btd, self.qkv.weight, F.pad(self.qkv.bias[: 2 * width], (0, width)))
+
+    def _to_keys_and_values(self, qkv_bt: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+        b, t, _ = qkv_bt.shape
         q_bhtw, k_bhtw, v_bhtw = qkv_bt.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         y_bhtw = attend(q_bhtw, k_bhtw, v_bhtw, bias, dropout, self.head_width**-0.5)
+        value_bias = self.qkv.bias[2 * self.heads * self.head_width :]
         return F.linear(y_bhtw.transpose(1, 2).reshape(b, t, -1), self.join.weight, self._join_bias(value_bias))
 
     def _to_the_tokens(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
         b, t, d = x_btd.shape
         query_weight, query_bias, join_weight, join_bias = self.merged()
         q_b1sd = F.linear(x_btd, query_weight, query_bias).view(b, 1, t * self.heads, d)  # s: every head of every token
-        x_b1td = x_btd.to(q_b1sd.dtype)[:, None]
+        x_b1td = x_btd[:, None]
         y_b1sd = attend(q_b1sd, x_b1td, x_b1td, bias, dropout, self.head_width**-0.5)
         return F.linear(y_b1sd.view(b, t, -1), join_weight, join_bias)
 
@@ -77,14 +96,30 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float) -> Tensor:
-    """Attention by the fastest kernel that takes it: cuDNN's, but the flash kernel for wide heads with dropout (both
-    measured on an H200)."""
+    """Attention by the fastest way that takes it: cuDNN's kernel, but the flash kernel for wide heads with dropout, and
+    scores in full for heads that neither takes (all measured on an H200)."""
     bias = None if bias is None else bias.to(q.dtype)
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    if q.shape[-1] > _WIDEST_FUSED:
+        return attend_in_full(q, k, v, bias, dropout, scale)
     first = [_FLASH, _CUDNN] if dropout and q.shape[-1] > 128 else [_CUDNN, _FLASH]
     with sdpa_kernel([*first, *_OTHERS], set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+def attend_in_full(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float) -> Tensor:
+    """Attention by two products and a softmax between them. Keys are padded to rows of scores that suit tensor cores;
+    the padding weighs nothing."""
+    num_keys, padding = k.shape[-2], -k.shape[-2] % _ALIGNED
+    k, v = F.pad(k, (0, 0, 0, padding)), F.pad(v, (0, 0, 0, padding))
+    with torch.autocast(q.device.type, enabled=False):  # the softmax computes in float32 by itself, and stores less
+        score = q @ k.transpose(-1, -2) * scale
+        if bias is not None:
+            score = score + F.pad(bias, (0, padding))
+        if padding:
+            score = score.masked_fill(torch.arange(num_keys + padding, device=q.device) >= num_keys, -torch.inf)
+        return F.dropout(score.softmax(dim=-1), dropout) @ v
 
 
 class EncoderLayer(nn.Module):
@@ -105,7 +140,21 @@ class EncoderLayer(nn.Module):
             )  # fmt: skip
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
-        x_btd = x_btd + self.drop(self.attention(self.attention_norm(x_btd), bias_bt))
+        x_btd, added_btd = self.parts(x_btd, bias_bt)
+        joined: Tensor = x_btd + self.drop(added_btd)
+        return joined
+
+    def before(self, x_btd: Tensor) -> Tensor:
+        """What the layer computes of each token on its own, up to the attention."""
+        return self.attention.before(self.attention_norm(x_btd))
+
+    def parts(
+        self, x_btd: Tensor, bias_bt: Tensor | None = None, before_bt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and what is added to it last, still apart: the readout joins them in its own kernel.
+        What `before` gives may be at hand."""
+        added_btd: Tensor = self.attention.after(self.before(x_btd) if before_bt is None else before_bt, bias_bt)
         if self.ffn is not None:
-            x_btd = x_btd + self.drop(self.ffn(x_btd))
-        return x_btd
+            x_btd = x_btd + self.drop(added_btd)
+            added_btd = self.ffn(x_btd)
+        return x_btd, added_btd

@@ -15,6 +15,7 @@ from ..config import ModelConfig
 from ..errors import ConfigError
 from ..tokens.input_tokens import TokenBatch
 from .fused import Fused
+from .fused_readout import kernels_work
 from .global_module import GlobalModule
 from .local_module import LocalModule
 from .node_model import NodeModel, NodeOutput
@@ -28,7 +29,7 @@ class LargeGT(NodeModel):
     """A plain `nn.Module`: `output = model(batch)`, and after the optimizer's step `model.update_codebook(output)`.
 
     num_features, num_positions and num_nodes are those of the Prepared; num_outputs is the number of classes or
-    labels, 1 for binary and regression.
+    labels, 1 for binary and regression. hops is how many contexts a token row has beside the features.
     """
 
     takes_padding = True
@@ -40,6 +41,7 @@ class LargeGT(NodeModel):
         num_nodes: int,
         num_positions: int = 0,
         config: ModelConfig | None = None,
+        hops: int = 2,
     ) -> None:
         super().__init__()
         config = config or ModelConfig()
@@ -49,7 +51,7 @@ class LargeGT(NodeModel):
         self.global_module: GlobalModule | None = None
         width = config.hidden
         if config.name != "largegt-global":
-            self.local_module = LocalModule(num_features, config)
+            self.local_module = LocalModule(num_features, config, hops)
         else:
             self.num_local_nodes = 1
         if config.name != "largegt-local":
@@ -68,23 +70,25 @@ class LargeGT(NodeModel):
     def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
-        return cls(prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config)
+        return cls(
+            prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config, prepared.hops
+        )
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         compute: Callable[..., Any] = self._compute
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
-        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity)
+        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows)
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def _compute(
-        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
         joined = None
         if self.local_module is not None:
-            parts.append(self.local_module(tokens_btf, multiplicity_bk))
+            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None))
         if self.global_module is not None:
             global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
@@ -93,8 +97,13 @@ class LargeGT(NodeModel):
             h_bd = self.input(features_bf) + h_bd
         return self.head(h_bd), h_bd, joined
 
+    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
+        return () if self.local_module is None else self.local_module.rows(tokens_rhf)
+
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
+        kernels_work()  # tried now: tracing cannot
+        self.compiled_sizes = frozenset(batch_sizes)
         self._fused = Fused(self._compute, batch_sizes)
         if self.global_module is not None:
             self.global_module.codebook.compile_for(batch_sizes)

@@ -1,6 +1,6 @@
-"""LocalModule: a Transformer encoder over the 3K tokens of a node, and a readout to one vector.
+"""LocalModule: a Transformer encoder over the tokens of a node, 3K in the paper, and a readout to one vector.
 
-Axes: b batch, k local nodes, t = 3k tokens, f input features, d model width.
+Axes: b batch, k local nodes, h = hops + 1, t = h·k tokens, f input features, d model width.
 
 Readout: h₀ + Σ_j softmax_j(w·h_j) h_j over the tokens after the first. (A score that also sees h₀, `a·h₀ + w·h_j`,
 gives the same weights: its first half is constant over j.)
@@ -15,20 +15,26 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import EncoderLayer
+from .fused_readout import can_fuse, fused_readout
 from .padding import PaddedLinear
 
 _SEGMENTS = 8
+TokenRows = tuple[Tensor, Tensor]
+"""[…, d] projected tokens, and […] what the first layer's attention takes of them."""
 
 
 class LocalModule(nn.Module):
-    """Tokens [b, 3k, f] → H_local [b, d]."""
+    """Tokens [b, h·k, f] → H_local [b, d]."""
 
-    def __init__(self, num_features: int, config: ModelConfig) -> None:
+    def __init__(self, num_features: int, config: ModelConfig, hops: int = 2) -> None:
         super().__init__()
         width = config.hidden
+        self.tokens_per_node = hops + 1
         head_width = config.head_width or max(1, width // config.heads)
         self.project = PaddedLinear(num_features, width)
-        self.hop_embedding = nn.Parameter(torch.empty(2, 3, width).normal_(std=0.02)) if config.hop_embeddings else None
+        self.hop_embedding: nn.Parameter | None = None
+        if config.hop_embeddings:
+            self.hop_embedding = nn.Parameter(torch.empty(2, self.tokens_per_node, width).normal_(std=0.02))
         self.layers = nn.ModuleList(
             EncoderLayer(
                 width, config.heads, head_width, round(config.encoder_ffn * width),
@@ -39,36 +45,67 @@ class LocalModule(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, 1, bias=False)
         if config.init == "normal":
-            self.apply(_normal_init)
+            self.apply(normal_init)
 
-    def forward(self, tokens_btf: Tensor, multiplicity_bk: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens_btf: Tensor, multiplicity_bk: Tensor | None = None, rows: TokenRows | None = None
+    ) -> Tensor:
+        """With `rows` of all tokens, `tokens_btf` are the node's own alone."""
         if multiplicity_bk is None:
-            return self._encode(tokens_btf, None)
-        log_multiplicity_bk = multiplicity_bk.to(tokens_btf.dtype).log()
-        pieces = [
-            self._encode(tokens_btf[rows, : 3 * longest], log_multiplicity_bk[rows, :longest])
-            for rows, longest in _segments(multiplicity_bk)
-        ]
+            return self._encode(tokens_btf, None, rows)
+        multiplicity_bk = multiplicity_bk.to(torch.promote_types(tokens_btf.dtype, torch.float32))
+        log_multiplicity_bt = multiplicity_bk.log().repeat_interleave(self.tokens_per_node, dim=1)
+        pieces = []
+        for of, longest in _segments(multiplicity_bk):
+            used = (of, slice(self.tokens_per_node * longest))
+            some = None if rows is None else (rows[0][used], rows[1][used])
+            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some))
         return torch.cat(pieces)
 
-    def _encode(self, tokens_btf: Tensor, log_multiplicity_bk: Tensor | None) -> Tensor:
-        x_btd = self.project(tokens_btf)
-        bias_bt = None
-        if log_multiplicity_bk is not None:
-            bias_bt = log_multiplicity_bk.repeat_interleave(3, dim=1)
+    def rows(self, tokens_rhf: Tensor) -> TokenRows:
+        """All that is computed of a token before it meets others. It depends on (node, hop) alone, so a prediction of
+        many nodes does it once per row of the token table and gathers the results."""
+        x_rhd = self.project(tokens_rhf)
         if self.hop_embedding is not None:
-            x_btd = x_btd + self._hops(x_btd.shape[1] // 3)
+            x_rhd = x_rhd + self.hop_embedding[1]
+        before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
+        return x_rhd.to(before.dtype), before
+
+    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None) -> tuple[Tensor, Tensor | None]:
+        """Projected tokens, and what the first layer's attention needs of them where that is at hand."""
+        if rows is None:
+            x_btd = self.project(tokens_btf)
+            if self.hop_embedding is not None:
+                x_btd = x_btd + self._hops(x_btd.shape[1] // self.tokens_per_node)
+            return x_btd, None
+        x_btd, before_bt = rows
+        if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
+            own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
+            x_btd[:, : self.tokens_per_node] = own_bhd.to(x_btd.dtype)
+            before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
+        return x_btd, before_bt
+
+    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None) -> Tensor:
+        x_btd, before_bt = self._begin(tokens_btf, rows)
+        *_, last = self.layers
         for layer in self.layers:
-            x_btd = layer(x_btd, bias_bt)
-        return self._read(self.norm(x_btd), bias_bt)
+            x_btd, added_btd = layer.parts(x_btd, bias_bt, before_bt)  # type: ignore[operator]
+            if layer is not last:
+                x_btd, before_bt = x_btd + layer.drop(added_btd), None  # type: ignore[operator]
+        if bias_bt is None and can_fuse(x_btd):
+            dropout = last.drop.p if self.training else 0.0  # type: ignore[union-attr]
+            return fused_readout(x_btd, added_btd, self.norm, self.readout.weight[0], dropout)  # type: ignore[arg-type]
+        return self._read(self.norm(x_btd + last.drop(added_btd)), bias_bt)  # type: ignore[operator]
 
     def _hops(self, k: int) -> Tensor:
-        """[3k, d]: a learned vector for each hop, one set for the node itself and one for its local nodes."""
+        """[h·k, d]: a learned vector for each hop, one set for the node itself and one for its local nodes."""
         assert self.hop_embedding is not None
         own, others = self.hop_embedding.unbind(0)
         return torch.cat([own, others.repeat(k - 1, 1)])
 
     def _read(self, h_btd: Tensor, bias_bt: Tensor | None) -> Tensor:
+        if h_btd.shape[1] == 1:  # nothing after the first: one local node and no hops
+            return h_btd[:, 0]
         if torch.compiler.is_compiling():  # as sums, which become one kernel with the norm before them
             score_bt = (h_btd * self.readout.weight[0]).sum(dim=2)
         else:
@@ -91,8 +128,9 @@ def _segments(multiplicity_bk: Tensor) -> Iterator[tuple[slice, int]]:
         yield slice(start, start + size), max(lengths[start : start + size])
 
 
-def _normal_init(module: nn.Module) -> None:
+def normal_init(module: nn.Module, std: float = 0.02) -> None:
+    """N(0, std) weights and zero biases, for a linear layer."""
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

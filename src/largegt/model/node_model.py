@@ -30,9 +30,16 @@ class NodeModel(nn.Module):
     """How many local nodes a batch must carry; None: all that were sampled."""
     takes_padding = False
     """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
+    compiled_sizes: frozenset[int] = frozenset()
+    """Batches of these sizes are computed by fused kernels."""
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         raise NotImplementedError
+
+    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
+        """What the model computes of each row of the token table alone, if it does: computed once, it can be gathered
+        in place of the tokens, as `TokenBatch.rows`."""
+        return ()
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Compute batches of these sizes with fused kernels; models that have none ready do nothing."""

@@ -1,8 +1,9 @@
-"""Context features: C⁰ = ÃH and C¹ = ÃC⁰, and the token rows [H, C⁰, C¹] made of them.
+"""Context features: C⁰ = ÃH, C¹ = ÃC⁰ and so on, and the token rows [H, C⁰, C¹, …] made of them.
 
-Enters: a GraphStore and the nodes that tokens will be gathered for. Leaves: `tokens` [t, 3, d], one gather per token
-triple. Cost: two passes over the edges that reach those nodes, in blocks within the memory given (blocks.py); C⁰ of the
-nodes and their neighbours lies on disk in between. Sums are float32 whatever the features are stored as.
+Enters: a GraphStore and the nodes that tokens will be gathered for. Leaves: `tokens` [t, hops + 1, d], one gather for
+all tokens of a node. Cost: one pass per hop over the edges that reach those nodes, in blocks within the memory given
+(blocks.py); all contexts but the last lie on disk in between, each for the nodes that the next one sums over. Sums are
+float32 whatever the features are stored as.
 
 Ã = D_r^{-1/2} (A + I) D_c^{-1/2} with the degrees of A + I: by rows along the chosen direction, by columns against it.
 For the undirected view both are the same and Ã is the usual symmetric normalisation.
@@ -16,14 +17,13 @@ from ..errors import ConfigError
 from ..folder import FolderWriter, require_space
 from ..graph.precision import decode
 from ..graph.store import GraphStore
-from ..progress import Progress
+from ..progress import Progress, silent
 from ..threads import run_ranges
 from ..types import Array, Direction
 from . import kernels
 from .blocks import Finish, Load, Neighbors, block_sums
 from .engines.local import run_chunks
 
-SCRATCH = "scratch_context"
 _CHUNK_ROWS = 1 << 14
 
 
@@ -63,61 +63,92 @@ class ContextFeatures:
         self.reverse_indptr, _ = store.reverse_csr(direction)
         self.width = store.num_features
 
-    def write(self, writer: FolderWriter, dtype: str) -> None:
-        """Grow `tokens` [t, 3, d] in the writer's folder, from where an earlier run stopped."""
-        near = self._with_neighbors(self.nodes)
-        out = writer.grow("tokens", dtype, (3, self.width))
-        num_near = self.store.num_nodes if near is None else len(near)
-        missing = 3 * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
-        missing += 4 * (num_near - writer.rows(SCRATCH)) * self.width
+    def write(self, writer: FolderWriter, dtype: str, hops: int = 2) -> None:
+        """Grow `tokens` [t, hops + 1, d] in the writer's folder, from where an earlier run stopped."""
+        rings = self._rings(hops)
+        out = writer.grow("tokens", dtype, (hops + 1, self.width))
+        missing = (hops + 1) * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
+        for hop in range(1, hops):
+            missing += 4 * (len(self._numbers(rings[hop])) - writer.rows(_scratch(hop))) * self.width
         require_space(writer.path, missing, "context features")
-        context = self.write_context(writer, near)
+        contexts: list[Array] = []
+        for hop in range(1, hops):
+            contexts.append(self._write_context(writer, hop, rings, contexts))
 
-        def finish(first: int, last: int, sums: Array) -> None:
-            self._scale_rows(self.nodes[first:last], sums, None)
+        def finish(first: int, last: int, sums: Array | None) -> None:
+            if sums is not None:
+                self._scale_rows(self.nodes[first:last], sums, self.gain if hops == 1 else None)
             for start in range(first, last, _CHUNK_ROWS):
                 stop = min(last, start + _CHUNK_ROWS)
-                out.append(self._triples(start, stop, near, context, sums[start - first : stop - first], dtype))
+                part = None if sums is None else sums[start - first : stop - first]
+                out.append(self._token_rows(start, stop, rings, contexts, part, dtype))
             writer.commit()
 
-        self._sum(self.nodes, near, self._load_context(context, near), finish, "context C1", out.rows)
+        if hops:
+            self._sum(self.nodes, hops, rings, contexts, finish, out.rows)
+        else:
+            show = self.progress or silent
+            for start in range(out.rows, len(self.nodes), _CHUNK_ROWS):
+                show("token rows", start, len(self.nodes))
+                finish(start, min(len(self.nodes), start + _CHUNK_ROWS), None)
         writer.close("tokens")
-        writer.drop(SCRATCH)
+        for hop in range(1, hops):
+            writer.drop(_scratch(hop))
 
-    def write_context(self, writer: FolderWriter, near: Array | None) -> Array:
-        """C⁰ of the nodes `near` (None: all) as a scratch array, mapped."""
-        nodes = range(self.store.num_nodes) if near is None else near
-        once = writer.grow(SCRATCH, "float32", (self.width,))
+    def _rings(self, hops: int) -> list[Array | None]:
+        """The nodes that hop 0, 1, …, `hops` is needed of, sorted: those of the last, and from there on the neighbours
+        too; None for all nodes."""
+        rings: list[Array | None] = [self.nodes]
+        for _ in range(hops):
+            rings.insert(0, None if rings[0] is None else self._with_neighbors(rings[0]))
+        return rings
+
+    def _numbers(self, ring: Array | None) -> Array | range:
+        return range(self.store.num_nodes) if ring is None else ring
+
+    def _write_context(
+        self, writer: FolderWriter, hop: int, rings: list[Array | None], contexts: list[Array]
+    ) -> Array:  # fmt: skip
+        """The context after `hop` hops, of its ring, as a scratch array, mapped."""
+        nodes = self._numbers(rings[hop])
+        made = writer.grow(_scratch(hop), "float32", (self.width,))
 
         def finish(first: int, last: int, sums: Array) -> None:
-            self._scale_rows(nodes[first:last], sums, self.gain)
-            once.append(sums)
+            self._scale_rows(nodes[first:last], sums, self.gain if hop == 1 else None)
+            made.append(sums)
             writer.commit()
 
-        if once.rows < len(nodes):
-            sources = None if near is None else self._with_neighbors(near)
-            self._sum(nodes, sources, self._load_features(sources), finish, "context C0", once.rows)
-        return once.so_far()
+        if made.rows < len(nodes):
+            self._sum(nodes, hop, rings, contexts, finish, made.rows)
+        return made.so_far()
 
-    def _triples(self, start: int, stop: int, near: Array | None, context: Array, twice: Array, dtype: str) -> Array:
+    def _token_rows(
+        self, start: int, stop: int, rings: list[Array | None], contexts: list[Array], last: Array | None, dtype: str
+    ) -> Array:
         nodes = np.asarray(self.nodes[start:stop], dtype=np.int64)
-        triples = np.empty((stop - start, 3, self.width), dtype=np.float32)
+        rows = np.empty((stop - start, len(rings), self.width), dtype=np.float32)
         own = decode(_rows(self.store.features, nodes), self.store.feature_dtype)
-        np.multiply(own - self.shift, self.gain, out=triples[:, 0])
-        triples[:, 1] = _rows(context, nodes if near is None else np.searchsorted(near, nodes))
-        triples[:, 2] = twice
+        np.multiply(own - self.shift, self.gain, out=rows[:, 0])
+        for hop, context in enumerate(contexts, start=1):
+            ring = rings[hop]
+            rows[:, hop] = _rows(context, nodes if ring is None else np.searchsorted(ring, nodes))
+        if last is not None:
+            rows[:, -1] = last
         with np.errstate(over="ignore"):
-            stored = triples.astype(dtype)
+            stored = rows.astype(dtype)
         if not np.isfinite(stored).all():
             raise ConfigError(f"token rows overflow {dtype}: run with --set prepare.tokens.dtype=float32")
         return stored
 
     def _sum(
-        self, nodes: Array | range, sources: Array | None, load: Load, finish: Finish, stage: str, start: int
-    ) -> None:
+        self, nodes: Array | range, hop: int, rings: list[Array | None], contexts: list[Array], finish: Finish,
+        start: int,
+    ) -> None:  # fmt: skip
+        sources = rings[hop - 1]
+        load = self._load_features(sources) if hop == 1 else self._load_context(contexts[hop - 2], sources)
         block_sums(
-            self.neighbors, nodes, sources, load, self.width, finish, self.memory, self.threads, self.progress, stage,
-            start,
+            self.neighbors, nodes, sources, load, self.width, finish, self.memory, self.threads, self.progress,
+            f"context C{hop - 1}", start,
         )  # fmt: skip
 
     def _load_features(self, sources: Array | None) -> Load:
@@ -164,6 +195,10 @@ class ContextFeatures:
         if np.count_nonzero(marked) > 0.9 * num_nodes:
             return None
         return np.flatnonzero(marked).astype(nodes.dtype)
+
+
+def _scratch(hop: int) -> str:
+    return f"scratch_context_{hop}"
 
 
 def _rows(matrix: Array, rows: Array) -> Array:

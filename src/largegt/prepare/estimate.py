@@ -22,6 +22,7 @@ from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
+from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import nodes_to_prepare, prepared_path, sample
 
@@ -32,6 +33,8 @@ _SUM_BYTES = 1 << 28
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1e9, 4e8
 _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
 """Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
+_LANCZOS_EDGE_CORE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
+"""Of a step: core seconds per edge, and seconds per node and vector that the new one is made orthogonal to."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,14 @@ def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int
 
 def _try_local_nodes(store: GraphStore, nodes: Array, config: PrepareConfig, threads: int | None) -> tuple[float, int]:
     """(seconds that LocalNodes of all nodes will take, token rows)."""
+    if config.local_nodes.k == 1:
+        return 0.0, len(nodes) if config.tokens.nodes == "sampled" else store.num_nodes
     tried = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
     sample(store, tried[:2], config.local_nodes, 0, threads)  # compiled by now
     begin = time.perf_counter()
     drawn = sample(store, tried, config.local_nodes, 0, threads)
     elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
-    if len(nodes) == store.num_nodes or config.tokens.nodes == "reachable":
+    if len(nodes) == store.num_nodes or config.tokens.nodes != "sampled":
         return elapsed_s, store.num_nodes
     whole = len(np.unique(drawn))
     if len(tried) == len(nodes):
@@ -161,29 +166,32 @@ def _local_nodes(
 ) -> StageEstimate:
     item = np.dtype(index_dtype(store.num_nodes)).itemsize
     sampled = len(nodes) * config.local_nodes.k * item
+    scratch = sampled if config.local_nodes.k > 1 else 0
     marks = store.num_nodes * (1 + item)
-    return StageEstimate(
-        "local nodes", sampled + token_rows * item, sampled, held + marks, draw_s + 2 * sampled / _WRITE_BYTES_PER_S
-    )
+    elapsed_s = draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S
+    return StageEstimate("local nodes", sampled + token_rows * item, scratch, held + marks, elapsed_s)
 
 
 def _tokens(
     store: GraphStore, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
 ) -> StageEstimate:
-    width = store.num_features
-    kept = token_rows * 3 * width * np.dtype(config.tokens.dtype).itemsize
+    width, hops = store.num_features, config.tokens.hops
+    kept = token_rows * (hops + 1) * width * np.dtype(config.tokens.dtype).itemsize
     mean_degree = speed.num_edges / store.num_nodes
-    near = int(min(store.num_nodes, token_rows * (1 + mean_degree)))
-    scratch = 4 * near * width
+    rows_of_hop = [token_rows]
+    for _ in range(hops - 1):
+        rows_of_hop.insert(0, int(min(store.num_nodes, rows_of_hop[0] * (1 + mean_degree))))
+    scratch = 4 * width * sum(rows_of_hop[:-1])
     stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
-    read = stored if config.tokens.standardize else 0
-    memory = 0
-    for rows, source_bytes in ((near, stored), (token_rows, scratch)):
+    read = (stored if config.tokens.standardize else 0) + stored
+    memory, source_bytes = 0, stored
+    for rows in rows_of_hop if hops else ():
         at_once, sources = plan(rows, store.num_nodes, width, budget)
         blocks = -(-rows // at_once) if sources < store.num_nodes else 1
         read += blocks * source_bytes
         memory = max(memory, block_bytes(at_once, sources, width))
-    passes = (near + token_rows) / store.num_nodes
+        source_bytes = 4 * rows * width
+    passes = sum(rows_of_hop) / store.num_nodes if hops else 0
     elapsed_s = speed.passes_s(passes, width) + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
     return StageEstimate("context features", kept, scratch, held + memory + 2 * store.num_nodes, elapsed_s)
 
@@ -200,6 +208,13 @@ def _positions(
         core_s = store.num_nodes * work * (1 + positions.negatives) * positions.epochs * _NODE2VEC_CORE_S
         memory = held + node2vec_bytes(store.num_nodes, positions)
         return StageEstimate("positions, node2vec", kept, 0, memory, core_s / speed.threads)
+    if positions.method == "laplacian":
+        step_s = (
+            len(store.csr("both")[1]) * _LANCZOS_EDGE_CORE_S / speed.threads
+            + store.num_nodes * num_lanczos_vectors(positions.dim) * _LANCZOS_NODE_S
+        )
+        memory = held + laplacian_bytes(store.num_nodes, positions.dim)
+        return StageEstimate("positions, laplacian", kept, 0, memory, STEPS_PER_VECTOR * positions.dim * step_s)
     whole = 4 * store.num_nodes * positions.dim
     powers = len(positions.projection_weights)
     at_once, sources = plan(store.num_nodes, store.num_nodes, positions.dim, budget)

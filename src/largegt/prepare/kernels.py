@@ -138,6 +138,38 @@ def random_signs(first_node: int, seed: int, out: Any) -> None:
             bits >>= np.uint64(1)
 
 
+# Laplacian eigenvectors ----------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def sum_neighbors(indptr: Any, indices: Any, values: Any, first: int, out: Any) -> None:
+    """out[n] is the sum of `values` over the neighbours of node first + n."""
+    for n in range(len(out)):
+        total = 0.0
+        for place in range(indptr[first + n], indptr[first + n + 1]):
+            total += values[indices[place]]
+        out[n] = total
+
+
+@njit(nogil=True, cache=True)
+def join_components(indptr: Any, indices: Any, root: Any) -> None:
+    """root[i] becomes the smallest node of i's connected component; it comes as root[i] = i. Edges go both ways."""
+    for i in range(len(root)):
+        for place in range(indptr[i], indptr[i + 1]):
+            a, b = i, np.int64(indices[place])
+            if b >= i:
+                break
+            while root[a] != a:
+                root[a] = root[root[a]]
+                a = root[a]
+            while root[b] != b:
+                root[b] = root[root[b]]
+                b = root[b]
+            root[max(a, b)] = min(a, b)
+    for i in range(len(root)):  # a root is below its node, so it is right by now
+        root[i] = root[root[i]]
+
+
 # random walks --------------------------------------------------------------------------------------------------
 
 

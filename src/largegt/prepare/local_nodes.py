@@ -46,8 +46,8 @@ def local_nodes(
     With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
     at distance two, each without replacement while it lasts; what one cannot fill the other does.
     """
-    if k < 2:
-        raise ConfigError(f"K is {k}: it must be at least 2, the node itself and one neighbour")
+    if k < 1:
+        raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
     if hop1_share is not None and not 0.0 <= hop1_share <= 1.0:
         raise ConfigError(f"hop1_share is {hop1_share}: it must be between 0 and 1")
     hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
@@ -60,6 +60,9 @@ def local_nodes(
     if outside.any():
         raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {num_nodes - 1}")
     rows = np.empty((len(wanted), k), dtype=index_dtype(num_nodes))
+    if k == 1:
+        rows[:, 0] = wanted
+        return rows
 
     def work(start: int, stop: int) -> None:
         chosen, result = wanted[start:stop], rows[start:stop]

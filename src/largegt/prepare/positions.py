@@ -8,6 +8,8 @@ Enters: a GraphStore and the nodes that need a row. Leaves: float32 [n, p].
 - `node2vec`: second-order random walks and skip-gram with negative sampling, the paper's choice and settings.
   Cost: N · walks_per_node · walk_length · context products of width p, on the GPU where there is one;
   memory 3·N·p floats (embedding and SparseAdam's moments).
+- `laplacian`: eigenvectors of the normalised Laplacian (laplacian.py). Cost: some dozen passes over the edges per
+  dimension; memory about 4·N·p doubles.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ..types import Array, Direction
 from . import kernels
 from .blocks import Load, Neighbors, block_sums
 from .engines.local import run_chunks
+from .laplacian import laplacian, laplacian_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -48,15 +51,22 @@ def write_positions(
     if config.method == "none":
         writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
     elif config.method == "node2vec":
-        needed = node2vec_bytes(store.num_nodes, config)
-        if needed > memory:
-            raise ConfigError(
-                f"node2vec holds {format_bytes(needed)} for {store.num_nodes:,} nodes, more than the memory given: "
-                "use --set prepare.positions.method=projection, or a larger --memory"
-            )
+        _check_memory(config.method, node2vec_bytes(store.num_nodes, config), store.num_nodes, memory)
         writer.save("positions", node2vec(store, config, direction, threads, progress)[nodes])
+    elif config.method == "laplacian":
+        _check_memory(config.method, laplacian_bytes(store.num_nodes, config.dim), store.num_nodes, memory)
+        writer.save("positions", laplacian(store, config.dim, threads, progress)[nodes])
     else:
         _Projection(writer, store, nodes, config, direction, memory, threads, progress).write()
+
+
+def _check_memory(method: str, needed: int, num_nodes: int, memory: int) -> None:
+    """Refuse a method that keeps everything in memory where it does not fit."""
+    if needed > memory:
+        raise ConfigError(
+            f"{method} holds {format_bytes(needed)} for {num_nodes:,} nodes, more than the memory given: "
+            "use --set prepare.positions.method=projection, or a larger --memory"
+        )
 
 
 def node2vec_bytes(num_nodes: int, config: PositionsConfig) -> int:

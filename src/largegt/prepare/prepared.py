@@ -6,8 +6,8 @@ sum of its stages; a stage whose inputs did not change is taken from an earlier 
 Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
   nodes [n]            node numbers, sorted
   local_rows [n, K]    LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
-  token_nodes [t]      node numbers behind the rows of `tokens`, sorted
-  tokens [t, 3, d]     H, C⁰ and C¹ of each of them
+  token_nodes [t]      node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
+  tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2)
   positions [n, p]     positional encodings
   labels [n] or [n, c], split [n]     as in the store
   feature_shift [d], feature_gain [d] what standardising did
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import LocalNodesConfig, PrepareConfig, build
+from ..config import LocalNodesConfig, ModelName, PrepareConfig, TokensConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space
 from ..graph.csr import index_dtype
@@ -95,6 +95,10 @@ class Prepared:
         return int(self.local_rows.shape[1])
 
     @property
+    def hops(self) -> int:
+        return int(self.tokens.shape[1]) - 1
+
+    @property
     def num_features(self) -> int:
         return int(self.tokens.shape[2])
 
@@ -110,10 +114,18 @@ class Prepared:
 
     def check_reachable(self) -> None:
         """Refuse to draw other samples where only the sampled nodes have token rows."""
-        if self.config.tokens.nodes != "reachable":
+        if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
                 "prepare with --set prepare.tokens.nodes=reachable"
+            )
+
+    def check_serves(self, name: ModelName) -> None:
+        """Refuse a model that reads rows of nodes that have none here."""
+        if not self.config.serves(name):
+            raise ConfigError(
+                f"{self.path} has token rows of {self.config.tokens.nodes} nodes, and {name} reads those of all: "
+                "train from the store, or prepare with --set prepare.tokens.nodes=all"
             )
 
     def split_rows(self, split: str) -> Array:
@@ -201,7 +213,17 @@ def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
 
 def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
     """What a preparation depends on."""
-    return [store.fingerprint, config.model_dump(mode="json")]
+    tree = config.model_dump(mode="json")
+    return [store.fingerprint, {**tree, "tokens": _named(config.tokens)}]
+
+
+def _named(tokens: TokensConfig) -> dict[str, Any]:
+    """The settings that name token rows. Two hops go without saying: preparations from before there was a choice
+    keep their names."""
+    tree = tokens.model_dump(mode="json")
+    if tokens.hops == 2:
+        del tree["hops"]
+    return tree
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
@@ -209,7 +231,7 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     new = config.model_dump(mode="json")
     differences: list[list[str]] = []
     for other in _siblings(store):
-        old = other.folder.meta["config"]
+        old = other.config.model_dump(mode="json")
         differences.append([
             f"{table}.{key}={old[table].get(key)} (now {value})"
             for table in new
@@ -259,11 +281,12 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
     """What each stage's result depends on, as a name."""
     which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else store.folder.checksum("labels")
     structure = [store.structure_fingerprint, which]
-    sampled = fingerprint([structure, config.local_nodes.model_dump(mode="json"), config.tokens.nodes])
+    sampled = fingerprint([structure, config.local_nodes.relevant(), config.tokens.nodes])
     features = [store.folder.checksum("features"), store.feature_dtype]
+    rows_of = [store.structure_fingerprint, config.local_nodes.direction] if config.tokens.nodes == "all" else sampled
     return {
         "local_nodes": sampled,
-        "tokens": fingerprint([sampled, features, config.tokens.model_dump(mode="json")]),
+        "tokens": fingerprint([rows_of, features, _named(config.tokens)]),
         "positions": fingerprint([structure, config.local_nodes.direction, config.positions.relevant()]),
     }
 
@@ -305,31 +328,40 @@ def _write_local_nodes(
     threads: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
-    settings, show = config.local_nodes, progress or silent
+    k, which = config.local_nodes.k, config.tokens.nodes
     dtype = np.dtype(index_dtype(store.num_nodes))
-    sampled = writer.grow(_SAMPLED, dtype.name, (settings.k,))
-    rows = writer.grow("local_rows", dtype.name, (settings.k,))
-    missing = (len(nodes) - sampled.rows) + (len(nodes) - rows.rows)
-    require_space(writer.path, missing * settings.k * dtype.itemsize, "local nodes")
+    rows = writer.grow("local_rows", dtype.name, (k,))
+    copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
+    require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
+    sampled = nodes[:, None] if k == 1 else _sampled(writer, store, nodes, config.local_nodes, threads, progress)
+    if which == "reachable":
+        used = _within_two_hops(store, nodes, config.local_nodes.direction)
+    else:
+        used = np.full(store.num_nodes, which == "all")
+        for start in range(0, len(nodes) if which == "sampled" else 0, _SEGMENT_NODES):
+            used[sampled[start : start + _SEGMENT_NODES].reshape(-1)] = True
+    writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
+    row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
+    for start in range(rows.rows, len(nodes), _SEGMENT_NODES):
+        rows.append(row_of[sampled[start : start + _SEGMENT_NODES]])
+        writer.commit()
+    writer.close("local_rows")
+    writer.drop(_SAMPLED)
+
+
+def _sampled(
+    writer: FolderWriter, store: GraphStore, nodes: Array, settings: LocalNodesConfig,
+    threads: int | None, progress: Progress | None,
+) -> Array:  # fmt: skip
+    """LocalNodes as node numbers [n, K], a scratch array, mapped."""
+    show = progress or silent
+    sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
     for start in range(sampled.rows, len(nodes), _SEGMENT_NODES):
         show("local nodes", start, len(nodes))
         sampled.append(sample(store, nodes[start : start + _SEGMENT_NODES], settings, 0, threads))
         writer.commit()
     show("local nodes", len(nodes), len(nodes))
-    everything = sampled.so_far()
-    if config.tokens.nodes == "reachable":
-        used = _within_two_hops(store, nodes, settings.direction)
-    else:
-        used = np.zeros(store.num_nodes, dtype=np.bool_)
-        for start in range(0, len(nodes), _SEGMENT_NODES):
-            used[everything[start : start + _SEGMENT_NODES].reshape(-1)] = True
-    writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
-    row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
-    for start in range(rows.rows, len(nodes), _SEGMENT_NODES):
-        rows.append(row_of[everything[start : start + _SEGMENT_NODES]])
-        writer.commit()
-    writer.close("local_rows")
-    writer.drop(_SAMPLED)
+    return sampled.so_far()
 
 
 def _write_tokens(
@@ -345,5 +377,5 @@ def _write_tokens(
     token_nodes = writer.array("token_nodes")
     direction = config.local_nodes.direction
     ContextFeatures(store, token_nodes, shift, gain, direction, memory, threads, progress).write(
-        writer, config.tokens.dtype
+        writer, config.tokens.dtype, config.tokens.hops
     )

@@ -1,12 +1,14 @@
 """InputTokens (the paper's Algorithm 2): local nodes → tokens, by one gather.
 
-Axes: b nodes of a batch, k local nodes, t = 3k tokens, d features, p positional width, r rows of the token table.
+Axes: b nodes of a batch, k local nodes, h = hops + 1 (the paper has 3), t = h·k tokens, d features, p positional width,
+r rows of the token table.
 
-Enters: the token table [r, 3, d] and local rows [b, k]. Leaves: a TokenBatch. Cost: one gather of b·k·3·d numbers.
+Enters: the token table [r, h, d] and local rows [b, k]. Leaves: a TokenBatch. Cost: one gather of b·k·h·d numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,42 +22,43 @@ class TokenBatch:
     nodes: Tensor
     """[b] node numbers."""
     tokens: Tensor
-    """[b, 3k, d]: token 3j is H, 3j+1 is C⁰ and 3j+2 is C¹ of local node j; local node 0 is the node itself."""
+    """[b, h·k, d]: tokens h·j, h·j + 1, … are H, C⁰, C¹, … of local node j; local node 0 is the node itself."""
     multiplicity: Tensor | None
     """[b, k] how often each local node was drawn, 0 where there is none; None when every token stands for itself."""
     positions: Tensor
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
+    rows: tuple[Tensor, ...] = ()
+    """What the model made of each token row beforehand, [b, h·k, …]; `tokens` are then the node's own alone."""
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def tensors(self) -> list[Tensor]:
         """All that is there."""
-        every = (self.nodes, self.tokens, self.multiplicity, self.positions, self.labels)
+        every = (self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, *self.rows)
         return [tensor for tensor in every if tensor is not None]
 
     def clone(self) -> TokenBatch:
         """The same batch in memory of its own."""
-        return replace(self, **{name: value.clone() for name, value in vars(self).items() if value is not None})
+        return self._each(Tensor.clone)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
         """The same batch on another device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        multiplicity = None if self.multiplicity is None else move(self.multiplicity)
-        return TokenBatch(move(self.nodes), move(self.tokens), multiplicity, move(self.positions), move(self.labels))
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
+        named = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **named, rows=tuple(change(row) for row in self.rows))
 
 
-def input_tokens(table_r3d: Tensor, local_rows_bk: Tensor) -> Tensor:
-    """[b, 3k, d] tokens of Algorithm 2; float16, a format to store in and not to compute in, becomes float32."""
+def input_tokens(table_rhd: Tensor, local_rows_bk: Tensor) -> Tensor:
+    """[b, h·k, d] tokens of Algorithm 2; float16, a format to store in and not to compute in, becomes float32."""
     b, k = local_rows_bk.shape
-    width = table_r3d.shape[2]
-    gathered = table_r3d.view(len(table_r3d), 3 * width).index_select(0, local_rows_bk.reshape(-1))
-    tokens_btd = gathered.view(b, 3 * k, width)
+    num_rows, h, width = table_rhd.shape
+    gathered = table_rhd.view(num_rows, h * width).index_select(0, local_rows_bk.reshape(-1))
+    tokens_btd = gathered.view(b, h * k, width)
     return tokens_btd.float() if tokens_btd.dtype == torch.float16 else tokens_btd
 
 

@@ -17,7 +17,7 @@ from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
 from ..threads import run_ahead
 from ..types import Array
-from .input_tokens import TokenBatch, distinct_rows
+from .input_tokens import TokenBatch, distinct_rows, input_tokens
 from .table import Place, TokenTable
 
 _AHEAD = {"cuda": 2, "cpu": 1}
@@ -34,6 +34,8 @@ class TokenLoader:
     """Take only the first k local nodes; all when None."""
     distinct: bool = False
     """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
+    rows: tuple[torch.Tensor, ...] = ()
+    """What a model made of every row of the token table beforehand: gathered instead of tokens."""
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)
@@ -47,8 +49,11 @@ class TokenLoader:
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
         aside = _Aside(self.device)
         pieces, ahead = torch.split(order, batch_size), _AHEAD.get(self.device.type, 1)
+        is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
-            with closing(run_ahead(lambda piece: aside.make(self.gather, piece), pieces, ahead)) as gathered:
+            with closing(
+                run_ahead(lambda piece: aside.make(self.gather, piece), pieces, ahead, at_once=is_here)
+            ) as gathered:
                 for batch, whole in gathered:
                     yield aside.take(batch, whole)
         finally:
@@ -65,10 +70,11 @@ class TokenLoader:
         labels = self.table.labels[rows]
         batch = TokenBatch(
             nodes=self.table.nodes[rows].long(),
-            tokens=self.table.tokens_of(local_rows),
+            tokens=self.table.tokens_of(local_rows[:, :1] if self.rows else local_rows),
             multiplicity=multiplicity,
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
+            rows=tuple(input_tokens(row, local_rows.to(self.device)) for row in self.rows),
         )
         return batch.to(self.device, non_blocking=True)
 

@@ -9,7 +9,8 @@ Enters: a Prepared, the device that trains, and a place. Leaves: tokens of a bat
          only these travel to the GPU, which spreads them out
 
 `auto` takes gpu or host, whichever has room first, and disk otherwise; on a CPU it takes disk, where the page cache
-is as good as a copy. Cost of a batch on the bus and on the disk: its u ≤ b·k distinct rows of 3·d numbers.
+is as good as a copy. Cost of a batch on the bus and on the disk: its u ≤ b·k distinct rows of h·d numbers, h =
+hops + 1.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class TokenTable:
                 tensors["tokens"] = _pinned(tensors["tokens"], self.target)
         self.nodes: Tensor = tensors["nodes"]
         self.local_rows_nk: Tensor = tensors["local_rows"]
-        self.tokens_r3d: Tensor = tensors["tokens"]
+        self.tokens_rhd: Tensor = tensors["tokens"]
         self.positions_np: Tensor = tensors["positions"]
         self.labels: Tensor = tensors["labels"]
 
@@ -106,6 +107,16 @@ class TokenTable:
     def device(self) -> torch.device:
         """Where everything but the token rows is looked up."""
         return self.local_rows_nk.device
+
+    @property
+    def num_token_rows(self) -> int:
+        return len(self.tokens_rhd)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """[stop - start, h, d] token rows as they lie in the table, in the form and on the device of a batch."""
+        k = stop - start
+        rows = torch.arange(start, stop, device=self.device)
+        return self.tokens_of(rows[None]).view(k, -1, self.form.width(self.tokens_rhd.shape[2]))
 
     def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
         """The same table with other local nodes at these rows; everything else is shared."""
@@ -122,17 +133,17 @@ class TokenTable:
         return self.local_rows_nk[rows, :k]
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
-        """[b, 3k, d] tokens, on the device that trains."""
+        """[b, h·k, d] tokens, on the device that trains."""
         if self.place == "gpu":
-            return input_tokens(self.tokens_r3d, local_rows_bk)
+            return input_tokens(self.tokens_rhd, local_rows_bk)
         if self.target.type == "cpu" and self.readers < _READERS:  # in memory, or in the page cache after one epoch
-            self._check(self.tokens_r3d, local_rows_bk)
-            return self.form.of(input_tokens(self.tokens_r3d, local_rows_bk))
-        distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_r3d.device), return_inverse=True)
-        if self.tokens_r3d.is_cuda:  # pinned: the GPU reads
-            return input_tokens(self.form.of(self.tokens_r3d.index_select(0, distinct_u)), which_bk)
-        block_u3d = self._read(self.tokens_r3d, distinct_u).to(self.target, non_blocking=True)
-        return input_tokens(self.form.of(block_u3d), which_bk.to(self.target, non_blocking=True))
+            self._check(self.tokens_rhd, local_rows_bk)
+            return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
+        distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_rhd.device), return_inverse=True)
+        if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
+            return input_tokens(self.form.of(self.tokens_rhd.index_select(0, distinct_u)), which_bk)
+        block_uhd = self._read(self.tokens_rhd, distinct_u).to(self.target, non_blocking=True)
+        return input_tokens(self.form.of(block_uhd), which_bk.to(self.target, non_blocking=True))
 
     def _check(self, table: Tensor, rows: Tensor) -> None:
         assert rows.numel() == 0 or (int(rows.min()) >= 0 and int(rows.max()) < len(table)), "a row that is not there"

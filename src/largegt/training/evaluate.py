@@ -104,16 +104,19 @@ def averaged_logits(
     nodes with another draw of local nodes."""
     show = progress or silent
     model.eval()
-    num_done = 0
+    num_done, num_rows = 0, len(rows)
+    if batch_size in model.compiled_sizes and num_rows > batch_size:  # the last batch as full as the others
+        rows = np.concatenate([rows, np.repeat(rows[-1:], -num_rows % batch_size)])
     for batches in zip(*(loader.batches(rows, batch_size) for loader in loaders), strict=True):
         found = []
         for batch in batches:
             with fabric.autocast():
                 found.append(_in_order(batch, model(batch).logits))
         nodes, labels = (_in_order(batches[0], values) for values in (batches[0].nodes, batches[0].labels))
-        yield nodes, head.average(found), labels
-        num_done += len(nodes)
-        show(stage, num_done, len(rows))
+        count = min(len(nodes), num_rows - num_done)
+        yield nodes[:count], head.average(found)[:count], labels[:count]
+        num_done += count
+        show(stage, num_done, num_rows)
 
 
 def _in_order(batch: TokenBatch, values: Tensor) -> Tensor:

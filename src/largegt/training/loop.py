@@ -64,6 +64,7 @@ def train(
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
         store = GraphStore.open(data.path.parent.parent)
+        data.check_serves(config.model.name)
         if config.train.resample == "epoch":
             data.check_reachable()
     else:
@@ -213,7 +214,7 @@ def _best_so_far(state: Progress, monitor: str) -> str:
 def _but_for_budget(config: Config) -> Config:
     """A run may go on with another budget or token table; every other setting would make it another run."""
     train = config.train.model_copy(update={"budget": None})
-    return config.model_copy(update={"train": train, "tokens": TableConfig()})
+    return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
 
 
 def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:

@@ -12,6 +12,9 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from ..baselines.mlp import MLP
+from ..baselines.nagphormer import NAGphormer
+from ..baselines.sgc import SGC
+from ..baselines.sign import SIGN
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from ..graph.store import GraphStore
@@ -28,9 +31,9 @@ _STEPS_WORTH_COMPILING = 4000
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     """The model that `config.name` names, in the shape that fits the data."""
-    if config.name == "mlp":
-        return MLP(prepared.num_features, prepared.meta["num_outputs"], config)
-    return LargeGT.for_prepared(prepared, config)
+    kinds: dict[str, Any] = {"mlp": MLP, "sgc": SGC, "sign": SIGN, "nagphormer": NAGphormer}
+    model: NodeModel = kinds.get(config.name, LargeGT).for_prepared(prepared, config)
+    return model
 
 
 def make_fabric(config: TrainConfig) -> Fabric:
@@ -112,16 +115,22 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, num_steps: int) -> None:
-    """Constant, or linear warm-up and then a cosine to zero."""
-    factor = 1.0
-    if config.schedule == "one-cycle":
-        warmup_steps = config.warmup * num_steps
-        if step < warmup_steps:
-            factor = (step + 1) / (warmup_steps + 1)
-        else:
-            factor = 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1.0, num_steps - warmup_steps)))
+    """Constant; or linear warm-up, then a cosine to zero (one-cycle) or a line to end_learning_rate (polynomial)."""
+    rate = config.learning_rate * _factor(config, step, num_steps)
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(config.learning_rate * factor)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = config.learning_rate * factor
+            group["lr"] = rate
+
+
+def _factor(config: TrainConfig, step: int, num_steps: int) -> float:
+    if config.schedule == "constant":
+        return 1.0
+    warmup_steps = config.warmup * num_steps if config.warmup_steps is None else config.warmup_steps
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if config.schedule == "one-cycle":
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1.0, num_steps - warmup_steps)))
+    done = (step - warmup_steps) / max(1.0, num_steps - 1 - warmup_steps)
+    return 1 - (1 - config.end_learning_rate / config.learning_rate) * done
