@@ -66,7 +66,7 @@ def predict(
     else:
         wanted = [ids] if isinstance(ids, str | int) else ids
         nodes = np.arange(store.num_nodes) if wanted is None else store.nodes_of(list(wanted))
-    fabric = make_fabric(config)
+    fabric = make_fabric(config, opened.config.model)
     model = opened.load_model(prepared).to(fabric.device)
     head = opened.head(prepared)
     prepared = _covering(prepared, store, nodes, progress, memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from largegt.baselines.mlp import MLP
 from largegt.config import ModelConfig, TrainConfig
 from largegt.model.largegt import LargeGT
 from largegt.prepare.prepared import Prepared, prepare
+from largegt.training import setup
 from largegt.training.loop import train
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
 from run_helpers import easy_store, history, one_thread, small  # noqa: F401
@@ -110,3 +112,14 @@ def test_fabric_on_the_cpu() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     with make_fabric(TrainConfig(device="cpu", precision="bf16-mixed")).autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("has_bf16", "hidden", "precision", "expected"), [
+    (True, 128, "auto", "bf16-mixed"), (True, 126, "auto", "32-true"), (False, 128, "auto", "32-true"),
+    (True, 128, "32-true", "32-true"), (False, 8, "bf16-mixed", "bf16-mixed"),
+])  # fmt: skip
+def test_precision_on_a_cpu(
+    has_bf16: bool, hidden: int, precision: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "_cpu_has_bf16", lambda: has_bf16)
+    assert setup.precision_of(TrainConfig(precision=precision), "cpu", ModelConfig(hidden=hidden)) == expected

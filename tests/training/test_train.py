@@ -22,6 +22,7 @@ from largegt.training import loop
 from largegt.training.evaluate import evaluate, evaluate_prepared, majority_scores
 from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.setup import make_fabric
 from run_helpers import (
     easy_store,
     final,
@@ -405,7 +406,10 @@ def test_evaluate_is_what_the_loop_said(done: Run, prepared: Prepared) -> None:
     assert evaluate(done.path, "valid") == pytest.approx(done.history[done.metrics["best_epoch"] - 1]["valid"])
     assert evaluate(str(done.path)) == done.metrics["test"]
     model, head = done.load_model(prepared), done.head(prepared)
-    assert evaluate_prepared(model, done.config.train, prepared, "test", head) == done.metrics["test"]
+    assert (
+        evaluate_prepared(make_fabric(done.config.train), model, done.config.train, prepared, "test", head)
+        == done.metrics["test"]
+    )
 
 
 def test_evaluate_refuses_an_unknown_split_and_device(done: Run) -> None:

@@ -20,9 +20,6 @@ from ..types import Array
 from .input_tokens import TokenBatch, distinct_rows, input_tokens
 from .table import Place, TokenTable
 
-_AHEAD = {"cuda": 2, "cpu": 1}
-"""Batches gathered ahead: a GPU is done with one soon, on a CPU each costs memory that the step wants."""
-
 
 @dataclass(frozen=True)
 class TokenLoader:
@@ -48,7 +45,7 @@ class TokenLoader:
             return
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
         aside = _Aside(self.device)
-        pieces, ahead = torch.split(order, batch_size), _AHEAD.get(self.device.type, 1)
+        pieces, ahead = torch.split(order, batch_size), self.table.ahead
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
             with closing(

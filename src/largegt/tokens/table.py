@@ -5,8 +5,8 @@ Enters: a Prepared, the device that trains, and a place. Leaves: tokens of a bat
   gpu    every array is copied into the GPU's memory and gathered there
   host   every array is copied into this machine's memory; for a GPU the token rows are pinned, and the GPU reads the
          rows that a batch needs by itself, over the bus
-  disk   the memory-mapped files. The distinct rows of a batch are read in the file's order by several threads, and
-         only these travel to the GPU, which spreads them out
+  disk   the memory-mapped files, read by several threads. Where they are larger than memory, only the distinct rows
+         of a batch are read, in the file's order, and travel to the GPU, which spreads them out
 
 `auto` takes gpu or host, whichever has room first, and disk otherwise; on a CPU it takes disk, where the page cache
 is as good as a copy. Cost of a batch on the bus and on the disk: its u ≤ b·k distinct rows of h·d numbers, h =
@@ -40,8 +40,8 @@ Place = Literal["auto", "gpu", "host", "disk"]
 _GPU_SHARE, _HOST_SHARE = 0.6, 0.5
 _BLOCK_ROWS = 1 << 16
 _COPIERS, _READERS = 8, 32
-"""Threads that gather rows of files that fit into memory (more of them get in each other's way), and of larger ones:
-so many requests the disk has in hand at once."""
+"""Threads that gather a batch's rows of files that fit into memory (more of them get in each other's way), and of
+larger ones: so many requests the disk has in hand at once."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ class TokenTable:
         num_bytes = sum(array.nbytes for array in arrays.values())
         self.target, self.form = torch.device(device), form
         self.place = choose_place(place, num_bytes, self.target)
-        self.readers, self.rows_per_read = min(num_threads(None), _COPIERS), 1024
-        if self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes():
+        self.readers, self.rows_per_read = max(1, min(num_threads(None) // self.ahead, _COPIERS)), 1024
+        self.is_cold = self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes()
+        if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
             for name in ("local_rows", "tokens"):
                 arrays[name] = _without_readahead(np.load(prepared.path / f"{name}.npy", mmap_mode="r"))
@@ -107,6 +108,13 @@ class TokenTable:
     def device(self) -> torch.device:
         """Where everything but the token rows is looked up."""
         return self.local_rows_nk.device
+
+    @property
+    def ahead(self) -> int:
+        """Batches worth gathering ahead: a GPU is done with one soon; on a CPU each takes memory from the step."""
+        if self.target.type == "cpu":
+            return 1
+        return 4 if self.place == "disk" else 2
 
     @property
     def num_token_rows(self) -> int:
@@ -136,9 +144,13 @@ class TokenTable:
         """[b, h·k, d] tokens, on the device that trains."""
         if self.place == "gpu":
             return input_tokens(self.tokens_rhd, local_rows_bk)
-        if self.target.type == "cpu" and self.readers < _READERS:  # in memory, or in the page cache after one epoch
-            self._check(self.tokens_rhd, local_rows_bk)
-            return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
+        if not self.is_cold and not self.tokens_rhd.is_cuda:  # in memory, or in the page cache after one epoch
+            if self.target.type == "cpu":
+                self._check(self.tokens_rhd, local_rows_bk)
+                return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
+            block_nhd = self._read(self.tokens_rhd, local_rows_bk.reshape(-1)).to(self.target, non_blocking=True)
+            in_order = torch.arange(len(block_nhd), device=self.target).view(local_rows_bk.shape)
+            return input_tokens(self.form.of(block_nhd), in_order)
         distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_rhd.device), return_inverse=True)
         if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
             return input_tokens(self.form.of(self.tokens_rhd.index_select(0, distinct_u)), which_bk)

@@ -42,7 +42,7 @@ def evaluate(
     rows = prepared.split_rows(split)
     if not len(rows):
         raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
-    fabric = make_fabric(config)
+    fabric = make_fabric(config, opened.config.model)
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
@@ -50,6 +50,7 @@ def evaluate(
 
 
 def evaluate_prepared(
+    fabric: Fabric,
     model: NodeModel,
     config: TrainConfig,
     prepared: Prepared,
@@ -59,7 +60,6 @@ def evaluate_prepared(
 ) -> dict[str, float]:
     """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
     laying out the token table once more."""
-    fabric = make_fabric(config)
     model = model.to(fabric.device)
     loader = loader or make_loader(prepared, model, config, fabric.device)
     return score_rows(model, [loader], prepared.split_rows(split), config.eval_batch_size, head, fabric)

@@ -70,7 +70,7 @@ def train(
     else:
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
-    fabric = make_fabric(config.train)
+    fabric = make_fabric(config.train, config.model)
     check_place(config.tokens.table, fabric.device)
     prepared = data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
     if not len(prepared.split_rows("train")):
@@ -150,7 +150,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
         log.close()
         if fresh is not None:
             fresh.close()
-    _finish(run, prepared, loader, head, state, log.history)
+    _finish(fabric, run, prepared, loader, head, state, log.history)
     return run
 
 
@@ -168,7 +168,7 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 
 def _finish(
-    run: Run, prepared: Prepared, loader: TokenLoader, head: TaskHead, state: Progress,
+    fabric: Fabric, run: Run, prepared: Prepared, loader: TokenLoader, head: TaskHead, state: Progress,
     history: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     """Score the best weights on valid and, for the first time, on test; write metrics.json."""
@@ -184,8 +184,8 @@ def _finish(
         "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
         "train_time_s": state.elapsed_s,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
-        "valid": evaluate_prepared(best, run.config.train, prepared, "valid", head, loader),
-        "test": evaluate_prepared(best, run.config.train, prepared, "test", head, loader),
+        "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader),
+        "test": evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader),
     }
     write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
 

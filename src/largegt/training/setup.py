@@ -27,6 +27,7 @@ from ..types import Array
 
 _FEATURES_PER_TILE = 64
 _STEPS_WORTH_COMPILING = 4000
+_WIDE_ON_CPU = 128
 
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
@@ -36,13 +37,13 @@ def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     return model
 
 
-def make_fabric(config: TrainConfig) -> Fabric:
-    """One device, chosen at run time, with the precision that suits it."""
+def make_fabric(config: TrainConfig, model: ModelConfig | None = None) -> Fabric:
+    """One device, chosen at run time, with the precision that suits it and the model."""
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
     accelerator = "cuda" if cuda and config.device != "cpu" else "cpu"
-    precision: Any = precision_of(config, accelerator)
+    precision: Any = precision_of(config, accelerator, model)
     if precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
     for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
@@ -50,11 +51,21 @@ def make_fabric(config: TrainConfig) -> Fabric:
     return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
-def precision_of(config: TrainConfig, accelerator: str) -> str:
-    """What `auto` stands for there."""
+def precision_of(config: TrainConfig, accelerator: str, model: ModelConfig | None = None) -> str:
+    """What `auto` stands for there. A CPU multiplies bfloat16 faster only if it has instructions for it, and by enough
+    to make up for the conversions only in models of some width."""
     if config.precision != "auto":
         return config.precision
-    return "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    if accelerator == "cuda":
+        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "32-true"
+    is_wide = model is not None and model.hidden >= _WIDE_ON_CPU
+    return "bf16-mixed" if is_wide and _cpu_has_bf16() else "32-true"
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 by itself (AVX512_BF16 or AMX), as far as torch can tell."""
+    questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in questions)
 
 
 def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
