@@ -258,6 +258,8 @@ class ModelConfig(Settings):
     """Dropout on what the encoder's layers add."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the features that enter graphsage, gat, gt-sparse and sgc."""
     dropout: float = Field(default=0.3, ge=0, lt=1)
     """Dropout in the FFN that joins local and global, and between the layers of baselines."""
     norm: Literal["layer", "batch"] = "layer"
@@ -340,6 +342,8 @@ class TrainConfig(Settings):
     """Compute a repeated token once, with log(multiplicity) in its score: the same result, less work. auto: on CPU."""
     reuse: Literal["auto", "yes", "no"] = "auto"
     """Predicting many nodes: compute what precedes attention once per token row, and gather that. auto: on a CPU."""
+    inference: Literal["full", "sampled"] = "full"
+    """Message-passing baselines are scored over all neighbours, layer by layer, or over sampled ones as in training."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Epochs between checkpoints to resume from."""
     wandb: str | None = None

@@ -17,17 +17,22 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
+from .baselines.loader import NeighborLoader
+from .config import TrainConfig
 from .errors import ConfigError, disk_errors
 from .graph.store import GraphStore
+from .model.node_model import NodeModel
 from .prepare.prepared import Prepared, prepare
 from .progress import Progress
+from .tokens.loader import TokenLoader
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import is_worth_compiling, make_fabric, make_loaders
+from .training.setup import Loader, is_worth_compiling, make_fabric, make_loaders
 from .types import Array, PathLike
 
 _BATCHES_AT_ONCE = 16
@@ -74,16 +79,27 @@ def predict(
     if is_worth_compiling(config, fabric.device, len(rows) // config.eval_batch_size):
         model.compile_for({config.eval_batch_size})
     loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws, opened.config.tokens.table)
-    if config.reuse == "yes" or (config.reuse == "auto" and is_worth_reusing(loaders[0], len(rows) * len(loaders))):
-        first = with_rows(loaders[0], model.eval(), fabric.autocast())
-        loaders = [first, *(replace(other, rows=first.rows) for other in loaders[1:])]
-    batches = averaged_logits(model, loaders, rows, config.eval_batch_size, head, fabric, progress, "predict")
+    loaders = _reusing(loaders, model.eval(), config, len(rows), fabric)
+    batches = averaged_logits(model, loaders, rows, config, head, fabric, progress, "predict")
     every = all_probabilities or store.task in ("multilabel", "regression")
     found = _collected((logits for _, logits, _ in batches), head, every, len(rows))[place]
     table = _table(store, nodes, found, all_probabilities)
     if out is not None:
         write_table(table, out)
     return table
+
+
+def _reusing(
+    loaders: list[Loader], model: NodeModel, config: TrainConfig, num_rows: int, fabric: Fabric
+) -> list[Loader]:
+    """Loaders of rows computed beforehand, where that is asked for or pays."""
+    first = loaders[0]
+    if isinstance(first, NeighborLoader) or config.reuse == "no":
+        return loaders
+    if config.reuse == "auto" and not is_worth_reusing(first, num_rows * len(loaders)):
+        return loaders
+    rows = with_rows(first, model, fabric.autocast()).rows
+    return [replace(loader, rows=rows) for loader in loaders if isinstance(loader, TokenLoader)]
 
 
 def _collected(batches: Iterator[Tensor], head: TaskHead, every: bool, num_rows: int) -> Array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from ..config import ModelConfig
 from ..model.node_model import NodeModel, NodeOutput
 from ..model.padding import PaddedLinear
@@ -19,16 +21,17 @@ class SGC(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(self, num_features: int, num_outputs: int, hops: int = 2) -> None:
+    def __init__(self, num_features: int, num_outputs: int, hops: int = 2, input_dropout: float = 0.0) -> None:
         super().__init__()
         self.hops = hops
+        self.drop = nn.Dropout(input_dropout)
         self.head = PaddedLinear(num_features, num_outputs)
 
     @classmethod
     def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> SGC:
-        """A model whose shapes fit a Prepared; the configuration has nothing to say."""
-        return cls(prepared.num_features, prepared.meta["num_outputs"], prepared.hops)
+        """A model whose shapes fit a Prepared."""
+        return cls(prepared.num_features, prepared.meta["num_outputs"], prepared.hops, config.input_dropout)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         h_bd = batch.tokens[:, self.hops]
-        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=None)
+        return NodeOutput(logits=self.head(self.drop(h_bd)), hidden=h_bd, nodes=batch.nodes, codebook_input=None)

@@ -1,12 +1,11 @@
-"""What every model here is: a TokenBatch in, a `NodeOutput` out, and perhaps a codebook to move after the step."""
+"""What every model here is: a batch in, a `NodeOutput` out, and perhaps a codebook to move after the step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
-
-from ..tokens.input_tokens import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,18 @@ class NodeModel(nn.Module):
 
     num_local_nodes: int | None = None
     """How many local nodes a batch must carry; None: all that were sampled."""
+    reads: str = "tokens"
+    """What its batches hold: tokens, or for models that draw neighbours themselves a sample by layers, neighborhoods
+    by distance, its own features, or its row of the adjacency."""
+    fanouts: tuple[int, ...] = ()
+    """Neighbours to draw per hop, where it draws."""
     takes_padding = False
     """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
     compiled_sizes: frozenset[int] = frozenset()
     """Batches of these sizes are computed by fused kernels."""
 
-    def forward(self, batch: TokenBatch) -> NodeOutput:
+    def forward(self, batch: Any) -> NodeOutput:
+        """`batch` is a TokenBatch, or what `reads` names."""
         raise NotImplementedError
 
     def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:

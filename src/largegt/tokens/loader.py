@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from ..threads import run_ahead
 from ..types import Array
 from .input_tokens import TokenBatch, distinct_rows, input_tokens
 from .table import Place, TokenTable
+
+BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class TokenLoader:
         if not len(rows):
             return
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
-        aside = _Aside(self.device)
+        aside = Aside(self.device)
         pieces, ahead = torch.split(order, batch_size), self.table.ahead
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
@@ -76,9 +79,9 @@ class TokenLoader:
         return batch.to(self.device, non_blocking=True)
 
 
-class _Aside:
+class Aside:
     """A stream of its own for a GPU's gathers and copies, so that they overlap the training step. On a CPU the
-    threads of the loader are enough."""
+    threads of the loader are enough. A batch is a dataclass of tensors, or of more such."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -86,21 +89,19 @@ class _Aside:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
 
-    def make(
-        self, gather: Callable[[torch.Tensor], TokenBatch], rows: torch.Tensor
-    ) -> tuple[TokenBatch, torch.Event | None]:
+    def make(self, gather: Callable[[torch.Tensor], BatchT], rows: torch.Tensor) -> tuple[BatchT, torch.Event | None]:
         """A batch, and what says that it is whole."""
         if self.stream is None:
             return gather(rows), None
         with torch.cuda.stream(self.stream):
             return gather(rows), self.stream.record_event()
 
-    def take(self, batch: TokenBatch, whole: torch.Event | None) -> TokenBatch:
+    def take(self, batch: BatchT, whole: torch.Event | None) -> BatchT:
         """Let the training step use the batch as soon as it is whole."""
         if whole is not None:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(whole)
-            for tensor in batch.tensors():
+            for tensor in _tensors_in(batch):
                 tensor.record_stream(now)
         return batch
 
@@ -108,6 +109,16 @@ class _Aside:
         """What comes next may free or change the table: let it wait for gathers that nobody took."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+def _tensors_in(thing: Any) -> Iterator[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif is_dataclass(thing):
+        thing = tuple(vars(thing).values())
+    if isinstance(thing, tuple):
+        for part in thing:
+            yield from _tensors_in(part)
 
 
 def token_batches(

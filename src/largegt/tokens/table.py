@@ -120,11 +120,15 @@ class TokenTable:
     def num_token_rows(self) -> int:
         return len(self.tokens_rhd)
 
+    @property
+    def width(self) -> int:
+        """Numbers of a token, with the zeros behind them."""
+        return self.form.width(self.tokens_rhd.shape[2])
+
     def block(self, start: int, stop: int) -> Tensor:
         """[stop - start, h, d] token rows as they lie in the table, in the form and on the device of a batch."""
-        k = stop - start
         rows = torch.arange(start, stop, device=self.device)
-        return self.tokens_of(rows[None]).view(k, -1, self.form.width(self.tokens_rhd.shape[2]))
+        return self.tokens_of(rows[None]).view(stop - start, -1, self.width)
 
     def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
         """The same table with other local nodes at these rows; everything else is shared."""

@@ -5,27 +5,30 @@ Enters: a run folder (its best weights) and a split. Leaves: `{"loss": …, "acc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..baselines.loader import NeighborLoader
+from ..baselines.message_passing import MessagePassing, layerwise
 from ..config import TrainConfig
 from ..errors import InputError
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
-from ..tokens.input_tokens import TokenBatch
-from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import make_fabric, make_loader, make_loaders
+from .setup import Loader, make_fabric, make_loader, make_loaders
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+Predicted = tuple[Tensor, Tensor, Tensor]
+"""Nodes, logits and labels."""
 
 
 def evaluate(
@@ -46,7 +49,7 @@ def evaluate(
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
-    return score_rows(model, loaders, rows, config.eval_batch_size, opened.head(prepared), fabric, progress)
+    return score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress)
 
 
 def evaluate_prepared(
@@ -56,13 +59,13 @@ def evaluate_prepared(
     prepared: Prepared,
     split: str,
     head: TaskHead,
-    loader: TokenLoader | None = None,
+    loader: Loader | None = None,
 ) -> dict[str, float]:
     """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
     laying out the token table once more."""
     model = model.to(fabric.device)
     loader = loader or make_loader(prepared, model, config, fabric.device)
-    return score_rows(model, [loader], prepared.split_rows(split), config.eval_batch_size, head, fabric)
+    return score_rows(model, [loader], prepared.split_rows(split), config, head, fabric)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
@@ -75,16 +78,16 @@ def majority_scores(prepared: Prepared) -> dict[str, float]:
 
 def score_rows(
     model: NodeModel,
-    loaders: list[TokenLoader],
+    loaders: Sequence[Loader],
     rows: Array,
-    batch_size: int,
+    config: TrainConfig,
     head: TaskHead,
     fabric: Fabric,
     progress: Progress | None = None,
 ) -> dict[str, float]:
     """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws."""
     scores = Scores(head)
-    for _, logits, labels in averaged_logits(model, loaders, rows, batch_size, head, fabric, progress, "evaluate"):
+    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, fabric, progress, "evaluate"):
         scores.add(logits, labels)
     return scores.result()
 
@@ -92,33 +95,63 @@ def score_rows(
 @torch.no_grad()
 def averaged_logits(
     model: NodeModel,
-    loaders: list[TokenLoader],
+    loaders: Sequence[Loader],
     rows: Array,
-    batch_size: int,
+    config: TrainConfig,
     head: TaskHead,
     fabric: Fabric,
     progress: Progress | None = None,
     stage: str = "",
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Iterator[Predicted]:
     """(nodes, logits, labels) batch by batch, in the order of `rows`, which are sorted; each loader brings the same
-    nodes with another draw of local nodes."""
+    nodes with another draw of local nodes or neighbours."""
     show = progress or silent
     model.eval()
-    num_done, num_rows = 0, len(rows)
-    if batch_size in model.compiled_sizes and num_rows > batch_size:  # the last batch as full as the others
-        rows = np.concatenate([rows, np.repeat(rows[-1:], -num_rows % batch_size)])
-    for batches in zip(*(loader.batches(rows, batch_size) for loader in loaders), strict=True):
-        found = []
-        for batch in batches:
-            with fabric.autocast():
-                found.append(_in_order(batch, model(batch).logits))
-        nodes, labels = (_in_order(batches[0], values) for values in (batches[0].nodes, batches[0].labels))
-        count = min(len(nodes), num_rows - num_done)
-        yield nodes[:count], head.average(found)[:count], labels[:count]
-        num_done += count
-        show(stage, num_done, num_rows)
+    num_done = 0
+    for found in zip(*(_predicted(model, loader, rows, config, fabric) for loader in loaders), strict=True):
+        nodes, _, labels = found[0]
+        yield nodes, head.average([logits for _, logits, _ in found]), labels
+        num_done += len(nodes)
+        show(stage, num_done, len(rows))
 
 
-def _in_order(batch: TokenBatch, values: Tensor) -> Tensor:
+def _predicted(
+    model: NodeModel, loader: Loader, rows: Array, config: TrainConfig, fabric: Fabric
+) -> Iterator[Predicted]:
+    if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and config.inference == "full":
+        yield from _over_all_neighbors(model, loader, rows, fabric)
+        return
+    num_left, size = len(rows), config.eval_batch_size
+    if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
+        rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
+    for batch in loader.batches(rows, size):
+        with fabric.autocast():
+            logits = _in_order(batch, model(batch).logits)
+        nodes, labels = (_in_order(batch, values) for values in (batch.nodes, batch.labels))
+        count = min(len(nodes), num_left)
+        yield nodes[:count], logits[:count], labels[:count]
+        num_left -= count
+
+
+def _over_all_neighbors(
+    model: MessagePassing, loader: NeighborLoader, rows: Array, fabric: Fabric
+) -> Iterator[Predicted]:
+    """Every layer once for every node it is needed for."""
+    table = loader.table
+    at = torch.from_numpy(rows).to(table.device)
+    nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(fabric.device)
+    outputs = layerwise(model, loader.csr, lambda of: loader.features(torch.from_numpy(of)), nodes)
+    done = 0
+    while True:
+        with fabric.autocast():
+            output = next(outputs, None)
+        if output is None:
+            return
+        of = labels[done : done + len(output.nodes)]
+        yield output.nodes, output.logits, of if of.is_floating_point() else of.long()
+        done += len(output.nodes)
+
+
+def _in_order(batch: Any, values: Tensor) -> Tensor:
     """Values of a batch by node; only batches of distinct tokens come in another order."""
     return values if batch.multiplicity is None else values[batch.nodes.argsort()]

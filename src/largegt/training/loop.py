@@ -35,6 +35,7 @@ from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .run import Run
 from .setup import (
+    Loader,
     build_model,
     is_worth_compiling,
     make_fabric,
@@ -93,16 +94,16 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
     sealed, optimizer = fabric.setup(SealedModel(model), optimizer)
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
-    loader = make_loader(prepared, model, config, device, run.config.tokens.table)
+    loader = make_loader(prepared, model, config, device, run.config.tokens.table, run.store())
     train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
     fresh = None
-    if config.resample == "epoch" and model.num_local_nodes is None:
+    if config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None:
         fresh = FreshNeighborhoods(run.store(), prepared, loader, train_rows, config.epochs)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
     if is_compiled:
         model.compile_for({config.batch_size, config.eval_batch_size})
-    step = TrainingStep(fabric, sealed, optimizer, head, config, record=is_compiled)
+    step = TrainingStep(fabric, sealed, optimizer, head, config, record=bool(model.compiled_sizes))
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
@@ -127,7 +128,7 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                     break
             train_loss = float(step.loss_sum) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
-            valid = score_rows(model, [loader], valid_rows, config.eval_batch_size, head, fabric)
+            valid = score_rows(model, [loader], valid_rows, config, head, fabric)
             if not math.isfinite(train_loss + valid.get("loss", 0.0)):
                 raise ConfigError(
                     f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
@@ -168,7 +169,7 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 
 def _finish(
-    fabric: Fabric, run: Run, prepared: Prepared, loader: TokenLoader, head: TaskHead, state: Progress,
+    fabric: Fabric, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
     history: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     """Score the best weights on valid and, for the first time, on test; write metrics.json."""

@@ -11,6 +11,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from ..baselines.gat import GAT
+from ..baselines.goat import GOAT
+from ..baselines.graphsage import GraphSAGE
+from ..baselines.gt_sparse import GTSparse
+from ..baselines.linkx import LINKX
+from ..baselines.loader import NeighborLoader
 from ..baselines.mlp import MLP
 from ..baselines.nagphormer import NAGphormer
 from ..baselines.sgc import SGC
@@ -25,6 +31,10 @@ from ..tokens.loader import TokenLoader
 from ..tokens.table import Place, TokenForm, TokenTable
 from ..types import Array
 
+_BASELINES = {
+    "mlp": MLP, "sgc": SGC, "sign": SIGN, "linkx": LINKX, "graphsage": GraphSAGE, "gat": GAT, "gt-sparse": GTSparse,
+    "nagphormer": NAGphormer, "goat-local": GOAT, "goat-global": GOAT, "goat-full": GOAT,
+}  # fmt: skip
 _FEATURES_PER_TILE = 64
 _STEPS_WORTH_COMPILING = 4000
 _WIDE_ON_CPU = 128
@@ -32,8 +42,8 @@ _WIDE_ON_CPU = 128
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     """The model that `config.name` names, in the shape that fits the data."""
-    kinds: dict[str, Any] = {"mlp": MLP, "sgc": SGC, "sign": SIGN, "nagphormer": NAGphormer}
-    model: NodeModel = kinds.get(config.name, LargeGT).for_prepared(prepared, config)
+    kind: Any = _BASELINES.get(config.name, LargeGT)
+    model: NodeModel = kind.for_prepared(prepared, config)
     return model
 
 
@@ -75,16 +85,27 @@ def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int
     return config.compile == "yes"
 
 
+Loader = TokenLoader | NeighborLoader
+
+
 def make_loader(
-    prepared: Prepared, model: NodeModel, config: TrainConfig, device: torch.device, place: Place = "auto"
-) -> TokenLoader:
-    """Batches that carry as many local nodes as the model wants, repeated ones once where that is faster; for a GPU in
-    the precision it computes in, padded to a width it likes."""
-    distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
+    prepared: Prepared,
+    model: NodeModel,
+    config: TrainConfig,
+    device: torch.device,
+    place: Place = "auto",
+    store: GraphStore | None = None,
+) -> Loader:
+    """Batches of what the model reads. Tokens: as many local nodes as it wants, repeated ones once where that is
+    faster; for a GPU in the precision it computes in, padded to a width it likes."""
     form = TokenForm()
     if device.type == "cuda" and model.takes_padding:
         form = TokenForm(torch.bfloat16 if precision_of(config, "cuda") == "bf16-mixed" else None, _FEATURES_PER_TILE)
     table = TokenTable(prepared, device, place, form)
+    if model.reads != "tokens":
+        store = store or GraphStore.open(prepared.path.parent.parent)
+        return NeighborLoader.make(table, device, model, prepared, store, config.seed)
+    distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
     return TokenLoader(table, device, k=model.num_local_nodes, distinct=distinct)
 
 
@@ -97,18 +118,21 @@ def make_loaders(
     rows: Array,
     draws: int,
     table: Place = "auto",
-) -> list[TokenLoader]:
-    """A loader per draw of local nodes: the prepared one, and fresh ones for these rows. A run that was trained with
-    its table on a GPU may be scored where there is none."""
+) -> list[Loader]:
+    """A loader per draw of local nodes or neighbours: the prepared one, and fresh ones for these rows. A run that was
+    trained with its table on a GPU may be scored where there is none."""
     if draws < 1:
         raise ConfigError(f"draws is {draws}: it must be at least 1")
-    first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table)
+    first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table, store)
+    if isinstance(first, NeighborLoader):
+        is_random = model.reads == "neighborhoods" or (model.reads == "sample" and config.inference == "sampled")
+        return [replace(first, draw=draw) for draw in range(draws if is_random else 1)]
     if model.num_local_nodes is not None:
         return [first]
-    return [first] + [
+    return [first, *(
         replace(first, table=first.table.with_local_rows(rows, sample_rows(store, prepared, rows, draw)))
         for draw in range(1, draws)
-    ]
+    )]  # fmt: skip
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:

@@ -1,0 +1,162 @@
+"""GOAT: a node attends to every node of its sampled neighbourhood at once (local), to the codebook of the whole graph
+(global), or to both (full).
+
+Axes: b batch, u nodes of all neighbourhoods, m members of one, f input features, p positional width, d hidden width,
+h heads, w width of a head, s distances.
+
+Local: x = W_in H + b_in; q from the target, k and v from the members, score q·k/√w + bias[distance, head]
+− log(members at that distance), so that a distance weighs as one however many were drawn there. As in
+model/attention.py, what is linear in the members waits until they are summed, the input projection too:
+
+    q_i · k_j = (W_inᵀ W_kᵀ q_i) · H_j + const
+    Σ_j p_ij v_j = W_v (W_in Σ_j p_ij H_j + b_in Σ_j p_ij) + b_v Σ_j p_ij,
+
+so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory; no product per member.
+
+Global: model/global_module.py. Then the FFN block and the output layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import ModelConfig
+from ..errors import ConfigError
+from ..model.global_module import GlobalModule
+from ..model.node_model import NodeModel, NodeOutput
+from .message_passing import gather, make_norm_or_none
+
+if TYPE_CHECKING:
+    from ..prepare.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class NeighborhoodBatch:
+    """What GOAT sees of b nodes: a NeighborBatch by distance instead of by layer."""
+
+    nodes: Tensor
+    """[b] node numbers."""
+    features: Tensor
+    """[u, f] of all nodes in the neighbourhoods, each once."""
+    member: Tensor
+    """[b, m] rows of `features`; the target in column 0."""
+    distance: Tensor
+    """[b, m] hops from the target, 0 for itself; -1 where there is no member."""
+    positions: Tensor
+    """[b, p] positional encodings; p may be 0."""
+    labels: Tensor
+    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
+    multiplicity: ClassVar[None] = None
+    """As a TokenBatch has it: every row stands for itself."""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> NeighborhoodBatch:
+        """The same batch on another device."""
+        moved = {name: value.to(device, non_blocking=non_blocking) for name, value in vars(self).items()}
+        return replace(self, **moved)
+
+
+class NeighborhoodAttention(nn.Module):
+    """Features [u, f] and neighbourhoods → H_local [b, h·w], the heads side by side."""
+
+    def __init__(self, num_features: int, config: ModelConfig) -> None:
+        super().__init__()
+        width, self.heads, self.dropout = config.hidden, config.heads, config.attention_dropout
+        self.head_width = config.head_width or max(1, width // config.heads)
+        self.input = nn.Linear(num_features, width)
+        self.query = nn.Linear(width, self.out_width)
+        self.key = nn.Linear(width, self.out_width, bias=False)  # a bias would cancel in the softmax
+        self.value = nn.Linear(width, self.out_width)
+        self.distance_bias_hs = nn.Parameter(torch.zeros(self.heads, len(config.fanouts) + 1))
+
+    @property
+    def out_width(self) -> int:
+        return self.heads * self.head_width
+
+    def forward(self, features_uf: Tensor, member_bm: Tensor, distance_bm: Tensor) -> Tensor:
+        members_bmf = gather(features_uf, member_bm)
+        q_bhw = self.query(self.input(members_bmf[:, 0])).view(len(member_bm), self.heads, -1)
+        q_bhf = torch.einsum("bhw,hwd->bhd", q_bhw, self._per_head(self.key.weight)) @ self.input.weight
+        score_bhm = q_bhf @ members_bmf.to(q_bhf.dtype).transpose(1, 2) * self.head_width**-0.5
+        score_bhm = score_bhm + self._distance_scores(distance_bm)
+        weight_bhm = score_bhm.softmax(dim=-1)
+        if self.training and self.dropout:
+            weight_bhm = F.dropout(weight_bhm, self.dropout)
+        total_bh1 = weight_bhm.sum(dim=2, keepdim=True)
+        sum_bhf = weight_bhm.to(members_bmf.dtype) @ members_bmf
+        sum_bhd = F.linear(sum_bhf, self.input.weight) + total_bh1 * self.input.bias
+        y_bhw: Tensor = torch.einsum("bhd,hwd->bhw", sum_bhd, self._per_head(self.value.weight))
+        y_bhw = y_bhw + total_bh1 * self.value.bias.view(self.heads, -1)
+        return y_bhw.flatten(1)
+
+    def _distance_scores(self, distance_bm: Tensor) -> Tensor:
+        """[b, h, m] bias of each member's distance − log(members at it); -inf where there is no member."""
+        distance_bm = distance_bm.long()
+        number_s = torch.arange(self.distance_bias_hs.shape[1], device=distance_bm.device)
+        count_bs = (distance_bm[:, :, None] == number_s).sum(dim=1)
+        bias_bhs = self.distance_bias_hs - count_bs.clamp(min=1).to(self.distance_bias_hs.dtype).log()[:, None]
+        place_bhm = distance_bm.clamp(min=0)[:, None].expand(-1, self.heads, -1)
+        return bias_bhs.gather(2, place_bhm).masked_fill(distance_bm[:, None] < 0, -torch.inf)
+
+    def _per_head(self, weight: Tensor) -> Tensor:
+        """[h·w, d] → [h, w, d]."""
+        return weight.view(self.heads, self.head_width, -1)
+
+
+class GOAT(NodeModel):
+    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. For goat-global a batch needs no
+    members but the targets."""
+
+    num_local_nodes = 1
+
+    def __init__(
+        self, num_features: int, num_outputs: int, num_nodes: int, num_positions: int, config: ModelConfig
+    ) -> None:
+        super().__init__()
+        if config.name not in ("goat-local", "goat-global", "goat-full"):
+            raise ConfigError(f"model.name={config.name} is not a GOAT: choose goat-local, -global or -full")
+        self.reads = "own" if config.name == "goat-global" else "neighborhoods"
+        self.fanouts = config.fanouts
+        self.local_module: NeighborhoodAttention | None = None
+        self.global_module: GlobalModule | None = None
+        width, joined = config.hidden, 0
+        if config.name != "goat-global":
+            self.local_module = NeighborhoodAttention(num_features, config)
+            joined += self.local_module.out_width
+        if config.name != "goat-local":
+            self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
+            joined += width
+        self.ffn = nn.Sequential(
+            nn.Linear(joined, width), make_norm_or_none(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+            nn.Linear(width, width), make_norm_or_none(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+        )  # fmt: skip
+        self.head = nn.Linear(width, num_outputs)
+
+    @classmethod
+    def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> GOAT:
+        """A model whose shapes fit a Prepared."""
+        meta = prepared.meta
+        return cls(prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config)
+
+    def forward(self, batch: NeighborhoodBatch) -> NodeOutput:
+        parts: list[Tensor] = []
+        joined = None
+        if self.local_module is not None:
+            parts.append(self.local_module(batch.features, batch.member, batch.distance))
+        if self.global_module is not None:
+            global_bd, joined = self.global_module(batch.features[batch.member[:, 0]], batch.positions)
+            parts.append(global_bd)
+        h_bd = self.ffn(torch.cat(parts, dim=1))
+        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
+
+    def update_codebook(self, output: NodeOutput) -> None:
+        """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
+        if self.global_module is not None and output.codebook_input is not None:
+            self.global_module.codebook.update(output.codebook_input, output.nodes)

@@ -1,0 +1,121 @@
+"""Batches for the models that draw neighbours themselves, with the manners of tokens/loader.py.
+
+Enters: rows of a Prepared whose token table holds the features of every node (row = node number), and the graph.
+Leaves: NeighborBatches (message passing), NeighborhoodBatches (GOAT) or AdjacencyBatches (LINKX), the next ones drawn
+while this one is used. Order and draws are a function of (seed, epoch, node).
+
+The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graph.store import GraphStore
+from ..model.node_model import NodeModel
+from ..prepare.prepared import Prepared
+from ..threads import num_threads, run_ahead
+from ..tokens.loader import Aside
+from ..tokens.table import TokenTable
+from ..types import Array
+from .goat import NeighborhoodBatch
+from .linkx import AdjacencyBatch
+from .message_passing import NeighborBatch
+from .neighbors import NeighborSampler, neighborhoods
+
+_GPU_SHARE = 0.25
+_SCORING = 1 << 40
+"""Epochs of samples that are scored on lie beyond those of training."""
+
+
+@dataclass(frozen=True)
+class NeighborLoader:
+    """Draws and gathers batches of chosen rows of one table."""
+
+    table: TokenTable
+    device: torch.device
+    sampler: NeighborSampler
+    reads: str
+    """What the model reads: sample, neighborhoods, own or adjacency."""
+    csr: tuple[Array, Array]
+    draw: int = 0
+    """Which of several draws to score on."""
+
+    @classmethod
+    def make(
+        cls, table: TokenTable, device: torch.device, model: NodeModel, prepared: Prepared, store: GraphStore, seed: int
+    ) -> NeighborLoader:
+        """The loader that this model wants."""
+        csr = store.csr(prepared.config.local_nodes.direction)
+        where = torch.device("cpu")
+        if device.type == "cuda" and sum(part.nbytes for part in csr) < _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+            where = device
+        sampler = NeighborSampler(*csr, model.fanouts or (-1,), seed, where, threads=1)
+        return cls(table, device, sampler, model.reads, csr)
+
+    def num_batches(self, num_rows: int, batch_size: int) -> int:
+        return -(-num_rows // batch_size)
+
+    def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Any]:
+        """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
+        if seed is not None:
+            rows = np.random.default_rng([seed, epoch]).permutation(rows)
+        if not len(rows):
+            return
+        drawn = _SCORING + self.draw if seed is None else epoch
+        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
+        aside = Aside(self.device)
+        ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
+
+        def make(piece: Tensor) -> Any:
+            return aside.make(lambda rows: self.gather(rows, drawn), piece)
+
+        try:
+            with closing(run_ahead(make, pieces, ahead)) as made:
+                for batch, whole in made:
+                    yield aside.take(batch, whole)
+        finally:
+            aside.close()
+
+    def gather(self, rows: Tensor, epoch: int) -> Any:
+        """The batch of these rows of the table, on the loader's device."""
+        at = rows.to(self.table.device)
+        nodes = self.table.nodes[at].long()
+        labels = self.table.labels[at]
+        shared = {
+            "nodes": nodes,
+            "positions": self.table.positions_np[at],
+            "labels": labels if labels.is_floating_point() else labels.long(),
+        }
+        batch: Any
+        if self.reads == "sample":
+            sample = self.sampler.sample(nodes.to(self.sampler.device), epoch)
+            batch = NeighborBatch(features=self.features(sample.nodes), blocks=sample.blocks, **shared)
+        elif self.reads == "neighborhoods":
+            found = neighborhoods(self.sampler, nodes.to(self.sampler.device), epoch)
+            batch = NeighborhoodBatch(
+                features=self.features(found.nodes), member=found.member, distance=found.distance, **shared
+            )
+        else:
+            features = self.table.tokens_of(self.table.local_rows_of(at, 1))[:, 0]
+            if self.reads == "adjacency":
+                indptr, neighbors = self.sampler.draw(nodes.to(self.sampler.device), 0, 0)
+                batch = AdjacencyBatch(features=features, neighbors_indptr=indptr, neighbors=neighbors, **shared)
+            else:
+                member = torch.arange(len(at))[:, None]
+                batch = NeighborhoodBatch(
+                    features=features, member=member, distance=torch.zeros_like(member, dtype=torch.int8), **shared
+                )
+        return batch.to(self.device, non_blocking=True)
+
+    def features(self, nodes: Tensor) -> Tensor:
+        """[u, d] features of these nodes, on the loader's device."""
+        rows = nodes.to(self.table.device)[:, None]
+        return self.table.tokens_of(rows).view(len(nodes), -1, self.table.width)[:, 0]

@@ -1,0 +1,114 @@
+"""Every baseline under the same roof: it learns, is scored once, resumes, predicts, and answers the same twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.baselines.loader import NeighborLoader
+from largegt.config import Config
+from largegt.errors import ConfigError
+from largegt.graph.store import GraphStore
+from largegt.predict import predict
+from largegt.prepare.prepared import prepare
+from largegt.training.evaluate import evaluate
+from largegt.training.loop import train
+from largegt.training.setup import build_model, make_loader
+from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401
+
+MODELS = (
+    "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global",
+    "goat-full",
+)  # fmt: skip
+GRAPH_MODELS = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full", "linkx")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
+    return easy_store(tmp_path_factory.mktemp("baselines") / "g")
+
+
+def config_of(name: str, *overrides: str) -> Config:
+    return small(f"model.name={name}", "model.fanouts=3,2", *overrides)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_learns_and_predicts(store: GraphStore, name: str, tmp_path: Path) -> None:
+    run = train(store, config_of(name, "train.epochs=12"), tmp_path / "run")
+    metrics = run.metrics
+    assert metrics["model"] == name
+    assert metrics["test"]["accuracy"] > (0.45 if name in ("linkx", "goat-global") else 0.6), "a third is chance"
+    assert evaluate(run.path) == metrics["test"]
+    table = predict(run.path, all_probabilities=True)
+    assert table.num_rows == store.num_nodes
+    in_test = predict(run.path, split="test")
+    found = dict(zip(table["node"].to_pylist(), table["label"].to_pylist(), strict=True))
+    assert in_test["label"].to_pylist() == [found[node] for node in in_test["node"].to_pylist()]
+    right = np.mean([store.classes[store.labels[node]] == found[node] for node in in_test["node"].to_pylist()])
+    assert right == pytest.approx(metrics["test"]["accuracy"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_run_twice_and_after_an_interruption(store: GraphStore, name: str, tmp_path: Path) -> None:
+    config = config_of(name, "model.dropout=0.2")
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage.startswith("epoch 3/"):
+            raise KeyboardInterrupt
+
+    train(store, config, tmp_path / "one")
+    with pytest.raises(KeyboardInterrupt):
+        train(store, config, tmp_path / "other", progress=stop)
+    train(store, config, tmp_path / "other", resume=True)
+    assert history(tmp_path / "one") == history(tmp_path / "other")
+    assert final(tmp_path / "one") == final(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["graphsage", "gat", "gt-sparse"])
+def test_scores_over_all_neighbors_and_over_samples_of_all_of_them_agree(
+    store: GraphStore, name: str, tmp_path: Path
+) -> None:
+    run = train(store, config_of(name, "model.fanouts=-1,-1", "train.eval_batch_size=16"), tmp_path / "run")
+    full = evaluate(run.path)
+    file = run.path / "config.toml"
+    file.write_text(file.read_text().replace('inference = "full"', 'inference = "sampled"'))
+    assert evaluate(run.path) == pytest.approx(full, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["goat-local", "goat-full"])
+def test_draws_are_averaged(store: GraphStore, name: str, tmp_path: Path) -> None:
+    run = train(store, config_of(name), tmp_path / "run")
+    one, many = (predict(run.path, all_probabilities=True, draws=draws) for draws in (1, 8))
+    name = one.column_names[-1]
+    assert not np.allclose(one[name], many[name])
+    assert np.corrcoef(one[name], many[name])[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("name", GRAPH_MODELS)
+def test_batches_hold_the_features_of_their_nodes(store: GraphStore, name: str) -> None:
+    config = config_of(name, "prepare.tokens.standardize=false")
+    prepared = prepare(store, config.preparation)
+    model = build_model(config.model, prepared)
+    loader = make_loader(prepared, model, config.train, torch.device("cpu"))
+    assert isinstance(loader, NeighborLoader)
+    rows = prepared.split_rows("train")
+    batches = list(loader.batches(rows, 20, seed=3, epoch=1))
+    assert sorted(int(v) for batch in batches for v in batch.nodes) == sorted(prepared.nodes[rows])
+    for batch in batches:
+        own = batch.features[batch.member[:, 0]] if hasattr(batch, "member") else batch.features[: len(batch)]
+        assert torch.equal(own, torch.from_numpy(np.array(store.features[batch.nodes.numpy()])))
+        assert batch.labels.tolist() == store.labels[batch.nodes.numpy()].tolist()
+    again = list(loader.batches(rows, 20, seed=3, epoch=1))
+    assert all(torch.equal(a.features, b.features) for a, b in zip(batches, again, strict=True))
+    if name != "linkx":
+        other = next(iter(loader.batches(rows, 150, seed=3, epoch=2)))
+        assert not torch.equal(other.features, next(iter(loader.batches(rows, 150, seed=3, epoch=1))).features)
+
+
+def test_a_preparation_without_all_features_is_refused(store: GraphStore, tmp_path: Path) -> None:
+    prepared = prepare(store, small().prepare)
+    with pytest.raises(ConfigError, match="graphsage"):
+        train(prepared, config_of("graphsage"), tmp_path / "run")

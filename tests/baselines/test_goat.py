@@ -1,0 +1,200 @@
+"""GOAT against a loop over targets, heads and members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from largegt.baselines.goat import GOAT, NeighborhoodAttention, NeighborhoodBatch
+from largegt.baselines.neighbors import NeighborSampler, neighborhoods
+from largegt.config import ModelConfig
+from largegt.errors import ConfigError
+from oracles import attention, convolutions
+
+MEMBERS = [
+    [(9, 0), (3, 1), (4, 1), (5, 2), (1, 2), (6, 2)],
+    [(1, 0), (2, 1)],
+    [(2, 0)],
+    [(3, 0), (7, 1), (8, 1), (9, 1), (0, 1), (4, 2)],
+]
+"""Four targets with (row, distance) of each member; one is alone."""
+
+
+def config_of(name: str = "goat-full", **settings: Any) -> ModelConfig:
+    """Heads as wide as hidden, as published; settings are not checked, as `norm` may be `none`."""
+    config = ModelConfig(name=name, hidden=6, heads=2, head_width=6, codebook={"centroids": 5, "width": 4})
+    return config.model_copy(update={"fanouts": (3, 2), **settings})
+
+
+def padded(members: list[list[tuple[int, int]]], width: int) -> tuple[Tensor, Tensor]:
+    """(member, distance), padding at the target's own row."""
+    rows = [[*around, *[(around[0][0], -1)] * (width - len(around))] for around in members]
+    both = torch.tensor(rows)
+    return both[:, :, 0], both[:, :, 1].to(torch.int8)
+
+
+def make_batch(width: int = 6, seed: int = 0) -> NeighborhoodBatch:
+    g = torch.Generator().manual_seed(seed)
+    return NeighborhoodBatch(
+        torch.tensor([10, 11, 12, 13]),
+        torch.randn(10, 5, generator=g, dtype=torch.float64),
+        *padded(MEMBERS, width),
+        torch.randn(4, 3, generator=g, dtype=torch.float64),
+        torch.tensor([0, 1, 2, 0]),
+    )
+
+
+def make_model(name: str = "goat-full", **settings: Any) -> GOAT:
+    torch.manual_seed(0)
+    model = GOAT(5, 3, 20, 3, config_of(name, **settings)).double().eval()
+    if model.local_module is not None:
+        nn.init.normal_(model.local_module.distance_bias_hs)
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"heads": 1, "head_width": 4}, {"heads": 3, "head_width": None}])
+@pytest.mark.parametrize("width", [6, 9])
+def test_local_attention_against_a_loop(settings: dict[str, Any], width: int) -> None:
+    module = make_model("goat-local", **settings).local_module
+    assert module is not None
+    batch = make_batch(width)
+    features = batch.features.requires_grad_()
+    found = module(features, batch.member, batch.distance)
+    expected = torch.stack([convolutions.goat(module, features, around) for around in MEMBERS])
+    assert found.shape == (4, module.out_width)
+    torch.testing.assert_close(found, expected)
+    inputs = [features, *module.parameters()]
+    factor = torch.randn_like(found)
+    ours = torch.autograd.grad((found * factor).sum(), inputs)
+    theirs = torch.autograd.grad((expected * factor).sum(), inputs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_distance_bias_starts_at_zero_and_padding_weighs_nothing() -> None:
+    module = NeighborhoodAttention(5, config_of("goat-local")).double()
+    assert module.distance_bias_hs.shape == (2, 3)
+    assert (module.distance_bias_hs == 0).all()
+    batch = make_batch(9)
+    expected = module(batch.features, batch.member, batch.distance)
+    other = torch.where(batch.distance < 0, 8, batch.member)
+    torch.testing.assert_close(module(batch.features, other, batch.distance), expected)
+
+
+def test_a_distance_weighs_as_one_however_many_are_there() -> None:
+    """Members alike at each distance: each of three distances has a third of the weight."""
+    module = NeighborhoodAttention(5, config_of("goat-local")).double().eval()
+    nn.init.zeros_(module.key.weight)
+    features = torch.randn(3, 5, dtype=torch.float64)
+    member, distance = padded([[(0, 0), *[(1, 1)] * 7, *[(2, 2)] * 2]], 10)
+    expected = module.value(module.input(features).mean(dim=0))
+    torch.testing.assert_close(module(features, member, distance)[0], expected)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "none"])
+@pytest.mark.parametrize("name", ["goat-local", "goat-global", "goat-full"])
+def test_whole_model(name: str, norm: str) -> None:
+    model, batch = make_model(name, norm=norm), make_batch()
+    for module in model.ffn:
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+    output = model(batch)
+    parts = []
+    if name != "goat-global":
+        parts.append(torch.stack([convolutions.goat(model.local_module, batch.features, a) for a in MEMBERS]))
+    if name != "goat-local":
+        target = [around[0][0] for around in MEMBERS]
+        rows = [
+            attention.global_module(model.global_module, batch.features[i], p, [1] * 5)
+            for i, p in zip(target, batch.positions, strict=True)
+        ]
+        parts.append(torch.stack(rows))
+    first, norm_1, _, _, second, norm_2, _, _ = model.ffn
+    hidden = F.relu(norm_2(second(F.relu(norm_1(first(torch.cat(parts, dim=1)))))))
+    torch.testing.assert_close(output.hidden, hidden)
+    torch.testing.assert_close(output.logits, model.head(hidden))
+    assert output.nodes.tolist() == [10, 11, 12, 13]
+    assert (output.codebook_input is None) == (name == "goat-local")
+
+
+def test_the_codebook_moves_when_told() -> None:
+    batch = make_batch()
+    for name in ("goat-full", "goat-global"):
+        model = make_model(name).train()
+        output = model(batch)
+        assert model.global_module is not None
+        book = model.global_module.codebook
+        assert int(book.counts.sum()) == 0
+        model.update_codebook(output)
+        assert int(book.counts.sum()) == 4
+        assert (book.assignment[10:14] >= 0).all()
+    local = make_model("goat-local")
+    local.update_codebook(local(batch))
+
+
+def test_global_needs_no_members() -> None:
+    model, batch = make_model("goat-global"), make_batch()
+    alone = NeighborhoodBatch(
+        batch.nodes, batch.features, batch.member[:, :1], batch.distance[:, :1], batch.positions, batch.labels
+    )
+    torch.testing.assert_close(model(alone).logits, model(batch).logits)
+
+
+@pytest.mark.parametrize("name", ["goat-local", "goat-full"])
+def test_over_a_sample_of_all_neighbours(name: str) -> None:
+    """A ring of 12: two hops are four nodes, and the node itself."""
+    indices = np.array([[(i - 1) % 12, (i + 1) % 12] for i in range(12)]).ravel()
+    sampler = NeighborSampler(np.arange(0, 25, 2), indices, [-1, -1], seed=0)
+    seeds = [4, 0, 7]
+    around = neighborhoods(sampler, seeds)
+    features = torch.randn(12, 5, dtype=torch.float64)
+    model = make_model(name)
+    batch = NeighborhoodBatch(
+        around.nodes[:3], features[around.nodes], around.member, around.distance, torch.zeros(3, 3).double(),
+        torch.zeros(3, dtype=torch.int64),
+    )  # fmt: skip
+    found = model.local_module(batch.features, batch.member, batch.distance)  # type: ignore[misc]
+    for row, i in enumerate(seeds):
+        members = [(i, 0), *(((i + step) % 12, abs(step)) for step in (-1, 1, -2, 2))]
+        torch.testing.assert_close(found[row], convolutions.goat(model.local_module, features, members))
+    assert model(batch).logits.shape == (3, 3)
+
+
+def test_attention_dropout_is_right_on_average() -> None:
+    module = make_model("goat-local", attention_dropout=0.4).local_module
+    assert module is not None
+    batch, copies = make_batch(), 20_000
+    member, distance = batch.member[:1].expand(copies, -1), batch.distance[:1].expand(copies, -1)
+    with torch.no_grad():
+        drawn = module.train()(batch.features, member, distance)
+        plain = module.eval()(batch.features, batch.member[:1], batch.distance[:1])[0]
+    assert drawn.std(dim=0).min() > 1e-3
+    assert ((drawn.mean(dim=0) - plain) / drawn.std(dim=0) * copies**0.5).abs().max() < 5
+
+
+def test_mixed_precision_and_every_weight_learns() -> None:
+    batch = make_batch()
+    model = make_model(norm="layer", dropout=0.0).float().train()
+    batch = NeighborhoodBatch(
+        batch.nodes, batch.features.float(), batch.member, batch.distance, batch.positions.float(), batch.labels
+    ).to("cpu")
+    exact = model(batch).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(batch).logits
+        F.cross_entropy(logits, batch.labels).backward()
+    torch.testing.assert_close(logits.float(), exact, atol=0.1, rtol=0.1)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a GOAT"):
+        GOAT(5, 3, 20, 3, config_of("mlp"))
