@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largegt.baselines import neighbors as module
+from largegt.baselines import neighbors_cpu, neighbors_gpu
 from largegt.baselines.neighbors import Neighborhoods, NeighborSampler, Sample, neighborhoods
 from largegt.errors import ConfigError, InputError
 from largegt.graph.kernels import mix
@@ -188,7 +188,7 @@ def test_both_backends_on_a_larger_graph(fanouts: list[int]) -> None:
 def test_hash_of_tensors() -> None:
     values = [0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
     values += [int(v) for v in np.random.default_rng(0).integers(0, TOP, 200, dtype=np.uint64)]
-    mixed = module._mix(torch.tensor([module._signed(v) for v in values])).tolist()
+    mixed = neighbors_gpu._mix(torch.tensor([neighbors_gpu._signed(v) for v in values])).tolist()
     assert [v % TOP for v in mixed] == [plain_mix(v) for v in values] == [int(mix(np.uint64(v))) for v in values]
 
 
@@ -198,14 +198,14 @@ def test_places_in_rows_of_any_length(degree: int) -> None:
     nodes = torch.tensor([0, 1, 5, 10**9, 10**10])
     sampler = NeighborSampler(np.zeros(2, np.int64), np.zeros(0, np.int32), [11], 9)
     key = sampler.key(epoch=2, hop=0)
-    found = module._floyd(nodes, torch.full_like(nodes, degree), 11, key)
+    found = neighbors_gpu._floyd(nodes, torch.full_like(nodes, degree), 11, key)
     row = np.empty(11, np.int64)
     for n, node in enumerate(nodes.tolist()):
         expected = plain_places(degree, 11, 9, 2, 0, node)
         assert found[:, n].tolist() == expected
         if node < 10:
             indptr = np.array([*[0] * (node + 1), degree])
-            module.pick_entries(indptr, node, np.uint64(key), row)
+            neighbors_cpu.pick_entries(indptr, node, np.uint64(key), row)
             assert row.tolist() == expected
 
 

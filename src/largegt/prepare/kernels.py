@@ -18,7 +18,7 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
-FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS = 0, 1, 2
+FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS, FOR_NEIGHBORS = 0, 1, 2, 3
 """Purposes of random streams: what one seed is used for in one place says nothing of another."""
 
 
