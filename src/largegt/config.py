@@ -10,11 +10,20 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from .errors import ConfigError, nearest
 from .types import Direction, PathLike, Task
@@ -213,6 +222,10 @@ ModelName = Literal[
     "nagphormer", "goat-local", "goat-global", "goat-full",
 ]  # fmt: skip
 
+MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
+
+_ALWAYS_NORMED = ("largegt-full", "largegt-local", "largegt-global", "mlp", "sign")
+
 _OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
 _OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
 _ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
@@ -262,8 +275,8 @@ class ModelConfig(Settings):
     """Dropout on the features that enter graphsage, gat, gt-sparse and sgc."""
     dropout: float = Field(default=0.3, ge=0, lt=1)
     """Dropout in the FFN that joins local and global, and between the layers of baselines."""
-    norm: Literal["layer", "batch"] = "layer"
-    """Norm of the FFN block and of Eqn 6."""
+    norm: Literal["layer", "batch", "none"] = "layer"
+    """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: for those that draw neighbours."""
     residual: bool = True
     """Add the node's own projected features (Eqn 6)."""
     init: Literal["default", "normal"] = "default"
@@ -283,6 +296,14 @@ class ModelConfig(Settings):
                 f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
             )
         return fanouts
+
+    @field_validator("norm")
+    @classmethod
+    def _check_norm(cls, norm: str, others: ValidationInfo) -> str:
+        name = others.data.get("name", "")
+        if norm == "none" and name in _ALWAYS_NORMED:
+            raise ValueError(f"{name} cannot do without: choose layer or batch")
+        return norm
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:
@@ -405,39 +426,112 @@ class Config(Settings):
         return to_toml(self.model_dump(mode="json"))
 
 
+# recipes ---------------------------------------------------------------------------------------------------------
+
+
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    folder = resources.files("largegt") / "recipes"
-    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+    return [name for name in _included() if not name.startswith("_")]
 
 
 def recipe_about() -> dict[str, str]:
     """Each included recipe and the line it says of itself."""
-    folder = resources.files("largegt") / "recipes"
-    texts = {name: (folder / f"{name}.toml").read_text(encoding="utf-8") for name in recipe_names()}
-    return {name: str(tomllib.loads(text).get("about", "")) for name, text in texts.items()}
+    return {name: str(_load_recipe(name).get("about", "")) for name in recipe_names()}
+
+
+def recipes_by_dataset() -> dict[str, dict[str, str]]:
+    """The same in groups: recipes for a graph of one's own first, then those for each dataset."""
+    groups: dict[str, dict[str, str]] = {"your own graph": {}}
+    for name, about in recipe_about().items():
+        form = name.removesuffix("-original")
+        model = max((model for model in MODEL_NAMES if form.endswith(model)), key=len, default="")
+        dataset = form.removesuffix(model).removesuffix("-")
+        groups.setdefault(dataset if dataset not in ("", "default") else "your own graph", {})[name] = about
+    return groups
+
+
+def recipe_for(model: str, original: bool = False) -> str:
+    """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
+    one. LargeGT has the default recipe."""
+    known = recipe_names()
+    form = model.removesuffix("-original")
+    if model not in MODEL_NAMES:
+        hint = f" (did you mean --model {form} --original?)" if form in MODEL_NAMES else nearest(model, MODEL_NAMES)
+        raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(MODEL_NAMES)}")
+    if not original:
+        return model if model in known else "default"
+    if f"{model}-original" not in known:
+        others = [name for name in MODEL_NAMES if f"{name}-original" in known]
+        raise ConfigError(f"{model} has no other original form: leave out --original, which {', '.join(others)} have")
+    return f"{model}-original"
 
 
 def read_recipe(recipe: PathLike) -> dict[str, Any]:
-    """A recipe as a plain tree, from its name or from a file."""
-    text = str(recipe)
-    file = Path(recipe)
-    known = recipe_names()
-    if text in known:
-        source = (resources.files("largegt") / "recipes" / f"{text}.toml").read_text(encoding="utf-8")
-    elif file.is_file():
-        source = file.read_text(encoding="utf-8", errors="replace")
-    elif file.suffix == ".toml":
+    """A recipe as a plain tree, from its name or from a file: its values on top of those of the recipe it `extends`."""
+    chain, trees = [_find_recipe(str(recipe), Path())], list[dict[str, Any]]()
+    while True:
+        here = chain[-1]
+        tree = _load_recipe(here)
+        base = tree.pop("extends", None)
+        tree.pop("about", None)
+        tree.pop("data", None)  # a run's config.toml is a recipe too
+        trees.append(tree)
+        if base is None:
+            return reduce(_merged, reversed(trees))
+        try:
+            if not isinstance(base, str):
+                raise ConfigError("give one name of a recipe or one .toml file")
+            chain.append(_find_recipe(base, here.parent if isinstance(here, Path) else Path()))
+        except ConfigError as error:
+            raise ConfigError(f"recipe {here} extends {base!r}: {error}") from None
+        if len({_identity(one) for one in chain}) < len(chain):
+            raise ConfigError(f"recipes extend each other in a circle: {' → '.join(map(str, chain))}")
+
+
+def _find_recipe(recipe: str, folder: Path) -> str | Path:
+    """The name of an included recipe, or a file; one that another recipe names lies beside it."""
+    file, known = folder / recipe, recipe_names()
+    if recipe in _included():
+        return recipe
+    if file.is_file():
+        return file
+    if file.suffix == ".toml":
         raise ConfigError(f"recipe file {file} does not exist")
-    else:
-        raise ConfigError(f"no recipe {text!r}{nearest(text, known)}; there are: {', '.join(known)}, or a .toml file")
+    raise ConfigError(
+        f"no recipe {recipe!r}{nearest(recipe, known)}; largegt settings --recipes lists all {len(known)}, "
+        "or give a .toml file"
+    )
+
+
+def _included() -> list[str]:
+    """Names of the recipes in the package, and of the beginnings with an underscore that only others extend."""
+    folder = resources.files("largegt") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def _load_recipe(recipe: str | Path) -> dict[str, Any]:
+    """The tree of one file alone."""
+    file = recipe if isinstance(recipe, Path) else resources.files("largegt") / "recipes" / f"{recipe}.toml"
     try:
-        tree = tomllib.loads(source)
+        return tomllib.loads(file.read_bytes().decode("utf-8", errors="replace"))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"recipe {text} is not valid TOML: {error}") from error
-    tree.pop("about", None)
-    tree.pop("data", None)  # a run's config.toml is a recipe too
-    return tree
+        raise ConfigError(f"recipe {recipe} is not valid TOML: {error}") from error
+
+
+def _identity(recipe: str | Path) -> str | Path:
+    return recipe.resolve() if isinstance(recipe, Path) else recipe
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` on top of `below`, table by table."""
+    both = {
+        key: _merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+# from plain trees to settings and back ---------------------------------------------------------------------------
 
 
 def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
@@ -459,6 +553,9 @@ def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
         return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
     if first["type"] == "value_error":
         return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
+    if first["type"] == "literal_error":
+        hint = nearest(str(first["input"]), re.findall(r"'([^']+)'", first["ctx"]["expected"]))
+        return ConfigError(f"setting {name} cannot be {first['input']!r}{hint}: {first['msg'].lower()}")
     return ConfigError(f"setting {name} cannot be {first.get('input')!r}: {first['msg'].lower()}")
 
 

@@ -395,8 +395,8 @@ def test_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = np.random.default_rng(0).permutation(3000)[:700]
     alone = NeighborSampler(indptr, indices, [6, 4], 1, threads=1)
     expected, around = alone.sample(seeds, 2), neighborhoods(alone, seeds, 2)
-    monkeypatch.setattr(module, "_TARGETS_PER_TASK", 37)
-    monkeypatch.setattr(module, "_SEEDS_PER_TASK", 11)
+    monkeypatch.setattr(neighbors_cpu, "_TARGETS_PER_TASK", 37)
+    monkeypatch.setattr(neighbors_cpu, "_SEEDS_PER_TASK", 11)
     for threads in (2, 8, None):
         sampler = NeighborSampler(indptr, indices, [6, 4], 1, threads=threads)
         assert same(sampler.sample(seeds, 2), expected)
