@@ -39,6 +39,7 @@ _HOMES = {
     "evaluate": ".training.evaluate",
     "predict": ".predict",
     "report": ".report.page",
+    "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
     "LargeGTError": ".errors",
 }
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
     from .datasets.synthetic import synthetic
     from .errors import LargeGTError
+    from .experiments.reproduce import reproduce
     from .graph import sources
     from .graph.ingest import ingest
     from .graph.store import GraphStore
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
     "Run", "TokenBatch", "TrainConfig", "__version__", "evaluate", "ingest", "local_nodes", "predict", "prepare",
-    "report", "sources", "synthetic", "token_batches", "train",
+    "report", "reproduce", "sources", "synthetic", "token_batches", "train",
 ]  # fmt: skip
 
 

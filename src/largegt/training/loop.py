@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..config import Config, TableConfig, TrainConfig, seconds
 from ..errors import ConfigError, InputError, disk_errors
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
+from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
@@ -46,6 +48,7 @@ from .setup import (
 from .step import SealedModel, TrainingStep
 
 _OUT_OF_TIME = "the budget is used up"
+Watch = Callable[[NodeModel, int, float], None]
 
 
 def train(
@@ -56,9 +59,11 @@ def train(
     overwrite: bool = False,
     progress: Show | None = None,
     memory: str | int | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
-    preparation, where that is missing."""
+    preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
+    count."""
     show = progress or silent
     out = Path(out)
     config = config or Config()
@@ -82,10 +87,13 @@ def train(
         if overwrite and out.exists():
             shutil.rmtree(out)
         run = Run.create(out, config, store)
-        return _train(fabric, run, prepared, head, monitor, sign, show)
+        return _train(fabric, run, prepared, head, monitor, sign, show, watch)
 
 
-def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show) -> Run:
+def _train(
+    fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show,
+    watch: Watch | None,
+) -> Run:  # fmt: skip
     config = run.config.train
     torch.manual_seed(config.seed)
     model = build_model(run.config.model, prepared)
@@ -122,7 +130,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
             for number, batch in enumerate(batches):
                 set_learning_rate(optimizer, config, epoch * steps_per_epoch + number, config.epochs * steps_per_epoch)
                 step(batch)
-                show(f"epoch {epoch + 1}/{config.epochs}{_best_so_far(state, monitor)}", number + 1, steps_per_epoch)
+                done = epoch * len(train_rows) + step.num_nodes
+                show(_so_far(log, state, config, monitor), done, config.epochs * len(train_rows))
                 if state.elapsed_s + time.perf_counter() - epoch_start > budget_s:
                     state.stopped = _OUT_OF_TIME
                     break
@@ -144,6 +153,8 @@ def _train(fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor
                 "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
                 "elapsed_s": state.elapsed_s,
             })  # fmt: skip
+            if watch is not None:
+                watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if is_due or state.best_epoch == state.epoch:  # the best weights and the state never disagree
                 save_checkpoint(checkpoint, model, optimizer, state)
@@ -208,8 +219,14 @@ def _mixed_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _best_so_far(state: Progress, monitor: str) -> str:
-    return "" if state.best_score is None else f", {monitor} {state.best_score:.4f}"
+def _so_far(log: RunLog, state: Progress, config: TrainConfig, monitor: str) -> str:
+    """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
+    parts = [f"train: epoch {state.epoch + 1}/{config.epochs}"]
+    if log.history:
+        parts.append(f"loss {log.history[-1]['train']['loss']:.3f}")
+    if state.best_score is not None:
+        parts.append(f"best {monitor} {state.best_score:.4f}")
+    return ", ".join(parts)
 
 
 def _but_for_budget(config: Config) -> Config:

@@ -1,0 +1,153 @@
+"""Which runs an experiment needs, and the runs themselves: made once, found again, gone on with after a kill.
+
+Enters: a dataset (the paper's, or a store's folder), models, forms, seeds. Leaves: finished run folders under
+OUT/runs/, named by what they are: `graphsage-original-seed2`, `largegt-full-k50-seed0`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, recipe_names
+from ..errors import ConfigError, InputError
+from ..graph.store import GraphStore
+from ..progress import Progress, silent
+from ..training.loop import Watch, train
+from ..training.run import Run
+from ..types import PathLike
+from .paper import DATASETS, DELTA_MODELS, OUR_MODELS, TITLES
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared, on which data, within which limits."""
+
+    store: GraphStore
+    out: Path
+    dataset: str
+    """The paper's name for the data, or the store's own."""
+    family: str
+    """Recipes to use: those of this dataset of the paper, or the general ones when empty."""
+    runs: int
+    models: tuple[str, ...]
+    overrides: tuple[str, ...]
+    progress: Progress = silent
+
+    @classmethod
+    def make(
+        cls,
+        dataset: PathLike,
+        out: PathLike = "reproduce",
+        runs: int = 4,
+        budget: str | None = None,
+        models: Iterable[str] | None = None,
+        overrides: Iterable[str] = (),
+        like: str | None = None,
+        progress: Progress | None = None,
+    ) -> Experiment:
+        """Check everything before anything is trained."""
+        if runs < 1:
+            raise ConfigError(f"runs is {runs}: it must be at least 1")
+        store = open_dataset(dataset)
+        name = str(dataset) if str(dataset) in DATASETS else store.name
+        family = like or next((known for known in DATASETS if name.startswith(known)), "")
+        if family and family not in DATASETS:
+            raise ConfigError(f"like={family} is none of the paper's datasets: {', '.join(DATASETS)}")
+        given = [*overrides, *([f"train.budget={budget}"] if budget else [])]
+        chosen = tuple(models) if models else default_models(family)
+        experiment = cls(store, Path(out), name, family, runs, chosen, tuple(given), progress or silent)
+        for model in chosen:
+            experiment.config(model)
+        return experiment
+
+    def config(self, model: str, original: bool = False, seed: int = 0, extra: Iterable[str] = ()) -> Config:
+        """The settings of one run: the recipe of the model for this data, and the overrides."""
+        recipe, named = recipe_of(self.family, model, original)
+        return Config.from_recipe(recipe, [*named, *self.overrides, *extra, f"train.seed={seed}"])
+
+    def run(
+        self, model: str, seed: int, original: bool = False, extra: Iterable[str] = (), label: str = "",
+        watch: Watch | None = None,
+    ) -> Run:  # fmt: skip
+        """The finished run, from its folder if it is there."""
+        name = "-".join(part for part in (model, "original" if original else "", label, f"seed{seed}") if part)
+        path = self.out / "runs" / name
+        config = self.config(model, original, seed, extra)
+        if (path / "metrics.json").is_file() and Run.open(path).config == config:
+            return Run.open(path)
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            self.progress(f"{name}: {stage}", done, total)
+
+        is_begun = (path / "config.toml").is_file() and Run.open(path).config == config
+        return train(self.store, config, path, resume=is_begun, overwrite=not is_begun, progress=show, watch=watch)
+
+    def seeds(self, model: str, original: bool = False, extra: Iterable[str] = (), label: str = "") -> list[Run]:
+        """A run per seed."""
+        return [self.run(model, seed, original, extra, label) for seed in range(self.runs)]
+
+
+def open_dataset(dataset: PathLike) -> GraphStore:
+    """The store at a path, or of a dataset of the paper in data/NAME."""
+    path = Path(dataset)
+    if str(dataset) in DATASETS and not path.exists():
+        path = Path("data") / str(dataset)
+        if not path.exists():
+            raise InputError(
+                f"{dataset} is not at {path}: largegt datasets download {dataset}, then "
+                f"largegt datasets ingest {dataset} --out {path}"
+            )
+    return GraphStore.open(path)
+
+
+def default_models(family: str) -> tuple[str, ...]:
+    """All that the paper compares, where there are settings for them."""
+    return tuple(model for model in (*DELTA_MODELS, *OUR_MODELS) if _find(family, model, False) is not None)
+
+
+def recipe_of(family: str, model: str, original: bool) -> tuple[str, list[str]]:
+    """The recipe of a model for a dataset, and what to set on top of it."""
+    if model not in TITLES:
+        raise ConfigError(f"no model {model!r}; there are: {', '.join(TITLES)}")
+    found = _find(family, model, original)
+    if found is None:
+        form = "original form" if original else "recipe"
+        raise ConfigError(f"{model} has no {form}{f' for {family}' if family else ''}")
+    return found
+
+
+def _find(family: str, model: str, original: bool) -> tuple[str, list[str]] | None:
+    known = recipe_names()
+    prefix = f"{family.lower()}-" if family else ""
+    name = f"{prefix}{model}{'-original' if original else ''}"
+    if name in known:
+        return name, []
+    if not original and not family and model.startswith("largegt"):
+        return "default", [f"model.name={model}"]
+    if not original and f"{prefix}largegt-full" in known and model == "largegt-global":
+        return f"{prefix}largegt-full", [f"model.name={model}"]
+    return None
+
+
+def has_original(experiment: Experiment, model: str) -> bool:
+    return _find(experiment.family, model, True) is not None
+
+
+def scores(runs: Iterable[Run], metric: str, split: str = "test") -> list[float]:
+    """The final scores of these runs."""
+    return [float(run.metrics[split][metric]) for run in runs]
+
+
+def main_metric(run: Run) -> str:
+    """What the task is judged by."""
+    found: dict[str, float] = run.metrics["test"]
+    return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Entries of a JSON-lines file; none where there is no file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
