@@ -34,7 +34,7 @@ EPOCH_SECONDS: dict[str, dict[str, float]] = {
         "goat-full": 205, "largegt-local": 45, "largegt-full": 68,
     },
 }  # fmt: skip
-"""Table 4: seconds of an epoch of the 2-hop forms (one V100)."""
+"""Table 3: seconds of an epoch of the 2-hop forms (one V100)."""
 
 ORIGINALS: dict[str, dict[str, tuple[float, float]]] = {
     "ogbn-products": {
@@ -42,7 +42,7 @@ ORIGINALS: dict[str, dict[str, tuple[float, float]]] = {
         "goat-local": (81.29, 490), "goat-global": (70.28, 3.5), "goat-full": (81.21, 500),
     },
 }  # fmt: skip
-"""Table 4: test accuracy and seconds of an epoch of the original forms."""
+"""Table 3: test accuracy and seconds of an epoch of the original forms."""
 
 DATASETS: dict[str, tuple[int, int, int, int, str]] = {
     "ogbn-products": (2_449_029, 61_859_140, 100, 47, "product category"),

@@ -64,7 +64,7 @@ def table_main(experiment: Experiment) -> list[Path]:
 
 
 def table_extended(experiment: Experiment) -> list[Path]:
-    """Table 4: the original forms beside the 2-hop ones, score and seconds of an epoch."""
+    """Table 3: the original forms beside the 2-hop ones, score and seconds of an epoch."""
     theirs, their_seconds = ORIGINALS.get(experiment.dataset, {}), EPOCH_SECONDS.get(experiment.dataset, {})
     delta = {model: experiment.seeds(model) for model in experiment.models}
     original = {model: experiment.seeds(model, True) for model in experiment.models if has_original(experiment, model)}
