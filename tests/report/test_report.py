@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,85 +17,214 @@ import pytest
 from largegt.errors import InputError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
+from largegt.report.groups import datasets_of, open_runs, ranks
 from largegt.report.page import report
+from largegt.report.settings import command
+from largegt.report.style import SCRIPT
 from largegt.training.loop import train
 from largegt.training.run import Run
 from run_helpers import easy_store, homophilous, left_in, one_thread, small, thirds  # noqa: F401
 
 HOSTILE = "<script>alert(1)"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags, attributes and the text outside style."""
+    """Tags, links, tables by caption, sections, and whether everything that was opened was closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
-        self.rows: list[list[str]] = []
-        self.cell = False
+        self.ids: list[str] = []
+        self.charts: list[dict[str, str | None]] = []
+        self.attributes: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.scripts: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self._rows: list[list[str]] = []
+        self._caption = ""
         self.feed(text)
+        assert not self._open, self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        found = dict(attrs)
+        self.attributes += list(found)
         self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
-        if tag == "tr":
-            self.rows.append([])
-        self.cell = tag in ("td", "th")
-        if self.cell:
-            self.rows[-1].append("")
+        self.ids += [found["id"] or ""] if "id" in found else []
+        if tag == "svg" and found.get("class") == "chart":
+            self.charts.append(found)
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self._rows, self._caption = [], ""
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+        elif tag == "script":
+            self.scripts.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        self.cell = False
+        assert self._open.pop() == tag
+        if tag == "table":
+            self.tables.setdefault(self._caption, self._rows)
 
     def handle_data(self, data: str) -> None:
-        if self.cell:
-            self.rows[-1][-1] += data
+        if "script" in self._open:
+            self.scripts[-1] += data
+        elif "caption" in self._open:
+            self._caption += data
+        elif "td" in self._open or "th" in self._open:
+            self._rows[-1][-1] += data
+        if not {"script", "style"} & set(self._open):
+            self.text += data
+
+
+def scores_of(page: Page) -> dict[str, list[str]]:
+    """The score table: name → the other cells."""
+    rows = next(rows for caption, rows in page.tables.items() if caption.startswith("Scores on"))
+    return {row[0]: row[1:] for row in rows[1:]}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models with two seeds each, and one of them with two other K."""
     folder = tmp_path_factory.mktemp("report")
     store = easy_store(folder / "g")
-    return [train(store, small(f"model.name={name}"), folder / name).path for name in ("mlp", "largegt-full")]
+    wanted = {
+        f"{name}-{seed}": [f"model.name={name}", f"train.seed={seed}"]
+        for name in ("mlp", "largegt-full") for seed in (0, 1)
+    } | {f"k{k}": ["model.name=largegt-full", f"prepare.local_nodes.k={k}"] for k in (3, 6)}  # fmt: skip
+    return [train(store, small(*settings), folder / name).path for name, settings in wanted.items()]
 
 
-def test_the_page_says_what_the_runs_say(runs: list[Path], tmp_path: Path) -> None:
-    made = report(
-        runs, tmp_path / "page.html", title="Mine", baselines={"majority class": {"valid": 0.3, "test": 0.25}}
-    )
-    assert left_in(tmp_path) == ["page.html"]
-    text = made.read_text(encoding="utf-8")
-    page = Page(text)
-    assert page.tags.count("svg") == 3
-    head, *rows = page.rows
-    assert head[:4] == ["run", "model", "valid accuracy", "test accuracy"]
-    assert rows[0][:4] == ["majority class", "–", "0.3000", "0.2500"]
-    for row, path in zip(rows[1:], runs, strict=True):
-        metrics = Run.open(path).metrics
-        assert row[:5] == [
-            path.name, metrics["model"], f"{metrics['valid']['accuracy']:.4f}", f"{metrics['test']['accuracy']:.4f}",
-            str(metrics["best_epoch"]),
-        ]  # fmt: skip
-    assert "<title>Mine</title>" in text
-    assert "hidden = 8" in text
+@pytest.fixture(scope="module")
+def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    baselines = {"majority class": {"valid": 0.3, "test": 0.25}}
+    return Page(report(runs, out, title="Mine", baselines=baselines).read_text(encoding="utf-8"))
 
 
-def test_the_best_run_by_validation_is_marked(runs: list[Path], tmp_path: Path) -> None:
-    text = report(runs, tmp_path / "page.html").read_text()
-    scores = {path.name: Run.open(path).metrics["valid"]["accuracy"] for path in runs}
-    marked = re.findall(r"<tr class=best><td>([^<]*)", text)
-    assert marked == [name for name, score in scores.items() if score == max(scores.values())]
+def values(runs: list[Path], split: str, metric: str = "accuracy") -> list[float]:
+    return [Run.open(path).metrics[split][metric] for path in runs]
+
+
+def test_scores_are_means_over_seeds(runs: list[Path], page: Page) -> None:
+    rows = scores_of(page)
+    assert list(rows) == [
+        "majority class (no model)", "mlp", "largegt-full (k=3)", "largegt-full (k=4)", "largegt-full (k=6)",
+    ]  # fmt: skip
+    assert rows["majority class (no model)"][0].endswith("0.2500")
+    for name, members in (("mlp", runs[:2]), ("largegt-full (k=4)", runs[2:4]), ("largegt-full (k=3)", runs[4:5])):
+        for column, split in enumerate(("test", "valid")):
+            found = values(members, split)
+            spread = stdev(found) if len(found) > 1 else 0.0
+            assert rows[name][column].endswith(f"{mean(found):.4f}" + (f" ± {spread:.4f}" if spread else ""))
+        assert rows[name][-1] == str(len(members))
+
+
+def test_the_best_three_are_marked(page: Page) -> None:
+    rows = scores_of(page)
+    for column in (0, 1):
+        cells = [cells[column] for cells in rows.values()]
+        means = [float(cell.split(" ±")[0][-6:]) for cell in cells]
+        for cell, value in zip(cells, means, strict=True):
+            rank = 1 + sum(other > value for other in means)
+            assert cell.startswith(f"{rank}0." if rank <= 3 else "0.")
+
+
+def test_ranks() -> None:
+    assert ranks({"a": 0.5, "b": 0.7, "c": 0.5, "d": None}, 1) == {"a": 2, "b": 1, "c": 2}
+    assert ranks({"a": 0.5, "b": 0.7}, -1) == {"a": 1, "b": 2}
+
+
+def test_curves_tables_hold_the_history(runs: list[Path], page: Page) -> None:
+    head, *rows = page.tables["Validation accuracy by epoch"]
+    assert head == ["epoch", *(datum.name for datum in ordered(runs))]
+    for row in rows:
+        for name, cell in zip(head[1:], row[1:], strict=True):
+            history = Run.open(next(path for path in runs if path.name == name)).history
+            assert cell == f"{history[int(row[0]) - 1]['valid']['accuracy']:.4f}"
+    last = page.tables["Training loss by minutes of training"][-1]
+    longest = max(Run.open(path).history[-1]["elapsed_s"] / 60 for path in runs)
+    assert last[0] == f"{longest:.3f}"
+    assert last[1:] == [f"{Run.open(path).history[-1]['train']['loss']:.4f}" for path in ordered(runs)]
+
+
+def ordered(runs: list[Path]) -> list[Path]:
+    """As the page has them: by group."""
+    return [one.run.path for one in datasets_of(open_runs(runs))[0].runs]
+
+
+def test_sensitivity_to_k(runs: list[Path], page: Page) -> None:
+    _, *rows = page.tables["test accuracy by K"]
+    assert [row[1] for row in rows] == ["3", "4", "6"]
+    assert rows[1][2] == f"{mean(values(runs[2:4], 'test')):.4f}"
+    assert [row[4] for row in rows] == ["1", "2", "1"]
+    seconds = page.tables["epoch time, s by K"]
+    assert seconds[1][2] == f"{Run.open(runs[4]).metrics['epoch_time_s']:.4f}"
+
+
+def test_differences_and_commands(runs: list[Path], page: Page) -> None:
+    table = {row[0]: row[1:] for row in page.tables["Settings that differ between runs"]}
+    assert table["setting"] == ["mlp", "largegt-full (k=3)", "largegt-full (k=4)", "largegt-full (k=6)"]
+    assert table["prepare.local_nodes.k"][1:] == ["3", "4", "6"]
+    assert table["train.seed"] == ["0, 1", "0", "0, 1", "0"]
+    assert "model.hidden" not in table
+    listed = page.tables["All runs"]
+    assert [row[0] for row in listed[1:]] == [path.name for path in runs]
+    opened = open_runs(runs)[0]
+    assert command(opened) in page.text
+    assert command(opened).split()[:2] == ["largegt", "train"]
+
+
+def test_every_chart_has_a_name_and_a_table(page: Page) -> None:
+    assert len(page.charts) >= 14
+    assert all(chart["role"] == "img" and chart["aria-label"] and chart["viewbox"] for chart in page.charts)
+    assert page.tags.count("figure") == page.tags.count("figcaption") == len(page.charts)
+    assert page.tags.count("caption") == page.tags.count("table")
+    assert page.tags.count("details") >= len(page.charts)
+
+
+def test_contents_lead_somewhere(page: Page) -> None:
+    wanted = ["scores", "curves", "cost", "k", "predictions", "codebook", "attention", "settings", "runs"]
+    assert [link[1:] for link in page.links if link.startswith("#")] == wanted
+    assert set(wanted) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_insights_are_there(runs: list[Path], page: Page) -> None:
+    for caption in (
+        "Calibration: share right by confidence", "Accuracy by degree", "Accuracy by local homophily",
+        "Scores by class", "Nodes by true (row) and predicted (column) class, mlp", "Codebook use at the best epoch",
+        "Readout weight",
+    ):  # fmt: skip
+        assert len(page.tables[caption]) > 1, caption
+    found = json.loads((best(runs, "mlp") / "analysis.json").read_text())
+    cells = page.tables["Nodes by true (row) and predicted (column) class, mlp"]
+    assert [[int(cell) for cell in row[1:]] for row in cells[1:]] == found["confusion"]["cells"]
+
+
+def best(runs: list[Path], model: str) -> Path:
+    members = [path for path in runs if Run.open(path).metrics["model"] == model]
+    return max(members, key=lambda path: Run.open(path).metrics["valid"]["accuracy"])
 
 
 def test_the_page_needs_nothing_from_elsewhere(runs: list[Path], tmp_path: Path) -> None:
     text = report(runs, tmp_path / "page.html").read_text()
+    assert left_in(tmp_path) == ["page.html"]
     page = Page(text)
-    assert not [link for link in page.links if not link.startswith("#")]
-    assert not {"script", "iframe", "img", "link", "object", "embed"} & set(page.tags)
-    addresses = set(re.findall(r"https?://[^\s\"'<>)]*", text))
-    assert {address for address in addresses if not address.startswith("http://www.w3.org/")} == set()
-    assert not re.search(r"@import|url\((?!#)", text)
+    assert [link for link in page.links if not link.startswith("#")] == ["data:,"]
+    assert not {"iframe", "img", "object", "embed", "base", "form"} & set(page.tags)
+    assert not re.search(r"https?:|//[a-z]", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL))
+    assert not re.search(r"@import|url\(", text)
+    assert page.scripts == [SCRIPT]
+    assert "default-src 'none'" in text
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert len(text) < 250_000
 
 
 def test_the_same_runs_give_the_same_page(runs: list[Path], tmp_path: Path) -> None:
@@ -100,41 +232,116 @@ def test_the_same_runs_give_the_same_page(runs: list[Path], tmp_path: Path) -> N
     assert one == other
 
 
-@pytest.mark.parametrize("name", [HOSTILE, "a&b \"c\" 'd'", "$\\frac$", "$x^2$", "_hidden", "größe 图", "50% {x}"])
+@pytest.mark.parametrize(
+    "name", [HOSTILE, "a&b \"c\" 'd'", "</svg></details><b>", "| ; ,", "_hidden", "größe 图", "50% {x}", "=1+1"]
+)
 def test_hostile_names_are_shown_and_do_nothing(name: str, tmp_path: Path) -> None:
     edges, features, labels = homophilous()
     classes = np.array([name, f"{name}2", f"{name}3"])[labels]
-    store = ingest(arrays(edges, features, classes, thirds(150), name=name), tmp_path / f"g{name}", threads=1)
-    run = train(store, small("train.epochs=2"), tmp_path / name)
+    folder = tmp_path / name.replace("/", "∕")
+    store = ingest(arrays(edges, features, classes, thirds(150), name=name), tmp_path / "g", threads=1)
+    run = train(store, small("train.epochs=2"), folder)
     text = report(
         [run.path], tmp_path / "page.html", title=name, baselines={name: {"valid": 0.1, "test": 0.1}}
     ).read_text()
     page = Page(text)
-    assert "script" not in page.tags
+    assert page.scripts == [SCRIPT]
     assert HOSTILE not in text
-    assert [row[0] for row in page.rows[1:]] == [name, name]
-    assert page.tags.count("svg") == 3
-    for figure in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
-        assert name in unescape(figure), "the legend names every run as it is"
+    assert f"{name} (no model)" in scores_of(page)
+    assert [row[0] for row in page.tables["All runs"][1:]] == [folder.name]
+    assert {row[0] for row in page.tables["Scores by class"][1:]} == {name, f"{name}2", f"{name}3"}
+    assert set(page.tags) <= {
+        "html", "head", "meta", "title", "link", "style", "body", "main", "h1", "h2", "h3", "p", "ul", "ol", "li", "b",
+        "span", "nav", "a", "section", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "figure",
+        "figcaption", "svg", "path", "text", "g", "rect", "polyline", "details", "summary", "code", "pre", "script",
+    }  # fmt: skip
+    assert page.tags.count("b") == 3, "only the three facts"
+    assert name in unescape(text)
 
 
-@pytest.mark.parametrize("task", ["multilabel", "regression"])
+@pytest.mark.parametrize("task", ["multilabel", "regression", "binary"])
 def test_other_tasks_lead_with_their_own_metric(task: str, tmp_path: Path) -> None:
     _, features, classes = homophilous()
-    labels = np.eye(3)[classes] if task == "multilabel" else features[:, 0] * 2.5
-    run = train(easy_store(tmp_path / "g", labels), small(), tmp_path / "run")
-    page = Page(report([run.path], tmp_path / "page.html").read_text())
-    assert page.rows[0][2] == ("valid roc_auc" if task == "multilabel" else "valid rmse")
-    assert page.tags.count("svg") == 3
+    labels: Any = {"multilabel": np.eye(3)[classes], "regression": features[:, 0] * 2.5, "binary": classes == 1}[task]
+    store = easy_store(tmp_path / "g", labels)
+    made = [train(store, small(f"model.name={name}"), tmp_path / name).path for name in ("mlp", "largegt-local")]
+    page = Page(report(made, tmp_path / "page.html").read_text())
+    metric = {"multilabel": "roc_auc", "regression": "rmse", "binary": "accuracy"}[task]
+    assert f"Validation {metric} by epoch" in page.tables
+    assert any(f"test {metric}" in rows[0] for rows in page.tables.values())
+    assert "Not looked into" not in page.text
+    if task == "regression":
+        assert "Error by degree" in page.tables
+        assert "Each tenth of the nodes by true value, mlp" in page.tables
+        rows = scores_of(page)
+        found = {name: Run.open(tmp_path / name).metrics["test"]["rmse"] for name in rows}
+        better = min(found, key=lambda name: found[name])
+        assert rows[better][0] == f"1{found[better]:.4f}", "rank 1: the smaller, the better"
+    else:
+        assert len(page.tables["Scores by label" if task == "multilabel" else "Scores by class"]) > 2
+
+
+def test_a_store_that_is_gone(tmp_path: Path) -> None:
+    run = train(easy_store(tmp_path / "g"), small("train.epochs=2"), tmp_path / "run").path
+    shutil.rmtree(tmp_path / "g")
+    page = Page(report([run], tmp_path / "page.html").read_text())
+    assert "Not looked into" in page.text
+    assert "is no longer at" in page.text
+    assert "codebook" in page.ids, "the weights alone say how the codebook is used"
+    assert "attention" not in page.ids
+    assert len(scores_of(page)) == 1
+
+
+def test_without_looking_into_weights(runs: list[Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("analysis.json")))
+    page = Page(report([run], tmp_path / "page.html", look_into=False).read_text())
+    assert "it was not asked for" in page.text
+    assert not (run / "analysis.json").exists()
+
+
+def test_one_run(runs: list[Path], tmp_path: Path) -> None:
+    page = Page(report(runs[:1], tmp_path / "page.html").read_text())
+    assert list(scores_of(page)) == ["mlp"]
+    assert "nothing to compare" in page.text
+    assert "k" not in page.ids
+    assert "codebook" not in page.ids
+
+
+def test_many_runs_with_long_histories_stay_small(runs: list[Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    copies = []
+    for number in range(10):
+        path = Path(shutil.copytree(runs[number % 4], tmp_path / f"run{number}"))
+        text = (path / "config.toml").read_text()
+        (path / "config.toml").write_text(text.replace("hidden = 8", f"hidden = {8 + 2 * number}"))
+        entry = Run.open(path).history[-1]
+        lines = [
+            {**entry, "epoch": e + 1, "elapsed_s": 60.0 * e, "train": {"loss": rng.random()},
+             "valid": {**entry["valid"], "accuracy": rng.random()}}
+            for e in range(500)
+        ]  # fmt: skip
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        copies.append(path)
+    made = report(copies, tmp_path / "page.html", look_into=False)
+    assert made.stat().st_size < 400_000
+    page = Page(made.read_text())
+    assert len(scores_of(page)) == 10
+    assert len(page.tables["Validation accuracy by epoch"]) <= 28
+
+
+def test_folders_of_one_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:
+    twins = [Path(shutil.copytree(runs[0], tmp_path / part / "run")) for part in ("a", "b")]
+    page = Page(report([*twins, twins[0]], tmp_path / "page.html").read_text())
+    assert [row[0] for row in page.tables["All runs"][1:]] == ["a/run", "b/run"]
 
 
 def test_a_run_without_validation_nodes(tmp_path: Path) -> None:
     parts = thirds(150)
     store = easy_store(tmp_path / "g", splits={"train": parts["train"], "test": parts["test"]})
     run = train(store, small(), tmp_path / "run")
-    text = report([run.path], tmp_path / "page.html").read_text()
-    assert Page(text).rows[1][2] == "–"
-    assert "class=best" not in text, "nothing was validated, so nothing is best"
+    page = Page(report([run.path], tmp_path / "page.html").read_text())
+    assert next(iter(scores_of(page).values()))[1] == "–"
+    assert "no model is called best" in page.text
 
 
 def test_a_run_without_valid_and_test_nodes_is_refused(tmp_path: Path) -> None:
@@ -146,8 +353,6 @@ def test_a_run_without_valid_and_test_nodes_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_a_clear_error(runs: list[Path], tmp_path: Path) -> None:
-    import shutil
-
     half = Path(shutil.copytree(runs[0], tmp_path / "half"))
     (half / "metrics.json").unlink()
     with pytest.raises(InputError, match=r"has not finished.*--resume"):
@@ -166,8 +371,11 @@ def test_a_folder_for_the_page_is_made(runs: list[Path], tmp_path: Path) -> None
     assert report(runs, tmp_path / "new" / "page.html").exists()
 
 
-def test_runs_of_different_graphs_are_all_named(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_of_different_graphs_have_tables_of_their_own(runs: list[Path], tmp_path: Path) -> None:
     other = train(easy_store(tmp_path / "h", name="second graph"), small("train.epochs=1"), tmp_path / "other")
-    text = report([*runs, other.path], tmp_path / "page.html").read_text()
-    assert "g, second graph" in text
-    assert json.loads((other.path / "metrics.json").read_text())["dataset"] == "second graph"
+    same_name = train(easy_store(tmp_path / "x" / "g", splits=None), small("train.epochs=1"), tmp_path / "twin")
+    page = Page(report([*runs, other.path, same_name.path], tmp_path / "page.html").read_text())
+    tables = [caption for caption in page.tables if caption.startswith("Scores on")]
+    assert len(tables) == 3
+    assert any("second graph" in caption for caption in tables)
+    assert sum("Scores on g (" in caption for caption in tables) == 2, "two stores of one name are two"

@@ -1,118 +1,114 @@
 """Report: run folders → one HTML page that needs no network and no other file.
 
-Enters: run folders. Leaves: a page with a table of results and the learning curves. Every string from a run is
-escaped.
+Enters: run folders; for what the weights get right and wrong, also their stores. Leaves: a page that works on a phone,
+in the dark and on paper. Every string from a run is escaped, and the page's policy lets no request leave it.
+Cost: the page is some 10 KB per run; looking into weights is a prediction per model, kept in the run's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from html import escape
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from ..errors import InputError, disk_errors
+from ..errors import InputError, LargeGTError, disk_errors, first_line
 from ..folder import write_text_atomically
-from ..training.run import Run
+from ..progress import Progress
 from ..types import PathLike
-from .figures import curves, losses
-
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;color:#1f2933;max-width:60rem;margin:2.5rem auto;padding:0 1.25rem}
-h1{font-size:1.7rem;margin-bottom:.2rem} h2{font-size:1.15rem;margin-top:2.2rem} .lead{color:#52606d;margin-top:0}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:.4rem .6rem;border-bottom:1px solid #e4e7eb}
-th:first-child,td:first-child{text-align:left}
-thead th{border-bottom:2px solid #7b8794;font-weight:600} tr.best td{font-weight:700}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:1rem}
-.figures figure{margin:0} .figures svg{width:100%;height:auto}
-figcaption{color:#52606d;font-size:.9rem} details pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:.85rem}
-"""
+from . import insight, results, settings
+from .analysis import MAX_NODES, analyse, codebook_use
+from .groups import Dataset, Group, Opened, datasets_of, open_runs
+from .markup import Html, Section, duration, join, tag
+from .results import Baselines
+from .style import SCRIPT, STYLE, policy
 
 
 def report(
     runs: Iterable[PathLike],
     out: PathLike = "report.html",
     title: str = "largegt report",
-    baselines: Mapping[str, Mapping[str, float]] | None = None,
+    baselines: Baselines | None = None,
+    look_into: bool = True,
+    max_nodes: int = MAX_NODES,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Path:
-    """Write the page. `baselines` adds rows that have no run, such as the majority class."""
-    opened = [Run.open(path) for path in runs]
+    """Write the page. `baselines` adds rows that have no run, such as the majority class. `look_into`: predict up to
+    `max_nodes` test nodes with the best run of every model, to show where it errs; without the store the page says so.
+    """
+    opened = open_runs(runs)
     if not opened:
         raise InputError("no run folders given: largegt report runs/*")
-    metric = _main_metric(opened[0].metrics)
-    datasets = sorted({str(run.metrics["dataset"]) for run in opened})
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">Node prediction on {escape(", ".join(datasets))}. Each score is at the epoch that was best '
-        "on validation; the test nodes were read once, for it.</p>",
-        _table(opened, metric, baselines or {}),
-        '<h2>Learning curves</h2><div class="figures">',
-        f"<figure>{curves(opened, metric)}<figcaption>Validation {escape(metric)} by epoch; the ring marks the epoch "
-        "that was kept.</figcaption></figure>",
-        f"<figure>{curves(opened, metric, x='seconds')}<figcaption>The same over training time.</figcaption></figure>",
-        f"<figure>{losses(opened)}<figcaption>Loss on training and validation nodes.</figcaption></figure>",
-        "</div><h2>Settings</h2>",
-        *(_settings(run) for run in opened),
+    datasets = datasets_of(opened)
+    looks = [
+        _look(dataset, group, run, look_into, max_nodes, device, progress)
+        for dataset in datasets
+        for group, run in dataset.best_of_each_model()
     ]
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
+    sections = [
+        results.scores(datasets, baselines or {}),
+        results.curves(datasets),
+        results.cost(datasets),
+        results.local_nodes(datasets),
+        insight.predictions(datasets, looks),
+        insight.codebook(looks),
+        insight.attention(looks),
+        settings.differences(datasets, opened),
+        settings.listing(opened),
+    ]
+    shown = [part for part in sections if part is not None]
+    body = join((_head(title, datasets, opened), _contents(shown), *(part.html for part in shown)))
     with disk_errors(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out, page)
+    write_text_atomically(out, _page(title, body))
     return Path(out)
 
 
-def _main_metric(metrics: Mapping[str, Any]) -> str:
-    """The metric the table leads with: the first that is not the loss."""
-    scores = metrics["test"] or metrics["valid"]
-    if not scores:
-        raise InputError("these runs have no validation or test nodes, so there is nothing to report")
-    for name in ("accuracy", "roc_auc", "rmse"):
-        if name in scores:
-            return name
-    return str(next(iter(scores)))
+def _look(
+    dataset: Dataset,
+    group: Group,
+    run: Opened,
+    look_into: bool,
+    max_nodes: int,
+    device: str | None,
+    progress: Progress | None,
+) -> insight.Look:
+    """The analysis of one run, or why there is none: a page without it is better than no page."""
+    found, why_not = None, "it was not asked for"
+    codebook = None
+    try:
+        codebook = codebook_use(run.run)
+        if look_into:
+            found = analyse(run.run, max_nodes, progress, device)
+    except (LargeGTError, OSError) as error:
+        why_not = first_line(error)
+    return insight.Look(dataset.name, group, run, found, why_not, codebook)
 
 
-def _table(runs: list[Run], metric: str, baselines: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [
-        (name, None, scores.get("valid"), scores.get("test"), None, None, None) for name, scores in baselines.items()
+def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Html:
+    groups = sum(len(dataset.groups) for dataset in datasets)
+    names = ", ".join(dataset.name for dataset in datasets)
+    total = sum(float(run.metrics["train_time_s"]) for run in runs)
+    facts = [
+        (str(len(runs)), "run" if len(runs) == 1 else "runs"),
+        (str(groups), "model or setting" if groups == 1 else "models and settings"),
+        (duration(total), "of training in all"),
     ]
-    for run in runs:
-        m = run.metrics
-        rows.append((
-            run.path.name, m["model"], m["valid"].get(metric), m["test"].get(metric), m["best_epoch"],
-            m["train_time_s"], m["num_parameters"],
-        ))  # fmt: skip
-    known = [row[2] for row in rows if row[2] is not None]
-    top = (min(known) if metric == "rmse" else max(known)) if known else None
-    body = "".join(_row(row, best=top is not None and row[2] == top) for row in rows)
-    heads = ("run", "model", f"valid {metric}", f"test {metric}", "best epoch", "training, s", "parameters")
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    items = (tag("li", tag("b", value), tag("span", what)) for value, what in facts)
+    lead = tag("p", f"Node prediction on {names}.", class_="lead")
+    return join((tag("h1", title), lead, tag("ul", *items, class_="facts")))
 
 
-def _row(row: tuple[Any, ...], best: bool) -> str:
-    name, model, valid, test, epoch, train_s, num_parameters = row
-    cells = [
-        escape(str(name)),
-        escape(model or "–"),
-        _number(valid),
-        _number(test),
-        "–" if epoch is None else str(epoch),
-        "–" if train_s is None else f"{train_s:.1f}",
-        "–" if num_parameters is None else f"{num_parameters:,}",
-    ]
-    return f"<tr{' class=best' if best else ''}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def _contents(sections: Sequence[Section]) -> Html:
+    links = (tag("li", tag("a", part.title, href=f"#{part.id}")) for part in sections)
+    return tag("nav", tag("ol", *links), aria_label="Contents")
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _settings(run: Run) -> str:
-    text = (run.path / "config.toml").read_text(encoding="utf-8")
-    return f"<details><summary>{escape(run.path.name)}</summary><pre>{escape(text)}</pre></details>"
+def _page(title: str, body: Html) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{tag("title", title)}'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head><body><main>{body}</main>"
+        f'<div id="tip" role="status" hidden></div><script>{SCRIPT}</script></body></html>\n'
+    )

@@ -1,0 +1,97 @@
+"""Where a LargeGT looks: the weights of the LocalModule's readout, computed again beside its forward.
+
+Axes: b nodes, k local nodes, h tokens of each (H, C⁰, C¹, …), t = h·k tokens, d model width.
+
+Enters: a LocalModule and tokens. Leaves: the weight of every token, and their means by hop and by whose token it is:
+the node's own, a neighbour's, or that of a node farther away. Cost: one forward of the sampled nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model.local_module import LocalModule
+from ..types import Array
+
+OWN, NEIGHBOUR, FARTHER = "its own", "of its neighbours", "of farther nodes"
+
+
+@torch.no_grad()
+def encoded(module: LocalModule, tokens_btf: Tensor) -> Tensor:
+    """[b, t, d] what the readout reads, the plain way."""
+    x_btd: Tensor = module.project(tokens_btf)
+    if module.hop_embedding is not None:
+        own_hd, others_hd = module.hop_embedding.unbind(0)
+        k = tokens_btf.shape[1] // module.tokens_per_node
+        x_btd = x_btd + torch.cat([own_hd, others_hd.repeat(k - 1, 1)])
+    for layer in module.layers:
+        x_btd = layer(x_btd)
+    h_btd: Tensor = module.norm(x_btd)
+    return h_btd
+
+
+@torch.no_grad()
+def readout_weights(module: LocalModule, tokens_btf: Tensor) -> Tensor:
+    """[b, t] the readout's softmax; 0 for the first token, which is added in full. Every local node stands for
+    itself, repeated ones too."""
+    score_bt = module.readout(encoded(module, tokens_btf)).squeeze(-1).float()
+    score_bt[:, 0] = -torch.inf
+    weight_bt: Tensor = score_bt.softmax(dim=1)
+    return weight_bt
+
+
+def attention_use(
+    module: LocalModule, batches: Iterator[tuple[Tensor, Array]], csr: tuple[Array, Array]
+) -> dict[str, Any] | None:
+    """Mean weights by hop and whose token, how many tokens share the weight, and how much the heaviest ones have.
+    Batches are (tokens [b, t, f], nodes [b, k] they belong to); None where a node has one token and no choice."""
+    h = module.tokens_per_node
+    totals = np.zeros((3, h))
+    counts = np.zeros((3, h))
+    effective, top = 0.0, np.zeros(3)
+    num_nodes = 0
+    for tokens_btf, nodes_bk in batches:
+        if tokens_btf.shape[1] < 2:
+            return None
+        weight_bt = readout_weights(module, tokens_btf).double().cpu().numpy()
+        weight_bkh = weight_bt.reshape(len(weight_bt), -1, h)
+        kind_bk = kinds(csr, nodes_bk)
+        for kind in range(3):
+            of = kind_bk == kind
+            totals[kind] += weight_bkh[of].sum(axis=0)
+            counts[kind] += of.sum()
+        counts[0, 0] -= len(weight_bt)  # the first token has no weight to get
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy_b = -np.where(weight_bt > 0, weight_bt * np.log(weight_bt), 0.0).sum(axis=1)
+        effective += float(np.exp(entropy_b).sum())
+        heaviest = np.sort(weight_bt, axis=1)[:, ::-1].cumsum(axis=1)
+        top += [float(heaviest[:, min(count, heaviest.shape[1]) - 1].sum()) for count in (1, 5, 20)]
+        num_nodes += len(weight_bt)
+    if not num_nodes:
+        return None
+    return {
+        "num_nodes": num_nodes,
+        "tokens": int(weight_bt.shape[1]),
+        "hops": ["H", *(f"C{hop}" for hop in range(h - 1))],
+        "kinds": [OWN, NEIGHBOUR, FARTHER],
+        "share": (totals / num_nodes).tolist(),
+        "tokens_per_node": (counts / num_nodes).tolist(),
+        "effective_tokens": effective / num_nodes,
+        "top": dict(zip(("1", "5", "20"), (top / num_nodes).tolist(), strict=True)),
+    }
+
+
+def kinds(csr: tuple[Array, Array], nodes_bk: Array) -> Array:
+    """[b, k] 0 where a local node is the node itself (column 0), 1 where it is a neighbour, 2 elsewhere."""
+    indptr, indices = csr
+    kind_bk = np.full(nodes_bk.shape, 2)
+    for row, nodes in enumerate(nodes_bk):
+        neighbours = np.asarray(indices[indptr[nodes[0]] : indptr[nodes[0] + 1]])
+        kind_bk[row][np.isin(nodes, neighbours)] = 1
+    kind_bk[:, 0] = 0
+    return kind_bk
