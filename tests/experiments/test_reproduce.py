@@ -39,7 +39,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) -> None:
     models = ["mlp", "graphsage", "largegt-local"]
     files = reproduce("table-main", store.path, tmp_path, runs=2, models=models, overrides=QUICK)
-    assert [file.name for file in files] == ["table-main.csv", "table-main.md", "table-main.tex"]
+    assert [file.name for file in files] == ["table-main.csv", "table-main.md", "table-main.tex", "report.html"]
     rows = rows_of(files[0])
     assert [row["Model"] for row in rows] == ["MLP", "GraphSAGE-δ", "LargeGT-local"]
     for model, row in zip(models, rows, strict=True):
@@ -91,7 +91,11 @@ def test_every_experiment_leaves_its_files(store: GraphStore, tmp_path: Path, mo
     monkeypatch.setattr(module, "K_VALUES", (3, 5))
     models = ["graphsage", "goat-global", "largegt-full"]
     files = reproduce("all", store.path, tmp_path, runs=1, models=models, overrides=QUICK)
-    assert {file.stem for file in files} == set(EXPERIMENTS)
+    assert {file.stem for file in files} == {*EXPERIMENTS, "report"}
+    page = (tmp_path / "report.html").read_text()
+    assert all(heading in page for heading in ("Main results", "The data", "Original and 2-hop forms"))
+    assert page.count("by minutes of training</figcaption>") >= 4
+    assert "-watched-" not in page
     assert all(file.stat().st_size > 50 for file in files)
     extended = rows_of(tmp_path / "table-extended.csv")
     assert [row["Original: test accuracy"] == "–" for row in extended] == [False, False, True]

@@ -21,6 +21,7 @@ from ..training.setup import make_fabric, make_loader
 from ..types import PathLike
 from . import figures
 from .output import Cell, Table, places, spread
+from .page import page
 from .paper import DATASETS, EPOCH_SECONDS, K_VALUES, ORIGINALS, OUR_MODELS, TEST_ACCURACY, TITLES
 from .plan import Experiment, has_original, main_metric, read_lines, scores
 
@@ -36,14 +37,18 @@ def reproduce(
     like: str | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Make one of `EXPERIMENTS`, or `all`, on a dataset of the paper or a store; the files that were written."""
+    """Make one of `EXPERIMENTS`, or `all`, on a dataset of the paper or a store; the files that were written, the page
+    of all that is there so far (`report.html`) last."""
     if what != "all" and what not in EXPERIMENTS:
         raise ConfigError(
             f"no experiment {what!r}{nearest(what, EXPERIMENTS)}; there are: {', '.join(EXPERIMENTS)}, all"
         )
     experiment = Experiment.make(dataset, out, runs, budget, models, overrides, like, progress)
     chosen = EXPERIMENTS.values() if what == "all" else [EXPERIMENTS[what]]
-    return [file for make in chosen for file in make(experiment)]
+    files = [file for make in chosen for file in make(experiment)]
+    if (experiment.out / "runs").is_dir():
+        files.append(page(experiment.out, f"{experiment.dataset}: the paper's tables and figures", progress))
+    return files
 
 
 def table_main(experiment: Experiment) -> list[Path]:

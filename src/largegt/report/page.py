@@ -31,9 +31,11 @@ def report(
     max_nodes: int = MAX_NODES,
     device: str | None = None,
     progress: Progress | None = None,
+    first: Sequence[Section] = (),
 ) -> Path:
-    """Write the page. `baselines` adds rows that have no run, such as the majority class. `look_into`: predict up to
-    `max_nodes` test nodes with the best run of every model, to show where it errs; without the store the page says so.
+    """Write the page. `first` are sections to put before its own. `baselines` adds rows that have no run, such as the
+    majority class. `look_into`: predict up to `max_nodes` test nodes with the best run of every model, to show where it
+    errs; without the store the page says so.
     """
     opened = open_runs(runs)
     if not opened:
@@ -45,6 +47,7 @@ def report(
         for group, run in dataset.best_of_each_model()
     ]
     sections = [
+        *first,
         results.scores(datasets, baselines or {}),
         results.curves(datasets),
         results.cost(datasets),
