@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from largegt.config import (
+    MODEL_NAMES,
     Config,
     IngestConfig,
     ModelName,
@@ -17,8 +18,11 @@ from largegt.config import (
     build,
     describe_settings,
     parse_overrides,
+    read_recipe,
     recipe_about,
+    recipe_for,
     recipe_names,
+    recipes_by_dataset,
     seconds,
     setting_names,
     to_toml,
@@ -276,10 +280,10 @@ def test_not_a_duration(text: str) -> None:
         seconds(text)
 
 
-def test_unknown_recipe_lists_those_there_are() -> None:
+def test_an_unknown_recipe_names_the_nearest_and_where_all_are_listed() -> None:
     with pytest.raises(ConfigError, match="did you mean 'demo'") as caught:
         Config.from_recipe("demoo")
-    assert all(name in str(caught.value) for name in recipe_names())
+    assert f"largegt settings --recipes lists all {len(recipe_names())}" in str(caught.value)
 
 
 def test_a_missing_recipe_file(tmp_path: Path) -> None:
@@ -293,6 +297,163 @@ def test_a_recipe_that_is_no_toml(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"bad\.toml"):
         Config.from_recipe(file)
+
+
+# recipes that extend others
+
+
+def write(folder: Path, **recipes: str) -> None:
+    for name, text in recipes.items():
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+
+
+def test_a_recipe_on_top_of_another(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        mine='about = "mine"\nextends = "demo"\n[train]\nepochs = 7\n[model.codebook]\ncentroids = 9\n',
+    )
+    config, demo = Config.from_recipe(tmp_path / "mine.toml"), Config.from_recipe("demo")
+    assert (config.train.epochs, config.model.codebook.centroids) == (7, 9)
+    assert config.model_copy(update={"train": demo.train, "model": demo.model}) == demo
+    assert config.train.model_copy(update={"epochs": demo.train.epochs}) == demo.train
+    assert config.model.model_copy(update={"codebook": demo.model.codebook}) == demo.model
+    assert Config.from_recipe(tmp_path / "mine.toml", ["train.epochs=8"]).train.epochs == 8
+
+
+def test_several_levels_the_nearest_wins_and_lists_are_replaced(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        low='extends = "gat"\n[model]\nfanouts = [1, 2, 3]\nhidden = 4\n[train]\nepochs = 1\n',
+        mid='extends = "low.toml"\n[model]\nfanouts = [5]\n[train]\nepochs = 2\n',
+        top='extends = "mid.toml"\n[train]\nepochs = 3\n',
+    )
+    found, gat = Config.from_recipe(tmp_path / "top.toml"), Config.from_recipe("gat")
+    assert (found.model.name, found.model.heads) == ("gat", gat.model.heads)
+    assert (found.model.fanouts, found.model.hidden, found.train.epochs) == ((5,), 4, 3)
+    assert "extends" not in read_recipe(tmp_path / "top.toml")
+
+
+def test_an_extended_file_lies_beside_the_one_that_extends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path, base="[train]\nepochs = 4\n")
+    write(tmp_path / "sub", mine='extends = "../base.toml"\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert Config.from_recipe("../sub/mine.toml").train.epochs == 4
+
+
+@pytest.mark.parametrize(
+    "recipes",
+    [
+        {"a": 'extends = "a.toml"'},
+        {"a": 'extends = "b.toml"', "b": 'extends = "a.toml"'},
+        {"a": 'extends = "b.toml"', "b": 'extends = "c.toml"', "c": 'extends = "./b.toml"'},
+    ],
+)
+def test_a_circle_is_refused(tmp_path: Path, recipes: dict[str, str]) -> None:
+    write(tmp_path, **recipes)
+    with pytest.raises(ConfigError, match="circle") as caught:
+        Config.from_recipe(tmp_path / "a.toml")
+    assert all(f"{name}.toml" in str(caught.value) for name in recipes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_may_have_the_name_of_the_recipe_it_extends(tmp_path: Path) -> None:
+    write(tmp_path, gat='extends = "gat"\n[train]\nepochs = 2\n')
+    assert Config.from_recipe(tmp_path / "gat.toml").train.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('"gatt"', ("mine.toml", "'gatt'", "did you mean 'gat'", "largegt settings --recipes")),
+        ('"gone.toml"', ("mine.toml", "gone.toml does not exist")),
+        ('["gat", "demo"]', ("mine.toml", "one name")),
+        ("3", ("mine.toml", "one name")),
+    ],
+)
+def test_an_extended_recipe_that_is_not_there(tmp_path: Path, value: str, words: tuple[str, ...]) -> None:
+    write(tmp_path, mine=f"extends = {value}")
+    with pytest.raises(ConfigError) as caught:
+        Config.from_recipe(tmp_path / "mine.toml")
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_an_extended_file_names_that_file(tmp_path: Path) -> None:
+    write(tmp_path, mine='extends = "base.toml"', base="[train")
+    with pytest.raises(ConfigError, match=r"base\.toml is not valid TOML"):
+        Config.from_recipe(tmp_path / "mine.toml")
+
+
+def test_each_recipe_speaks_for_itself() -> None:
+    """`about` is not inherited."""
+    about = recipe_about()
+    assert about["ogbn-products-gat"] != about["ogbn-products-gat-original"]
+    assert not [name for name, line in about.items() if not line or "\n" in line]
+    assert not [name for name in about if name.startswith("_")], "beginnings that others extend are no recipes"
+
+
+def test_recipes_by_dataset() -> None:
+    groups = recipes_by_dataset()
+    assert next(iter(groups)) == "your own graph"
+    assert set(groups) == {"your own graph", "demo", "ogbn-products", "snap-patents", "ogbn-papers100m"}
+    assert {name: line for group in groups.values() for name, line in group.items()} == recipe_about()
+    assert {"default", "mlp", "goat-full", "gt-sparse-original"} <= set(groups["your own graph"])
+    assert set(groups["demo"]) == {"demo", "demo-mlp"}
+    for dataset in ("ogbn-products", "snap-patents", "ogbn-papers100m"):
+        assert set(groups[dataset]) == {name for name in recipe_names() if name.startswith(dataset)}
+
+
+# a recipe for each model
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_the_recipe_of_a_model(name: str) -> None:
+    assert recipe_for(name) == ("default" if name.startswith("largegt") else name)
+    if f"{name}-original" in recipe_names():
+        assert recipe_for(name, original=True) == f"{name}-original"
+    else:
+        with pytest.raises(ConfigError, match=f"{name} has no other original form.*graphsage, gat, .*goat-full have"):
+            recipe_for(name, original=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("goatfull", "did you mean 'goat-full'?"),
+        ("GAT-original", "did you mean --model gat --original?"),
+        ("GraphSAGE", "did you mean 'graphsage'?"),
+        ("gat-original", "did you mean --model gat --original?"),
+        ("default", "no model 'default'"),
+        ("", "no model ''"),
+    ],
+)
+def test_an_unknown_model(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_for(name)
+    assert hint in str(caught.value)
+    assert str(caught.value).endswith(f"there are: {', '.join(MODEL_NAMES)}")
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_which_models_do_without_a_norm(name: str) -> None:
+    settings = [f"model.name={name}", "model.norm=none"]
+    if name in ("mlp", "sign") or name.startswith("largegt"):
+        with pytest.raises(ConfigError, match=f"setting model.norm: {name} cannot do without: choose layer or batch"):
+            Config.from_recipe("default", settings)
+    else:
+        config = Config.from_recipe("default", settings)
+        assert config.model.norm == "none"
+        assert build(Config, tomllib.loads(config.to_toml())) == config
+
+
+def test_a_wrong_choice_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name cannot be 'goat-fulll' \(did you mean 'goat-full'\?\)"):
+        Config.from_recipe("default", ["model.name=goat-fulll"])
+    with pytest.raises(ConfigError, match=r"train\.inference cannot be 'ful' \(did you mean 'full'\?\)"):
+        Config.from_recipe("default", ["train.inference=ful"])
+    assert Config.from_recipe("default", ["train.inference=sampled"]).train.inference == "sampled"
 
 
 def test_configurations_are_frozen() -> None:

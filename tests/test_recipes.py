@@ -1,17 +1,233 @@
-"""Every recipe in the package, run from edges to predictions on a tiny graph."""
+"""Recipes: each says what the paper's tables say, and each runs from edges to predictions on a tiny graph."""
 
 from __future__ import annotations
 
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from largegt.config import Config, recipe_names
+from largegt.config import MODEL_NAMES, Config, read_recipe, recipe_names
 from largegt.predict import predict
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from run_helpers import easy_store, one_thread  # noqa: F401
+
+BASELINES = [name for name in MODEL_NAMES if not name.startswith("largegt")]
+IN_THE_PAPER = ["graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global", "goat-full"]
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def own_tree(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("largegt") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+# the paper's tables
+
+
+TABLES = {
+    "ogbn-products": """
+                        graphsage  gat       gt-sparse  nagphormer  goat           largegt
+    batch size          1024       512       1024       200         512            1024
+    hidden dim          256        128       128        512         256            256
+    heads               --         4         4          4           2              2
+    pos enc             --         --        --         --          node2vec (64)  node2vec (64)
+    centroids           --         --        --         --          4096           4096
+    NS                  [20, 10]   [20, 10]  [20, 10]   --          [20, 10]       --
+    dropout             0.5        0.5       0.3        0.3         0.5            0.5
+    learning rate       3e-3       1e-3      1e-3       --          1e-3           1e-3
+    weight decay        0.0        0.0       0.0        1e-5        0.0            0.0
+    warmup steps        --         --        --         1000        --             --
+    peak learning rate  --         --        --         1e-3        --             --
+    end learning rate   --         --        --         1e-4        --             --
+    learning patience   --         --        --         30          --             --
+    hops                --         --        --         2           --             --
+    """,
+    "snap-patents": """
+                        graphsage  gat       gt-sparse  nagphormer  goat           largegt
+    batch size          1024       512       1024       200         2048           2048
+    hidden dim          256        128       128        512         128            128
+    heads               --         4         4          4           2              2
+    pos enc             --         --        --         --          node2vec (64)  node2vec (64)
+    centroids           --         --        --         --          4096           4096
+    NS                  [20, 10]   [20, 10]  [20, 10]   --          [20, 10]       --
+    dropout             0.5        0.5       0.3        0.2         0.5            0.5
+    learning rate       3e-3       1e-3      1e-3       --          1e-3           1e-3
+    weight decay        0.0        0.0       0.0        1e-5        0.0            0.0
+    warmup steps        --         --        --         1000        --             --
+    peak learning rate  --         --        --         1e-3        --             --
+    end learning rate   --         --        --         1e-4        --             --
+    learning patience   --         --        --         30          --             --
+    hops                --         --        --         2           --             --
+    """,
+    "ogbn-papers100m": """
+                        goat            largegt
+    batch size          2048            1024
+    hidden dim          768             512
+    heads               2               2
+    pos enc             node2vec (128)  node2vec (128)
+    centroids           4096            4096
+    NS                  [20, 10]        --
+    dropout             0.5             0.5
+    learning rate       1e-3            1e-3
+    weight decay        0.0             0.0
+    """,
+}
+"""As in the paper, a row for each hyperparameter; -- where the model has none."""
+
+VARIANTS = {"goat": ("goat-local", "goat-global", "goat-full"), "largegt": ("largegt-local", "largegt-full")}
+"""One column stands for several models; on ogbn-papers100M for the full one alone."""
+
+READ: dict[str, Callable[[Config], Any]] = {
+    "batch size": lambda c: c.train.batch_size,
+    "hidden dim": lambda c: c.model.hidden,
+    "heads": lambda c: c.model.heads,
+    "pos enc": lambda c: f"{c.prepare.positions.method} ({c.prepare.positions.dim})",
+    "centroids": lambda c: c.model.codebook.centroids,
+    "NS": lambda c: str(list(c.model.fanouts)),
+    "dropout": lambda c: c.model.encoder_dropout if c.model.name == "nagphormer" else c.model.dropout,
+    "learning rate": lambda c: c.train.learning_rate,
+    "weight decay": lambda c: c.train.weight_decay,
+    "warmup steps": lambda c: c.train.warmup_steps,
+    "peak learning rate": lambda c: c.train.learning_rate,
+    "end learning rate": lambda c: c.train.end_learning_rate,
+    "learning patience": lambda c: c.train.patience,
+    "hops": lambda c: c.prepare.tokens.hops,
+}
+
+
+def columns() -> Iterator[tuple[str, dict[str, str]]]:
+    """(recipe, its column of a table)."""
+    for dataset, table in TABLES.items():
+        head, *rows = (re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines())
+        for number, column in enumerate(head, start=1):
+            values = {row[0]: row[number] for row in rows}
+            for model in VARIANTS.get(column, (column,)):
+                if dataset != "ogbn-papers100m" or model.endswith("-full"):
+                    yield f"{dataset}-{model}", values
+
+
+def number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(("recipe", "column"), list(columns()), ids=[recipe for recipe, _ in columns()])
+def test_a_recipe_says_what_the_paper_s_table_says(recipe: str, column: dict[str, str]) -> None:
+    config = Config.from_recipe(recipe)
+    expected = {row: number(value) for row, value in column.items() if value != "--"}
+    if recipe.endswith("goat-local"):
+        del expected["pos enc"]  # of the column's other models: it reads none
+    assert {row: READ[row](config) for row in expected} == expected
+    has_positions = "pos enc" in expected
+    assert config.prepare.positions.method == ("node2vec" if has_positions else "none")
+    assert config.train.schedule == ("polynomial" if "peak learning rate" in expected else "constant")
+
+
+def test_the_tables_are_whole() -> None:
+    """Every recipe for the paper's datasets is in a table, or an original form."""
+    of_datasets = [name for name in recipe_names() if name.startswith(tuple(TABLES))]
+    assert {name for name in of_datasets if not name.endswith("-original")} == {recipe for recipe, _ in columns()}
+    assert [len(values) for _, values in columns()] == [14] * 18 + [9] * 2
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith(tuple(TABLES))])
+def test_what_the_paper_s_recipes_share(name: str) -> None:
+    config = Config.from_recipe(name)
+    assert name.removesuffix("-original").endswith(config.model.name)
+    assert (config.train.epochs, config.train.clip_norm, config.prepare.tokens.standardize) == (500, None, False)
+    assert config.train.budget == ("48h" if "papers100m" in name else "4h")
+    assert config.prepare.local_nodes.direction == ("out" if name.startswith("snap-patents") else "both")
+    assert config.train.optimizer == ("adamw" if config.model.name == "nagphormer" else "adam")
+    assert config.model.norm == "none" or config.model.name not in ("graphsage", "gat", "gt-sparse")
+    assert config.model.norm == "batch" or not config.model.name.startswith(("goat", "largegt"))
+
+
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [
+        ("graphsage", {"model.fanouts": [15, 10, 5]}),
+        ("gat", {"model.fanouts": [10, 10, 10]}),
+        ("gt-sparse", {"model.fanouts": [10, 10, 10]}),
+        ("goat-local", {"model.fanouts": [20, 10, 5]}),
+        ("goat-full", {"model.fanouts": [20, 10, 5]}),
+        ("goat-global", {}),
+        ("nagphormer", {"prepare.tokens.hops": 3, "train.batch_size": 2000, "prepare.positions.method": "laplacian"}),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["", "ogbn-products-"])
+def test_original_forms(dataset: str, model: str, changed: dict[str, Any]) -> None:
+    scalable, original = (
+        dict(leaves(Config.from_recipe(f"{dataset}{model}{form}").model_dump(mode="json")))
+        for form in ("", "-original")
+    )
+    differs = {name: value for name, value in original.items() if value != scalable[name]}
+    assert changed.items() <= differs.items()
+    assert model == "nagphormer" or differs == changed
+    assert len(scalable["model.fanouts"]) == scalable["prepare.tokens.hops"] == 2
+
+
+@pytest.mark.parametrize("dataset", ["ogbn-products", "snap-patents"])
+def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
+    from largegt.baselines.gat import GAT
+    from largegt.baselines.goat import GOAT
+    from largegt.baselines.gt_sparse import GTSparse
+
+    def of(name: str) -> Any:
+        return Config.from_recipe(f"{dataset}-{name}").model
+
+    hidden = of("goat-full").hidden
+    assert GAT(7, 3, of("gat")).layers[0].weight_hwd.shape == (4, 128, 7)
+    assert GTSparse(7, 3, of("gt-sparse")).layers[0].value.weight.shape == (4 * 128, 7)
+    goat = GOAT(7, 3, 10, 64, of("goat-full"))
+    assert goat.local_module is not None
+    assert goat.global_module is not None
+    assert goat.local_module.value.weight.shape == (2 * hidden, hidden)
+    assert goat.global_module.value.weight.shape == (2 * hidden, 64)
+
+
+# for a graph of one's own
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_has_a_recipe_for_any_graph(name: str) -> None:
+    config = Config.from_recipe(name)
+    assert config.model.name == name
+    assert config.prepare.tokens.standardize
+    reads_positions = name in ("goat-global", "goat-full")
+    assert config.prepare.positions.method == ("projection" if reads_positions else "none")
+    assert config.train.budget is None
+    for dataset in ("ogbn-products", "snap-patents"):
+        assert (f"{dataset}-{name}" in recipe_names()) == (name in IN_THE_PAPER)
+    for original in (f"{name}-original", f"ogbn-products-{name}-original"):
+        assert (original in recipe_names()) == (name in IN_THE_PAPER)
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "extends" in own_tree(name)])
+def test_a_recipe_says_only_what_differs_from_the_one_it_extends(name: str) -> None:
+    own = own_tree(name)
+    base = dict(leaves(read_recipe(own.pop("extends"))))
+    assert own.pop("about")
+    for setting, value in leaves(own):
+        assert base.get(setting) != value, setting
+
+
+# all of them, run
+
 
 SHRINK = (
     "prepare.local_nodes.k=4", "prepare.positions.dim=4", "prepare.positions.walk_length=6",

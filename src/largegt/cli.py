@@ -30,7 +30,15 @@ Settings = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, e.g. train.epochs=5. Repeat as needed."),
 ]
 Recipe = Annotated[
-    str, typer.Option(help="A recipe's name or a .toml file. `largegt settings --recipes` lists those included.")
+    str | None,
+    typer.Option(help="A recipe's name or a .toml file; the model's own when not given. `largegt settings --recipes`."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A model, by its own recipe; with --recipe only short for model.name."),
+]
+Original = Annotated[
+    bool, typer.Option("--original", help="With --model: the model as its authors have it, not held to two hops.")
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores when not given.")]
 
@@ -214,8 +222,10 @@ def inspect(
 @app.command()
 def prepare(
     store: Annotated[Path, typer.Argument(help="The store's folder.")],
-    recipe: Recipe = "default",
+    recipe: Recipe = None,
     settings: Settings = None,
+    model: Model = None,
+    original: Original = False,
     threads: Threads = None,
     memory: Memory = None,
     dry_run: Annotated[
@@ -227,13 +237,14 @@ def prepare(
 
     Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positions.method=node2vec
 
+    With --model, what that model needs, which may be less:  largegt prepare data/g --model graphsage
+
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     """
-    from .config import Config
     from .graph.store import GraphStore
     from .prepare.prepared import prepare as run_prepare
 
-    config = Config.from_recipe(recipe, settings or []).preparation
+    config = _config(recipe, model, original, settings or []).preparation
     opened = GraphStore.open(store)
     if dry_run:
         from .prepare.estimate import estimate
@@ -251,11 +262,10 @@ def prepare(
 def train(
     store: Annotated[Path | None, typer.Argument(help="The store's folder; not needed with --resume.")] = None,
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
-    recipe: Recipe = "default",
+    recipe: Recipe = None,
     settings: Settings = None,
-    model: Annotated[
-        str | None, typer.Option(help="largegt-full, largegt-local, largegt-global or mlp; short for model.name.")
-    ] = None,
+    model: Model = None,
+    original: Original = False,
     seed: Annotated[int | None, typer.Option(help="Short for train.seed.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Short for train.epochs.")] = None,
     budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
@@ -269,27 +279,42 @@ def train(
     Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden=256
 
     A killed run goes on with:  largegt train --resume --out runs/a
+
+    --model NAME trains one of these, each by the recipe of its name (LargeGT by the default one):
+
+    * [bold]largegt-local[/] (K local nodes), [bold]largegt-global[/] (a codebook), [bold]largegt-full[/] (both)
+
+    * [bold]mlp[/]: the node's own features, nothing of the graph
+
+    * [bold]sgc[/], [bold]sign[/], [bold]nagphormer[/]: features averaged over hops; linear, MLP, Transformer
+
+    * [bold]graphsage[/], [bold]gat[/], [bold]gt-sparse[/]: messages from sampled neighbours, layer by layer
+
+    * [bold]goat-local[/] (a sampled neighbourhood), [bold]goat-global[/] (a codebook), [bold]goat-full[/] (both)
+
+    * [bold]linkx[/]: a learned vector for each neighbour, and the features
+
+    All look two hops far at most, so that they compare. As its authors have it:  --model gat --original
     """
-    from .config import Config
     from .errors import InputError
     from .graph.store import GraphStore
     from .training.loop import check_out
     from .training.loop import train as run_train
     from .training.run import Run
 
-    given = {"model.name": model, "train.seed": seed, "train.epochs": epochs, "train.budget": budget}
+    given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget}
     overrides = [*(settings or []), *(f"{name}={value}" for name, value in given.items() if value is not None)]
     if resume and store is None:
         run = Run.open(out)
-        if overrides or recipe != "default":
+        if overrides or recipe or model or original:
             raise InputError(
-                "--resume without a store goes on with the run's own settings: leave out --set and --recipe"
+                "--resume without a store goes on with the run's own settings: leave out --set, --recipe and --model"
             )
         data, config = run.store(), run.config
     elif store is None:
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
     else:
-        data, config = GraphStore.open(store), Config.from_recipe(recipe, overrides)
+        data, config = GraphStore.open(store), _config(recipe, model, original, overrides)
     check_out(out, config, data, resume, overwrite)
     _say_stale(data, config.preparation, as_json)
     with _progress(as_json) as progress:
@@ -352,16 +377,146 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Its title.")] = "largegt report",
+    analysis: Annotated[
+        bool, typer.Option(help="Predict test nodes with the best run of every model, to show where it errs.")
+    ] = True,
+    max_nodes: Annotated[int, typer.Option(help="Test nodes to look at, at most.", min=1)] = 20_000,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one HTML page of runs: a table of scores and the learning curves."""
+    """Make one HTML page of runs: scores, learning curves, time and memory, where a model errs and why.
+
+    Example:  largegt report runs/* --out report.html
+
+    The page needs no network, reads well on a phone, in the dark and on paper, and shows numbers on a hover. What it
+    finds out about a run is kept there in analysis.json.
+    """
     from .report.page import report as run_report
 
-    page = run_report(runs, out, title)
+    with _progress(as_json) as progress:
+        page = run_report(runs, out, title, look_into=analysis, max_nodes=max_nodes, device=device, progress=progress)
     if as_json:
         _print_json({"page": str(page), "runs": len(runs)})
     else:
         print(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+
+
+@app.command()
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(help="table-datasets, table-main, table-extended, fig-epoch-time, fig-k, fig-curves, or all."),
+    ] = "all",
+    dataset: Annotated[
+        str, typer.Option(help="A dataset of the paper (its store is looked for in data/NAME), or a store's folder.")
+    ] = "ogbn-products",
+    out: Annotated[Path, typer.Option(help="Where tables, figures, runs and the page go.")] = Path("reproduce"),
+    runs: Annotated[int, typer.Option(help="Runs of each model, with seeds 0, 1, …; the paper has 4.", min=1)] = 4,
+    budget: Annotated[str | None, typer.Option(help="Wall-clock limit of each run: 90s, 30m, 4h.")] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Models to compare, with commas; the paper's when not given.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Use the paper's settings for this dataset of its, on a store of your own.")
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the paper's tables and figures, on its datasets or on a graph of your own.
+
+    Example:  largegt reproduce table-main --dataset ogbn-products --budget 4h
+
+    Example:  largegt reproduce all --dataset data/g --runs 2 --models graphsage,largegt-full --set train.epochs=10
+
+    Each is written as CSV, Markdown and LaTeX, figures also as SVG, PDF and PNG, and report.html shows all of them.
+    What is finished is not trained again: the same command goes on where it stopped.
+    """
+    from .experiments.reproduce import reproduce as run_reproduce
+
+    chosen = [name.strip() for name in models.split(",") if name.strip()] if models else None
+    with _progress(as_json) as progress:
+        files = run_reproduce(what, dataset, out, runs, budget, chosen, settings or [], like, progress)
+    if as_json:
+        _print_json({"files": [str(file) for file in files]})
+        return
+    for file in files:
+        if file.suffix == ".md":
+            print(file.read_text(encoding="utf-8"))
+    print(f"{len(files)} files in {out}: {', '.join(file.name for file in files)}")
+
+
+datasets_app = typer.Typer(help="The paper's datasets: list, download, ingest.", no_args_is_help=False)
+app.add_typer(datasets_app, name="datasets")
+Root = Annotated[Path, typer.Option(help="The folder that datasets lie in, as their authors ship them.")]
+
+
+@datasets_app.callback(invoke_without_command=True)
+def datasets(context: typer.Context, root: Root = Path("datasets"), as_json: AsJson = False) -> None:
+    """List the paper's datasets, and which of them are in --root.
+
+    Download one:  largegt datasets download ogbn-products
+
+    Make a store of it:  largegt datasets ingest ogbn-products --out data/ogbn-products
+    """
+    from .datasets.registry import listing
+
+    if context.invoked_subcommand is not None:
+        return
+    rows = listing(root)
+    if as_json:
+        _print_json(rows)
+        return
+    shown = [
+        (row["name"], _millions(row["nodes"]), _millions(row["edges"]), f"{row['features']} / {row['classes']}",
+         row["download"], row["folder"] if row["complete"] else "not here")
+        for row in rows
+    ]  # fmt: skip
+    columns = ("name", "nodes", "edges", "features / classes", "download", "where")
+    _print_table("Datasets", columns, shown, left=("where",))
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+@datasets_app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.")],
+    root: Root = Path("datasets"),
+    url: Annotated[str | None, typer.Option(help="A mirror to fetch it from.")] = None,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep the archive once it is unpacked.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a dataset, check it and unpack it. An interrupted download goes on where it stopped."""
+    from .datasets.download import download_dataset
+
+    with _progress(as_json) as progress:
+        folder = download_dataset(name, root, progress, url=url, keep_archive=keep_archive)
+    if as_json:
+        _print_json({"folder": str(folder)})
+    else:
+        print(f"{name} is in {folder}. Next: largegt datasets ingest {name} --root {root} --out data/{name}")
+
+
+@datasets_app.command(name="ingest")
+def ingest_named(
+    name: Annotated[str, typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.")],
+    out: Annotated[Path, typer.Option(help="The store's folder.")],
+    root: Root = Path("datasets"),
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store of a dataset that lies in --root, with the split its authors give."""
+    from .config import IngestConfig, parse_overrides
+    from .datasets.registry import ingest_config, ingest_dataset
+
+    changed = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
+    config = ingest_config(name, **changed.model_dump(exclude_unset=True))
+    with _progress(as_json) as progress:
+        ingest_dataset(name, root, out, config, overwrite=overwrite, progress=progress, memory=memory)
+    _show_folder(out, as_json, verify=False)
 
 
 @app.command()
@@ -372,15 +527,19 @@ def settings(
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes that come with the package.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every setting with its default and what it means."""
-    from .config import Config, IngestConfig, describe_settings, recipe_about
+    """List every setting with its default and what it means.
 
+    --recipes lists what --recipe of train and prepare takes. A recipe of your own is a .toml file; with a line such as
+    extends = "gat" at its top it says only what differs.
+    """
+    from .config import Config, IngestConfig, describe_settings, recipe_about, recipes_by_dataset
+
+    if recipes and as_json:
+        _print_json(recipe_about())
+        return
     if recipes:
-        about = recipe_about()
-        if as_json:
-            _print_json(about)
-        else:
-            _print_table("Recipes", ("name", "what it is"), list(about.items()), left=("what it is",))
+        for dataset, about in recipes_by_dataset().items():
+            _print_table(f"Recipes for {dataset}", ("name", "what it is"), list(about.items()), left=("what it is",))
         return
     every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
     chosen = [item for item in every if item[0].startswith(section or "")]
@@ -407,6 +566,16 @@ def main() -> None:
     except LargeGTError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _config(recipe: str | None, model: str | None, original: bool, overrides: list[str]) -> Any:
+    """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name."""
+    from .config import Config, recipe_for
+
+    if original and (recipe or not model):
+        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+    own = recipe_for(model, original) if model else "default"
+    return Config.from_recipe(recipe or own, [*overrides, *([f"model.name={model}"] if model else [])])
 
 
 # how results are shown ------------------------------------------------------------------------------------------

@@ -454,9 +454,10 @@ def recipe_for(model: str, original: bool = False) -> str:
     """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
     one. LargeGT has the default recipe."""
     known = recipe_names()
-    form = model.removesuffix("-original")
     if model not in MODEL_NAMES:
-        hint = f" (did you mean --model {form} --original?)" if form in MODEL_NAMES else nearest(model, MODEL_NAMES)
+        form = model.lower().removesuffix("-original")
+        is_form = form in MODEL_NAMES and form != model.lower()
+        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, MODEL_NAMES)
         raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(MODEL_NAMES)}")
     if not original:
         return model if model in known else "default"

@@ -61,5 +61,6 @@ def demo(out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | Non
         folder / "report.html",
         title=f"largegt demo: {store.name}",
         baselines={"majority class": majority},
+        progress=progress,
     )
     return DemoResult(scores, runs[-1].metrics, folder, page)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ import pytest
 
 import largegt
 from largegt import cli
-from largegt.config import recipe_names
+from largegt.config import MODEL_NAMES, Config, build, recipe_names, recipes_by_dataset
 from largegt.graph.store import GraphStore
+from largegt.prepare.prepared import Prepared
 from run_helpers import SMALL, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 VERBS = (
@@ -241,6 +243,105 @@ def test_ingest_settings_with_and_without_prefix(lg: Cli, tmp_path: Path) -> Non
         assert facts["directed"] is False
 
 
+# models
+
+
+def trained_config(lg: Cli, store: Path, out: Path, *arguments: Any) -> dict[str, Any]:
+    result = lg("train", store, "--out", out, *SET, "--epochs", 1, *arguments, "--json")
+    assert result.code == 0, result.err
+    return tomllib.loads((out / "config.toml").read_text())
+
+
+def test_a_model_is_trained_by_its_own_recipe(lg: Cli, store: Path, tmp_path: Path) -> None:
+    own = Config.from_recipe("nagphormer")
+    assert own.model.init != Config().model.init
+    config = trained_config(lg, store, tmp_path / "a", "--model", "nagphormer")
+    assert (config["model"]["name"], config["model"]["init"]) == ("nagphormer", own.model.init)
+    assert config["prepare"]["tokens"]["hops"] == 2
+    assert config["model"]["hidden"] == 8, "--set is on top"
+
+
+def test_original_is_the_authors_form(lg: Cli, store: Path, tmp_path: Path) -> None:
+    config = trained_config(lg, store, tmp_path / "a", "--model", "nagphormer", "--original")
+    assert (config["model"]["name"], config["prepare"]["tokens"]["hops"]) == ("nagphormer", 3)
+    assert config["prepare"]["positions"]["method"] == "laplacian"
+
+
+def test_a_recipe_and_a_model(lg: Cli, store: Path, tmp_path: Path) -> None:
+    """--model is then short for model.name, and nothing else of it changes."""
+    config = trained_config(lg, store, tmp_path / "a", "--recipe", "demo", "--model", "nagphormer")
+    assert (config["model"]["name"], config["model"]["init"]) == ("nagphormer", Config().model.init)
+    assert config["train"]["label_smoothing"] == Config.from_recipe("demo").train.label_smoothing
+
+
+def test_a_largegt_model_has_the_default_recipe(lg: Cli, store: Path, tmp_path: Path) -> None:
+    config = trained_config(lg, store, tmp_path / "a", "--model", "largegt-local", "--set", "model.name=mlp")
+    assert build(Config, {key: value for key, value in config.items() if key != "data"}) == Config.from_recipe(
+        "default", [*SMALL, "train.epochs=1", "model.name=largegt-local"]
+    )
+
+
+def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    trained_config(lg, store, out, "--model", "sgc")
+    assert lg("train", "--resume", "--out", out, "--json").json["model"] == "sgc"
+    again = ("train", store, "--resume", "--out", out, *SET, "--epochs", 1, "--json")
+    assert lg(*again, "--model", "sgc").json["model"] == "sgc"
+    refused(lg(*again[:-1], "--model", "sign"), "other settings")
+    for arguments in (("--model", "sgc"), ("--original",), ("--recipe", "sgc")):
+        refused(lg("train", "--resume", "--out", out, *arguments), "own settings", "--model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "k", "hops", "nodes", "positions"),
+    [
+        ((), 4, 2, "sampled", "projection"),
+        (("--model", "largegt-global"), 1, 2, "sampled", "projection"),
+        (("--model", "sgc"), 1, 2, "sampled", "none"),
+        (("--model", "nagphormer", "--original"), 1, 3, "sampled", "laplacian"),
+        (("--model", "graphsage"), 1, 0, "all", "none"),
+        (("--model", "goat-full"), 1, 0, "all", "projection"),
+        (("--model", "sgc", "--set", "prepare.tokens.hops=1"), 1, 1, "sampled", "none"),
+        (("--recipe", "demo", "--model", "graphsage"), 1, 0, "all", "projection"),
+    ],
+)
+def test_prepare_makes_what_the_model_needs(
+    arguments: tuple[str, ...], k: int, hops: int, nodes: str, positions: str, lg: Cli, store: Path
+) -> None:
+    prepared = Prepared.open(lg("prepare", store, *SET, *arguments, "--json").json["path"]).config
+    assert (prepared.local_nodes.k, prepared.tokens.hops, prepared.tokens.nodes) == (k, hops, nodes)
+    assert prepared.positions.method == positions
+
+
+def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_path: Path) -> None:
+    g = easy_store(tmp_path / "g").path
+    for model in ("graphsage", "sgc"):
+        made = lg("prepare", g, *SET, "--model", model, "--json").json["fingerprint"]
+        before = lg("inspect", g, "--json").json["prepared"]
+        assert made in before
+        trained_config(lg, g, tmp_path / model, "--model", model)
+        assert lg("inspect", g, "--json").json["prepared"] == before
+    refused(lg("prepare", g, "--model", "gcn"), "no model 'gcn'")
+    refused(lg("prepare", g, "--model", "mlp", "--original"), "mlp has no other original form")
+
+
+def test_help_tells_of_every_model(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    said = lg("train", "--help").out
+    assert all(name in said for name in MODEL_NAMES)
+    assert "--original" in said
+    assert "--model" in lg("prepare", "--help").out
+
+
+def test_recipes_are_listed_by_dataset(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    said = lg("settings", "--recipes").out
+    assert all(f" {name} " in said for name in recipe_names())
+    titles = [line.strip() for line in said.splitlines() if line.startswith("Recipes for ")]
+    assert titles == [f"Recipes for {dataset}" for dataset in recipes_by_dataset()]
+    assert said.index("Recipes for snap-patents") < said.index("snap-patents-gat")
+
+
 def test_inspect_of_an_unfinished_run(lg: Cli, run: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -403,7 +504,15 @@ def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, 
         (("--set", "train.device=gpu"), ("train.device", "cuda")),
         (("--recipe", "dem"), ("demo",)),
         (("--recipe", "none.toml"), ("none.toml",)),
-        (("--model", "gcn"), ("model.name", "largegt-full")),
+        (("--model", "gcn"), ("no model 'gcn' (did you mean", "largegt-full, largegt-local", "goat-full")),
+        (("--recipe", "demo", "--model", "goatfull"), ("did you mean 'goat-full'",)),
+        (("--set", "model.name=goatfull"), ("model.name", "did you mean 'goat-full'")),
+        (("--model", "gat-original"), ("--model gat --original",)),
+        (("--model", "sign", "--original"), ("sign has no other original form", "leave out --original", "graphsage")),
+        (("--model", "largegt-full", "--original"), ("largegt-full has no other original form",)),
+        (("--original",), ("--model gat --original",)),
+        (("--model", "gat", "--original", "--recipe", "demo"), ("without --recipe",)),
+        (("--model", "mlp", "--recipe", "ogbn-products-graphsage"), ("model.norm", "mlp")),
         (("--budget", "soon"), ("soon", "90s")),
         (("--set", "train.monitor=acc"), ("train.monitor", "accuracy")),
         (("--epochs", "0"), ("train.epochs",)),

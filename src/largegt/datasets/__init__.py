@@ -1,1 +1,1 @@
-"""Graphs by name: the embedded demo graph, and (to come) the paper's three."""
+"""Graphs by name: the embedded demo graph, the paper's three, and graphs like them."""

@@ -5,6 +5,7 @@ metrics.jsonl       a line per epoch; metrics.csv the same for spreadsheets; ten
 metrics.json        the final scores, at the epoch that was best on validation
 model.safetensors   the weights of that epoch
 checkpoints/        what --resume goes on from
+analysis.json       what `largegt report` found out about these weights, once it has
 """
 
 from __future__ import annotations

@@ -1,0 +1,168 @@
+"""Arrays inside an `.npz` file, streamed: such a file cannot be memory-mapped, and some are larger than memory.
+
+Enters: an `.npz` file (a zip of `.npy` files, stored or deflated). Leaves: edges and feature rows in chunks, as
+`ingest` takes them. Cost: a chunk and some megabytes per open reader; what a reader begins behind is decompressed and
+thrown away, so the second row of a deflated edge_index [2, E] costs half a reading more. Checksums of the zip are
+compared by whoever reads to the end. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..graph import parts
+from ..graph.ids import Ids, as_ids, as_text
+from ..graph.tables import reading
+from ..types import Array, PathLike
+
+_PIECE_BYTES = 1 << 20
+_ENCRYPTED = 1
+
+
+class NpzMember:
+    """One array of an `.npz` file: what its header says, and its values in the order they lie in."""
+
+    def __init__(self, path: PathLike, name: str) -> None:
+        self.path, self.name = path, name
+        self.where = f"{path}: array {name!r}"
+        with reading(path), zipfile.ZipFile(path) as archive:
+            names = [member.removesuffix(".npy") for member in archive.namelist()]
+            if name not in names:
+                raise InputError(f"{path} has no array {name!r}; it has: {', '.join(names) or 'none'}")
+            if archive.getinfo(f"{name}.npy").flag_bits & _ENCRYPTED:
+                raise ValueError("it is encrypted")
+            with archive.open(f"{name}.npy") as stream:
+                self.shape, self.fortran, self.dtype = _header(stream)
+                self._header_bytes = stream.tell()
+        if self.dtype.hasobject or self.dtype.names:
+            raise InputError(f"{self.where} holds {self.dtype}, plain numbers are wanted (nothing is unpickled)")
+
+    @property
+    def size(self) -> int:
+        """Values in all."""
+        return math.prod(self.shape)
+
+    def values(self, start: int, stop: int, most: int) -> Iterator[Array]:
+        """The values `start`..`stop`-1 in the file's order, at most `most` at a time. Each has memory of its own."""
+        width = self.dtype.itemsize
+        with reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
+            _skip(stream, self._header_bytes + start * width)
+            while start < stop:
+                block = np.empty(min(most, stop - start), dtype=self.dtype)
+                _fill(stream, memoryview(block.view(np.uint8)))  # type: ignore[arg-type]
+                start += len(block)
+                yield block
+
+    def read(self) -> Array:
+        """The whole array: for small ones."""
+        blocks = list(self.values(0, self.size, max(1, self.size)))
+        flat = blocks[0] if blocks else np.empty(0, dtype=self.dtype)
+        return flat.reshape(self.shape, order="F" if self.fortran else "C")
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its .npy format {version} is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    # of one dimension, or of one row or column, an array lies the same in either order
+    return tuple(shape), fortran and sum(side != 1 for side in shape) > 1, dtype
+
+
+def _skip(stream: Any, num_bytes: int) -> None:
+    """Go forward. zipfile's own `seek` holds 16 MB at a time, or leaves the checksum out."""
+    while num_bytes and (piece := stream.read1(min(_PIECE_BYTES, num_bytes))):
+        num_bytes -= len(piece)
+
+
+def _fill(stream: Any, view: memoryview) -> None:
+    """Fill `view` from the stream in pieces: zipfile's own `read` would copy what it has again for each."""
+    at = 0
+    while at < len(view):
+        piece = stream.read1(min(_PIECE_BYTES, len(view) - at))
+        if not piece:
+            raise EOFError("it is shorter than its header says: it was cut off, get it again")
+        view[at : at + len(piece)] = piece
+        at += len(piece)
+
+
+class NpzEdges:
+    """Edges in an array [2, E]: all sources, then all targets (two readers), or pair by pair in Fortran order."""
+
+    def __init__(self, member: NpzMember) -> None:
+        if len(member.shape) != 2 or member.shape[0] != 2:
+            raise InputError(f"{member.where} has shape {list(member.shape)}, expected [2, E]")
+        if member.dtype.kind not in "iu":
+            raise InputError(f"{member.where} holds {member.dtype}, node numbers must be whole numbers")
+        self.where = member.where
+        self.total: int | None = member.shape[1]
+        self._member = member
+
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        for sources, targets in self._pairs(skip, self._member.shape[1], parts.EDGE_CHUNK_ROWS):
+            ends = as_ids(sources, self.where), as_ids(targets, self.where)
+            yield (as_text(ends[0]), as_text(ends[1])) if text else ends
+
+    def _pairs(self, skip: int, total: int, rows: int) -> Iterator[tuple[Array, Array]]:
+        if self._member.fortran:
+            for block in self._member.values(2 * skip, 2 * total, 2 * rows):
+                yield block[0::2], block[1::2]
+        else:
+            targets = self._member.values(total + skip, 2 * total, rows)
+            yield from zip(self._member.values(skip, total, rows), targets, strict=True)
+
+
+class NpzFeatures:
+    """Feature rows in an array [N, d] of floats (or whole numbers), as float32."""
+
+    names: list[str] | None = None
+
+    def __init__(self, member: NpzMember) -> None:
+        if len(member.shape) != 2:
+            raise InputError(f"{member.where} has shape {list(member.shape)}, features are [N, d]: a row per node")
+        if member.dtype.kind not in "fiub":
+            raise InputError(f"{member.where} holds {member.dtype}, features must be numbers")
+        if member.fortran:
+            raise InputError(
+                f"{member.where} lies column by column (Fortran order), so its rows cannot be streamed: "
+                "save it again from np.ascontiguousarray(...)"
+            )
+        self.where = member.where
+        self.num_rows: int | None = member.shape[0]
+        self.width = member.shape[1]
+        self._member = member
+
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        most = parts.chunk_rows(self.width) * self.width
+        for block in self._member.values(skip * self.width, self._member.size, max(1, most)):
+            with np.errstate(over="ignore"):
+                yield block.astype(np.float32, copy=False).reshape(-1, self.width)
+
+
+def npz_labels(member: NpzMember) -> Array:
+    """int16 [N] of an array of N class numbers; NaN (no label) becomes -1. Cost: 2 bytes a node, and a chunk."""
+    largest = np.iinfo(np.int16).max
+    if member.dtype.kind not in "fiu":
+        raise InputError(f"{member.where} holds {member.dtype}, labels must be numbers")
+    if member.size != (member.shape[0] if member.shape else 0):
+        raise InputError(f"{member.where} has shape {list(member.shape)}, expected [N] or [N, 1]: one class per node")
+    labels = np.empty(member.size, dtype=np.int16)
+    at = 0
+    for block in member.values(0, member.size, parts.EDGE_CHUNK_ROWS):
+        missing = np.isnan(block) if member.dtype.kind == "f" else np.zeros(len(block), dtype=bool)
+        known = block[~missing]
+        wrong = (known < -1) | (known > largest) | (known != np.floor(known))
+        if wrong.any():
+            raise InputError(f"{member.where}: label {known[wrong][0]} is no class number from 0 to {largest}")
+        part = labels[at : at + len(block)]
+        part[missing] = -1
+        part[~missing] = known.astype(np.int16)
+        at += len(block)
+    return labels

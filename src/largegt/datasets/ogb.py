@@ -1,0 +1,150 @@
+"""ogbn-products and ogbn-papers100M out of OGB's own folders: the raw files, never the caches beside them.
+
+Enters: `ROOT/ogbn_products/` or `ROOT/ogbn_papers100M/` as OGB's archives unpack. Leaves: a `Source`. Cost: labels and
+splits (2 to 10 bytes a node) when opened; edges and features stay in their files and go by in chunks.
+
+    ogbn_products/raw/edge.csv.gz (E rows of two node numbers), node-feat.csv.gz and node-label.csv.gz (N rows each),
+        num-node-list.csv.gz and num-edge-list.csv.gz (one number each); none has a header
+    ogbn_products/split/sales_ranking/{train,valid,test}.csv.gz: a node number in each row
+    ogbn_papers100M/raw/data.npz: edge_index [2, E], node_feat [N, d], num_nodes_list, num_edges_list, node_year
+    ogbn_papers100M/raw/node-label.npz: node_label [N, 1], NaN where there is no label
+    ogbn_papers100M/split/time/{train,valid,test}.csv.gz: as above
+
+`processed/*.pt` and `split_dict.pt` are pickles and are not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InputError
+from ..folder import fingerprint
+from ..graph.ids import Ids
+from ..graph.parts import Labels, Source, Splits, TableEdges, chunk_rows
+from ..graph.tables import Table, float_block
+from ..types import Array, PathLike
+from .npz_stream import NpzEdges, NpzFeatures, NpzMember, npz_labels
+from .registry import dataset
+
+
+def ogbn_products(root: PathLike) -> Source:
+    """ogbn-products, ready to ingest with `ingest_config("ogbn-products")`, which adds the inverse of every edge."""
+    known = dataset("ogbn-products")
+    folder = known.require(root)
+    raw = folder / "raw"
+    num_nodes, num_edges = _count(raw / "num-node-list.csv.gz"), _count(raw / "num-edge-list.csv.gz")
+    labels = Table(raw / "node-label.csv.gz")
+    _columns(labels, 1)
+    return Source(
+        name=known.name,
+        edges=CsvEdges(raw / "edge.csv.gz", num_edges),
+        features=CsvFeatures(raw / "node-feat.csv.gz", num_nodes),
+        labels=Labels(labels.read(labels.columns)[labels.columns[0]], labels.where),
+        splits=_splits(folder / "split" / "sales_ranking"),
+        node_ids=None,
+        num_nodes=num_nodes,
+        identity=identity_of(folder, known.files),
+    )
+
+
+def ogbn_papers100m(root: PathLike) -> Source:
+    """ogbn-papers100M, ready to ingest with `ingest_config("ogbn-papers100M")`; edges keep their direction."""
+    known = dataset("ogbn-papers100M")
+    folder = known.require(root)
+    data = folder / "raw" / "data.npz"
+    edges = NpzEdges(NpzMember(data, "edge_index"))
+    counts = {name: _only(NpzMember(data, name).read(), f"{data}: {name}") for name in _COUNTS}
+    if counts["num_edges_list"] != edges.total:
+        raise InputError(f"{edges.where} has {edges.total} edges, its num_edges_list says {counts['num_edges_list']}")
+    labels = NpzMember(folder / "raw" / "node-label.npz", "node_label")
+    return Source(
+        name=known.name,
+        edges=edges,
+        features=NpzFeatures(NpzMember(data, "node_feat")),
+        labels=Labels(pa.array(npz_labels(labels)), labels.where),
+        splits=_splits(folder / "split" / "time"),
+        node_ids=None,
+        num_nodes=counts["num_nodes_list"],
+        identity=identity_of(folder, known.files),
+    )
+
+
+_COUNTS = ("num_nodes_list", "num_edges_list")
+
+
+class CsvEdges(TableEdges):
+    """Edges in a table without a header whose length is told elsewhere, and checked when the last was read."""
+
+    def __init__(self, file: Path, num_edges: int) -> None:
+        table = Table(file)
+        _columns(table, 2)
+        super().__init__(table, *table.columns)
+        self.total = num_edges
+
+    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        seen = skip
+        for sources, targets in super().chunks(text, skip):
+            seen += len(sources)
+            yield sources, targets
+        if seen != self.total:
+            raise InputError(
+                f"{self.where} has {seen} edges, num-edge-list.csv.gz says {self.total}: "
+                "one of them was cut off; get them again"
+            )
+
+
+class CsvFeatures:
+    """Feature rows in a table without a header; how many there are is told elsewhere, and ingest counts them."""
+
+    names: list[str] | None = None
+
+    def __init__(self, file: Path, num_rows: int) -> None:
+        self._table = Table(file)
+        self.where = self._table.where
+        self.width = len(self._table.columns)
+        self.num_rows: int | None = num_rows
+        self._types = dict.fromkeys(self._table.columns, pa.float64())
+
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        columns = self._table.columns
+        for batch in self._table.batches(columns, self._types, chunk_rows(self.width), skip):
+            yield float_block(batch, columns, self.where)
+
+
+def identity_of(folder: Path, files: tuple[str, ...]) -> str:
+    """Names these files as they are now, so that a killed ingest goes on with the same."""
+    facts = [(folder / file).resolve() for file in files]
+    return fingerprint([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in facts])
+
+
+def _splits(folder: Path) -> Splits:
+    return Splits(str(folder), {name: _nodes(folder / f"{name}.csv.gz") for name in ("train", "valid", "test")})
+
+
+def _nodes(file: Path) -> Array:
+    """Node numbers, one in a row."""
+    table = Table(file)
+    _columns(table, 1)
+    values = table.read(table.columns)[table.columns[0]]
+    if not pa.types.is_integer(values.type) or values.null_count:
+        raise InputError(f"{file} must hold a node number in each row, found {values.type}")
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _count(file: Path) -> int:
+    return _only(_nodes(file), str(file))
+
+
+def _only(counts: Array, where: str) -> int:
+    if counts.size != 1:
+        raise InputError(f"{where} speaks of {counts.size} graphs, one is expected")
+    return int(counts.reshape(-1)[0])
+
+
+def _columns(table: Table, wanted: int) -> None:
+    if len(table.columns) != wanted:
+        raise InputError(f"{table.where} has {len(table.columns)} columns, OGB's file has {wanted}")
