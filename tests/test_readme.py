@@ -50,13 +50,15 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_walk_of_your_own_graph(desk: Path) -> None:
-    walk = [line for line in commands() if "demo" not in line]
+    walk = [line for line in commands() if "demo" not in line and "ogbn-products &&" not in line]
+    walk = [line for line in walk if "--dataset ogbn-products" not in line]  # these need a network, and hours
     assert len(walk) >= 6
     for line in walk:
         words = shlex.split(line)[1:]
         if words[0] == "ingest":
             words.append("--overwrite")
-        words = ["5s" if word == "30m" else word for word in words]  # the paper's recipe wants 500 epochs
+        words = [{"30m": "5s", "10m": "1s"}.get(word, word) for word in words]  # the paper's recipe wants 500 epochs
+        words = [found for word in words for found in (sorted(map(str, desk.glob(word))) if "*" in word else [word])]
         done = run([sys.executable, "-m", "largegt", *words], desk)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     predictions = pa.parquet.read_table(desk / "predictions.parquet")
