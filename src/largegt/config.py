@@ -278,7 +278,7 @@ class ModelConfig(Settings):
     norm: Literal["layer", "batch", "none"] = "layer"
     """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: for those that draw neighbours."""
     residual: bool = True
-    """Add the node's own projected features (Eqn 6)."""
+    """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, an edge from a node to itself."""
     init: Literal["default", "normal"] = "default"
     """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
     codebook: CodebookConfig = CodebookConfig()

@@ -20,12 +20,14 @@ from largegt.baselines.message_passing import (
     MessagePassing,
     NeighborBatch,
     edge_weights,
+    is_less_projected,
     layerwise,
     neighbor_mean,
     over_neighbors,
 )  # fmt: skip
 from largegt.baselines.neighbors import Block, NeighborSampler
-from largegt.config import ModelConfig
+from largegt.config import ModelConfig, TrainConfig
+from largegt.training.setup import make_optimizer
 from oracles import convolutions as oracle
 
 MODELS = [GraphSAGE, GAT, GTSparse]
@@ -45,7 +47,7 @@ def block_of(neighbors: list[list[int]], num_inputs: int) -> Block:
 def even(seed: int = 0) -> tuple[list[list[int]], int]:
     """Eight targets of three or four neighbours."""
     rng = np.random.default_rng(seed)
-    return [rng.integers(12, size=3 + i % 2).tolist() for i in range(8)], 12
+    return [rng.integers(40, size=3 + i % 2).tolist() for i in range(8)], 40
 
 
 def uneven(seed: int = 0) -> tuple[list[list[int]], int]:
@@ -59,7 +61,13 @@ def lonely() -> tuple[list[list[int]], int]:
     return [[], [], []], 3
 
 
-SHAPES = [even, uneven, lonely]
+def whole(seed: int = 0) -> tuple[list[list[int]], int]:
+    """A whole graph: every input is a target."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(9, size=size).tolist() for size in [3, 0, 1, 30, 2, 8, 17, 5, 1]], 9
+
+
+SHAPES = [even, uneven, lonely, whole]
 
 
 def make_layer(kind: type[nn.Module], average: bool = False, width_in: int = 5, **settings: Any) -> Any:
@@ -116,8 +124,17 @@ def pyg_gat(layer: Any, pyg: Any) -> Twin:
     skip = nn.Linear(5, layer.skip.out_features, bias=False).double()
     nn.init.normal_(conv.bias)
     return _WithSkip(conv, skip), [
-        (layer.weight_hwd, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
+        (layer.weight, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
         (layer.skip.weight, skip.weight), (layer.skip.bias, conv.bias),
+    ]  # fmt: skip
+
+
+def pyg_first_gat(layer: Any, pyg: Any) -> Twin:
+    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=True).double()
+    nn.init.normal_(conv.bias)
+    return conv, [
+        (layer.weight, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
+        (layer.own_bias, conv.bias),
     ]  # fmt: skip
 
 
@@ -137,10 +154,11 @@ def pyg_transformer(layer: Any, pyg: Any) -> Twin:
     return conv, weights + [(ours.bias, theirs.bias) for ours, theirs in pairs]
 
 
-@pytest.mark.parametrize("shape", [even, uneven])
+@pytest.mark.parametrize("shape", [even, uneven, whole])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "make_twin"), [(SageLayer, pyg_sage), (GatLayer, pyg_gat), (TransformerLayer, pyg_transformer)]
+    ("kind", "make_twin"),
+    [(SageLayer, pyg_sage), (GatLayer, pyg_gat), (GatLayer, pyg_first_gat), (TransformerLayer, pyg_transformer)],
 )
 def test_layers_against_pytorch_geometric(
     kind: type[nn.Module], make_twin: Callable[..., Twin], average: bool, shape: Callable[[], Any]
@@ -148,7 +166,10 @@ def test_layers_against_pytorch_geometric(
     pyg = pytest.importorskip("torch_geometric.nn")
     neighbors, num_inputs = shape()
     block = block_of(neighbors, num_inputs)
-    layer = make_layer(kind, average)
+    if make_twin is pyg_first_gat:  # it drops the edges from a node to itself that are there
+        neighbors = [[j for j in around if j != i] for i, around in enumerate(neighbors)]
+        block = block_of(neighbors, num_inputs)
+    layer = make_layer(kind, average, residual=make_twin is not pyg_first_gat)
     twin, pairs = make_twin(layer, pyg)
     with torch.no_grad():
         for ours, theirs in pairs:
@@ -161,6 +182,40 @@ def test_layers_against_pytorch_geometric(
     own, other = grads(found, h, *(ours for ours, _ in pairs)), grads(expected, h, *(theirs for _, theirs in pairs))
     for one, another in zip(own, other, strict=True):
         torch.testing.assert_close(one, another.view(one.shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("average", [False, True])
+def test_gat_without_skip_against_loops(average: bool, shape: Callable[[], Any]) -> None:
+    """It is the one with a skip that adds nothing, on neighbours of whom the node itself is the first."""
+    neighbors, num_inputs = shape()
+    layer, other = make_layer(GatLayer, average, residual=False), make_layer(GatLayer, average)
+    nn.init.normal_(layer.own_bias)
+    with torch.no_grad():
+        for name in ("weight", "source_hw", "target_hw"):
+            getattr(other, name).copy_(getattr(layer, name))
+        other.skip.weight.zero_()
+        other.skip.bias.copy_(layer.own_bias)
+    h = torch.randn(num_inputs, 5, dtype=torch.float64)
+    expected = oracle.gat(other, h, [[i, *around] for i, around in enumerate(neighbors)])
+    torch.testing.assert_close(layer(h, block_of(neighbors, num_inputs)), expected)
+
+
+def test_inputs_are_projected_first_where_that_is_less_work() -> None:
+    """Both ways are among the shapes that are compared with loops."""
+    chosen = {shape: is_less_projected(block_of(*shape()), width_in=5, width_out=3) for shape in SHAPES}
+    assert chosen[whole]
+    assert not chosen[even]
+    assert not is_less_projected(block_of(*whole()), width_in=3, width_out=3)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weight_decay_falls_on_every_matrix(kind: type[MessagePassing]) -> None:
+    """It falls on what has two axes: a layer's weights are kept so, however many heads they are of."""
+    model = kind(50, 3, config_of())
+    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.1), torch.device("cpu"))
+    spared = [p.numel() for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]]
+    assert max(spared) <= 8
 
 
 @pytest.mark.parametrize("kind", [GatLayer, TransformerLayer])
@@ -210,7 +265,9 @@ def test_neighbours_side_by_side(shape: Callable[[], Any]) -> None:
             assert (place[number] < num_inputs).all()
     padded = sum(place.numel() for _, place, _ in groups)
     assert padded <= 2 * sum(map(len, neighbors)) + sum(not around for around in neighbors)
-    assert len(groups) == (len({(len(a) - 1).bit_length() if a else -1 for a in neighbors}) if shape is uneven else 1)
+    assert len(groups) == (
+        len({(len(a) - 1).bit_length() if a else -1 for a in neighbors}) if shape in (uneven, whole) else 1
+    )
 
 
 def test_weights_of_nobody_are_zero_and_so_is_their_gradient() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from .message_passing import MessagePassing, layer_widths, neighbor_mean
+from .message_passing import MessagePassing, is_less_projected, layer_widths, neighbor_mean
 from .neighbors import Block
 
 
@@ -25,7 +25,10 @@ class SageLayer(nn.Module):
 
     def forward(self, h_nd: Tensor, block: Block) -> Tensor:
         own_td: Tensor = self.self_weight(h_nd[: block.num_targets])
-        others_td: Tensor = self.neighbor_weight(neighbor_mean(h_nd, block))
+        if is_less_projected(block, h_nd.shape[1], self.neighbor_weight.out_features):
+            others_td = neighbor_mean(F.linear(h_nd, self.neighbor_weight.weight), block) + self.neighbor_weight.bias
+        else:
+            others_td = self.neighbor_weight(neighbor_mean(h_nd, block))
         return own_td + others_td
 
 
