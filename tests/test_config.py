@@ -116,7 +116,7 @@ def test_an_unknown_key_in_a_file_is_refused(tmp_path: Path) -> None:
         "model.dropout=-0.1", "train.epochs=0", "train.epochs=2.5", "train.epochs=", "train.learning_rate=0",
         "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup=1", "model.name=gcn",
         "train.seed=-1", "train.seed=123456789012345678901",
-        "train.device=gpu", "train.precision=fp8", "model.norm=none", "prepare.local_nodes.direction=up",
+        "train.device=gpu", "train.precision=fp8", "model.norm=group", "prepare.local_nodes.direction=up",
         "model.codebook.centroids=0", "train=5", "model.codebook=3", "train.epochs=[1, 2]", "train.budget=soon",
     ],
 )  # fmt: skip
@@ -437,15 +437,10 @@ def test_an_unknown_model(name: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_which_models_do_without_a_norm(name: str) -> None:
-    settings = [f"model.name={name}", "model.norm=none"]
-    if name in ("mlp", "sign") or name.startswith("largegt"):
-        with pytest.raises(ConfigError, match=f"setting model.norm: {name} cannot do without: choose layer or batch"):
-            Config.from_recipe("default", settings)
-    else:
-        config = Config.from_recipe("default", settings)
-        assert config.model.norm == "none"
-        assert build(Config, tomllib.loads(config.to_toml())) == config
+def test_every_model_does_without_a_norm(name: str) -> None:
+    config = Config.from_recipe("default", [f"model.name={name}", "model.norm=none"])
+    assert config.model.norm == "none"
+    assert build(Config, tomllib.loads(config.to_toml())) == config
 
 
 def test_a_wrong_choice_names_the_nearest() -> None:

@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -224,8 +223,6 @@ ModelName = Literal[
 
 MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
 
-_ALWAYS_NORMED = ("largegt-full", "largegt-local", "largegt-global", "mlp", "sign")
-
 _OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
 _OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
 _ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
@@ -276,7 +273,7 @@ class ModelConfig(Settings):
     dropout: float = Field(default=0.3, ge=0, lt=1)
     """Dropout in the FFN that joins local and global, and between the layers of baselines."""
     norm: Literal["layer", "batch", "none"] = "layer"
-    """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: for those that draw neighbours."""
+    """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: no norm."""
     residual: bool = True
     """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, an edge from a node to itself."""
     init: Literal["default", "normal"] = "default"
@@ -296,14 +293,6 @@ class ModelConfig(Settings):
                 f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
             )
         return fanouts
-
-    @field_validator("norm")
-    @classmethod
-    def _check_norm(cls, norm: str, others: ValidationInfo) -> str:
-        name = others.data.get("name", "")
-        if norm == "none" and name in _ALWAYS_NORMED:
-            raise ValueError(f"{name} cannot do without: choose layer or batch")
-        return norm
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:

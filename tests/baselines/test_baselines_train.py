@@ -51,6 +51,14 @@ def test_it_learns_and_predicts(store: GraphStore, name: str, tmp_path: Path) ->
     assert right == pytest.approx(metrics["test"]["accuracy"])
 
 
+@pytest.mark.parametrize("name", [*MODELS, "largegt-full"])
+def test_it_trains_without_a_norm(store: GraphStore, name: str, tmp_path: Path) -> None:
+    run = train(store, config_of(name, "model.norm=none", "train.epochs=1"), tmp_path / "run")
+    batch_norms = [m for m in run.load_model(run.prepared()).modules() if isinstance(m, torch.nn.BatchNorm1d)]
+    assert not batch_norms
+    assert np.isfinite(run.history[0]["train"]["loss"])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_run_twice_and_after_an_interruption(store: GraphStore, name: str, tmp_path: Path) -> None:
     config = config_of(name, "model.dropout=0.2")

@@ -28,8 +28,9 @@ from torch.nn import functional as F
 from ..config import ModelConfig
 from ..errors import ConfigError
 from ..model.global_module import GlobalModule
+from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
-from .message_passing import gather, make_norm_or_none
+from .message_passing import gather
 
 if TYPE_CHECKING:
     from ..prepare.prepared import Prepared
@@ -134,8 +135,8 @@ class GOAT(NodeModel):
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
             joined += width
         self.ffn = nn.Sequential(
-            nn.Linear(joined, width), make_norm_or_none(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
-            nn.Linear(width, width), make_norm_or_none(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+            nn.Linear(joined, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+            nn.Linear(width, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
         )  # fmt: skip
         self.head = nn.Linear(width, num_outputs)
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
-from .message_passing import make_norm_or_none
 
 if TYPE_CHECKING:
     from ..prepare.prepared import Prepared
@@ -73,7 +73,7 @@ class LINKX(NodeModel):
         layers: list[nn.Module] = []
         for _ in range(config.num_layers):
             layers += [
-                nn.Linear(width, width), make_norm_or_none(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+                nn.Linear(width, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
             ]  # fmt: skip
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, num_outputs)

@@ -94,7 +94,7 @@ class MessagePassing(NodeModel):
         """`widths` are those of the layers' outputs."""
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.norms = nn.ModuleList(make_norm_or_none(config.norm, width) for width in widths[:-1])
+        self.norms = nn.ModuleList(make_norm(config.norm, width) for width in widths[:-1])
         self.activation, self.fanouts = activation, config.fanouts
         self.input_dropout, self.dropout = config.input_dropout, config.dropout
         self._widths = widths
@@ -143,11 +143,6 @@ def layers_of_heads(
     widths = layer_widths(num_features, config.heads * head_width, num_outputs, config)
     layers = [make(width, head_width, False, config) for width in widths[:-2]]
     return [*layers, make(widths[-2], num_outputs, True, config)], widths[1:]
-
-
-def make_norm_or_none(kind: str, width: int) -> nn.Module:
-    """`layer` or `batch` norm of this width; `none` changes nothing."""
-    return nn.Identity() if kind == "none" else make_norm(kind, width)
 
 
 def neighbor_mean(h_nd: Tensor, block: Block) -> Tensor:

@@ -126,5 +126,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def make_norm(kind: str, width: int) -> nn.Module:
-    """`layer` or `batch` norm of this width."""
+    """`layer` or `batch` norm of this width; `none` changes nothing."""
+    if kind == "none":
+        return nn.Identity()
     return nn.LayerNorm(width) if kind == "layer" else BatchNorm(width)
