@@ -13,6 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from .types import Array
+
 
 def num_threads(threads: int | None) -> int:
     """The number asked for, or the cores this process may use."""
@@ -32,6 +36,16 @@ def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: 
         return
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda pair: task(*pair), ranges)
+
+
+def take_rows(source: Array, at: Array, out: Array, rows_per_task: int, threads: int) -> None:
+    """out[i] = source[at[i]], by several threads. Rows must be there: none is checked."""
+
+    def take(low: int, high: int) -> None:  # it gives the GIL away; clip is its fast way
+        np.take(source, at[low:high], axis=0, out=out[low:high], mode="clip")
+
+    for _ in run_ranges(take, [*range(0, len(at), rows_per_task), len(at)], threads):
+        pass
 
 
 def run_ahead(

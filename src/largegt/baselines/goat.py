@@ -18,8 +18,8 @@ Global: model/global_module.py. Then the FFN block and the output layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from ..errors import ConfigError
 from ..model.global_module import GlobalModule
 from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
+from .batch import DrawnBatch
 from .message_passing import gather
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NeighborhoodBatch:
+class NeighborhoodBatch(DrawnBatch):
     """What GOAT sees of b nodes: a NeighborBatch by distance instead of by layer."""
 
     nodes: Tensor
@@ -52,16 +53,6 @@ class NeighborhoodBatch:
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
-    multiplicity: ClassVar[None] = None
-    """As a TokenBatch has it: every row stands for itself."""
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> NeighborhoodBatch:
-        """The same batch on another device."""
-        moved = {name: value.to(device, non_blocking=non_blocking) for name, value in vars(self).items()}
-        return replace(self, **moved)
 
 
 class NeighborhoodAttention(nn.Module):

@@ -11,8 +11,8 @@ neighbour; an optimizer step touches all of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from torch.nn import functional as F
 from ..config import ModelConfig
 from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
+from .batch import DrawnBatch
 
 if TYPE_CHECKING:
     from ..prepare.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class AdjacencyBatch:
+class AdjacencyBatch(DrawnBatch):
     """What LINKX sees of b nodes: all their neighbours, by number."""
 
     nodes: Tensor
@@ -42,16 +43,6 @@ class AdjacencyBatch:
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
-    multiplicity: ClassVar[None] = None
-    """As a TokenBatch has it: every row stands for itself."""
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> AdjacencyBatch:
-        """The same batch on another device."""
-        moved = {name: value.to(device, non_blocking=non_blocking) for name, value in vars(self).items()}
-        return replace(self, **moved)
 
 
 class LINKX(NodeModel):

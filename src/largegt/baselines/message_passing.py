@@ -13,11 +13,11 @@ by side (`over_neighbors`). Cost: O(e·h·d) time; memory O(t·d), or O(e·d + e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
 from ..prepare.blocks import numbers
 from ..progress import Progress, silent
-from ..threads import num_threads, run_ranges
+from ..threads import num_threads, take_rows
 from ..types import Array, PathLike
+from .batch import DrawnBatch
 from .neighbors import Block, NeighborSampler
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _ROWS_PER_READ, _READERS = 1024, 32
 
 
 @dataclass(frozen=True)
-class NeighborBatch:
+class NeighborBatch(DrawnBatch):
     """What a message-passing model sees of b nodes."""
 
     nodes: Tensor
@@ -59,22 +60,6 @@ class NeighborBatch:
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
-    multiplicity: ClassVar[None] = None
-    """As a TokenBatch has it: every row stands for itself."""
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> NeighborBatch:
-        """The same batch on another device."""
-        return replace(
-            self,
-            nodes=self.nodes.to(device, non_blocking=non_blocking),
-            features=self.features.to(device, non_blocking=non_blocking),
-            blocks=tuple(block.to(device, non_blocking) for block in self.blocks),
-            positions=self.positions.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-        )
 
 
 class MessagePassing(NodeModel):
@@ -317,12 +302,7 @@ class _LayerRows:
         """The rows of these nodes."""
         at = nodes if isinstance(self.nodes, range) else np.searchsorted(self.nodes, nodes)
         out = np.empty((len(at), self.array.shape[1]), dtype=self.array.dtype)
-
-        def read(low: int, high: int) -> None:  # take gives the GIL away; clip is its fast way
-            np.take(self.array, at[low:high], axis=0, out=out[low:high], mode="clip")
-
-        for _ in run_ranges(read, [*range(0, len(at), _ROWS_PER_READ), len(at)], self.readers):
-            pass
+        take_rows(self.array, at, out, _ROWS_PER_READ, self.readers)
         return torch.from_numpy(out)
 
     def drop(self) -> None:

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from ..errors import ConfigError
 from ..memory import available_bytes, format_bytes
 from ..prepare.prepared import Prepared
-from ..threads import num_threads, run_ranges
+from ..threads import num_threads, take_rows
 from ..types import Array
 from .input_tokens import input_tokens
 
@@ -167,15 +167,9 @@ class TokenTable:
     def _read(self, table: Tensor, rows: Tensor) -> Tensor:
         """These rows, read by several threads; into pinned memory when they go on to a GPU."""
         out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=self.target.type == "cuda")
-        source, target, at = table.numpy(), out.numpy(), rows.numpy()
-        self._check(table, rows)  # clip is for speed, not for wrong rows
-
-        def read(low: int, high: int) -> None:  # take gives the GIL away
-            np.take(source, at[low:high], axis=0, out=target[low:high], mode="clip")
-
-        step = max(self.rows_per_read, -(-len(at) // (4 * self.readers)))
-        for _ in run_ranges(read, [*range(0, len(at), step), len(at)], self.readers):
-            pass
+        self._check(table, rows)
+        rows_per_task = max(self.rows_per_read, -(-len(rows) // (4 * self.readers)))
+        take_rows(table.numpy(), rows.numpy(), out.numpy(), rows_per_task, self.readers)
         return out
 
 
