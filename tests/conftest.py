@@ -16,6 +16,7 @@ from largegt.config import IngestConfig
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
+from run_helpers import lg  # noqa: F401
 
 StoreMaker = Callable[..., GraphStore]
 

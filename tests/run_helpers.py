@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from largegt import cli
 from largegt.config import Config, IngestConfig
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
@@ -84,3 +87,45 @@ def final(run: Path) -> dict[str, Any]:
 def left_in(folder: Path) -> list[str]:
     """Everything below a folder, hidden things too."""
     return sorted(str(item.relative_to(folder)) for item in folder.rglob("*"))
+
+
+# the command line in this process
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def __iter__(self) -> Iterator[Any]:
+        """`code, out, err = lg("datasets")`."""
+        return iter((self.code, self.out, self.err))
+
+    @property
+    def json(self) -> Any:
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`lg("inspect", path)`: the command line in this process."""
+
+    def call(*arguments: Any) -> Result:
+        monkeypatch.setattr(sys, "argv", ["largegt", *(str(argument) for argument in arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as leave:
+            code = leave.code
+        out, err = capsys.readouterr()
+        return Result(0 if code is None else code, out, err)
+
+    return call

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +22,12 @@ from largegt import cli
 from largegt.config import MODEL_NAMES, Config, build, recipe_names, recipes_by_dataset
 from largegt.graph.store import GraphStore
 from largegt.prepare.prepared import Prepared
-from run_helpers import SMALL, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
+from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 VERBS = (
     "demo", "synthesize", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings",
 )  # fmt: skip
 SET = [part for item in SMALL for part in ("--set", item)]
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        def refuse(word: str) -> None:
-            raise AssertionError(f"{word} is not JSON")
-
-        return json.loads(self.out, parse_constant=refuse)
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`lg("inspect", path)`: the command line in this process."""
-
-    def call(*arguments: Any) -> Result:
-        monkeypatch.setattr(sys, "argv", ["largegt", *(str(argument) for argument in arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as leave:
-            code = leave.code
-        out, err = capsys.readouterr()
-        return Result(0 if code is None else code, out, err)
-
-    return call
 
 
 def refused(result: Result, *words: str) -> None:

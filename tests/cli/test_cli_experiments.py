@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from largegt import cli
 from largegt.graph.store import GraphStore
-from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
+from run_helpers import SMALL, Cli, easy_store, one_thread  # noqa: F401
 
-Cli = Callable[..., tuple[int, str, str]]
 QUICK = [part for item in (*SMALL, "train.epochs=1") for part in ("--set", item)]
-
-
-@pytest.fixture
-def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`code, out, err = lg("datasets")`."""
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["largegt", *(str(argument) for argument in arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            code = stopped.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +75,9 @@ def test_reproduce_refuses_in_one_line(
 
 
 def test_a_report_without_a_look_into_the_weights(lg: Cli, store: GraphStore, tmp_path: Path) -> None:
-    assert lg("train", store.path, "--out", tmp_path / "run", "--model", "mlp", *QUICK)[0] == 0
+    assert lg("train", store.path, "--out", tmp_path / "run", "--model", "mlp", *QUICK).code == 0
     page = tmp_path / "p.html"
-    assert lg("report", tmp_path / "run", "--out", page, "--no-analysis")[0] == 0
+    assert lg("report", tmp_path / "run", "--out", page, "--no-analysis").code == 0
     assert not (tmp_path / "run" / "analysis.json").exists()
-    assert lg("report", tmp_path / "run", "--out", page, "--max-nodes", 20)[0] == 0
+    assert lg("report", tmp_path / "run", "--out", page, "--max-nodes", 20).code == 0
     assert json.loads((tmp_path / "run" / "analysis.json").read_text())
