@@ -3,14 +3,14 @@
 Enters: a Prepared, the device that trains, and a place. Leaves: tokens of a batch; the same bytes from every place.
 
   gpu    every array is copied into the GPU's memory and gathered there
-  host   every array is copied into this machine's memory; for a GPU the token rows are pinned, and the GPU reads the
-         rows that a batch needs by itself, over the bus
+  host   every array is copied into this machine's memory; for a GPU the token rows are pinned, in the precision it
+         computes in, and it reads the rows that a batch needs by itself (bus.py)
   disk   the memory-mapped files, read by several threads. Where they are larger than memory, only the distinct rows
          of a batch are read, in the file's order, and travel to the GPU, which spreads them out
 
 `auto` takes gpu or host, whichever has room first, and disk otherwise; on a CPU it takes disk, where the page cache
-is as good as a copy. Cost of a batch on the bus and on the disk: its u ≤ b·k distinct rows of h·d numbers, h =
-hops + 1.
+is as good as a copy. Cost of a batch on the bus: its b·k rows of h·d numbers, h = hops + 1; on a disk that is read, its
+distinct rows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from ..memory import available_bytes, format_bytes
 from ..prepare.prepared import Prepared
 from ..threads import num_threads, take_rows
 from ..types import Array
+from .bus import read_over_bus
 from .input_tokens import input_tokens
+from .rounding import take_rounded
 
 Place = Literal["auto", "gpu", "host", "disk"]
 
 _GPU_SHARE, _HOST_SHARE = 0.6, 0.5
 _BLOCK_ROWS = 1 << 16
+_BUS_NUMBERS = 8
+"""Features on the bus come in multiples of this: 16 bytes at a time."""
 _COPIERS, _READERS = 8, 32
 """Threads that gather a batch's rows of files that fit into memory (more of them get in each other's way), and of
 larger ones: so many requests the disk has in hand at once."""
@@ -91,13 +95,15 @@ class TokenTable:
             for name in ("local_rows", "tokens"):
                 arrays[name] = _without_readahead(np.load(prepared.path / f"{name}.npy", mmap_mode="r"))
         tensors = {name: _tensor(array) for name, array in arrays.items()}
+        self.num_features = prepared.num_features
         if self.place == "gpu":
             tokens = form.copied(tensors.pop("tokens"), self.target)
             tensors = {name: tensor.to(self.target) for name, tensor in tensors.items()} | {"tokens": tokens}
         elif self.place == "host":
+            packed = TokenForm(form.dtype, _BUS_NUMBERS) if self.target.type == "cuda" else TokenForm()
+            tokens = packed.copied(tensors.pop("tokens"), torch.device("cpu"))
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-            if self.target.type == "cuda":
-                tensors["tokens"] = _pinned(tensors["tokens"], self.target)
+            tensors["tokens"] = _pinned(tokens, self.target) if self.target.type == "cuda" else tokens
         self.nodes: Tensor = tensors["nodes"]
         self.local_rows_nk: Tensor = tensors["local_rows"]
         self.tokens_rhd: Tensor = tensors["tokens"]
@@ -123,7 +129,7 @@ class TokenTable:
     @property
     def width(self) -> int:
         """Numbers of a token, with the zeros behind them."""
-        return self.form.width(self.tokens_rhd.shape[2])
+        return self.form.width(self.num_features)
 
     def block(self, start: int, stop: int) -> Tensor:
         """[stop - start, h, d] token rows as they lie in the table, in the form and on the device of a batch."""
@@ -148,16 +154,18 @@ class TokenTable:
         """[b, h·k, d] tokens, on the device that trains."""
         if self.place == "gpu":
             return input_tokens(self.tokens_rhd, local_rows_bk)
-        if not self.is_cold and not self.tokens_rhd.is_cuda:  # in memory, or in the page cache after one epoch
+        if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
+            rows = local_rows_bk.reshape(-1).to(self.target, non_blocking=True)
+            tokens_nhd = read_over_bus(self.tokens_rhd, rows, self.width)
+            return _computable(tokens_nhd.view(len(local_rows_bk), -1, self.width))
+        if not self.is_cold:  # in memory, or in the page cache after one epoch
             if self.target.type == "cpu":
                 self._check(self.tokens_rhd, local_rows_bk)
                 return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
             block_nhd = self._read(self.tokens_rhd, local_rows_bk.reshape(-1)).to(self.target, non_blocking=True)
             in_order = torch.arange(len(block_nhd), device=self.target).view(local_rows_bk.shape)
-            return input_tokens(self.form.of(block_nhd), in_order)
-        distinct_u, which_bk = torch.unique(local_rows_bk.to(self.tokens_rhd.device), return_inverse=True)
-        if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
-            return input_tokens(self.form.of(self.tokens_rhd.index_select(0, distinct_u)), which_bk)
+            return input_tokens(self.form.of(block_nhd[..., : self.num_features]), in_order)
+        distinct_u, which_bk = torch.unique(local_rows_bk, return_inverse=True)
         block_uhd = self._read(self.tokens_rhd, distinct_u).to(self.target, non_blocking=True)
         return input_tokens(self.form.of(block_uhd), which_bk.to(self.target, non_blocking=True))
 
@@ -166,10 +174,13 @@ class TokenTable:
 
     def _read(self, table: Tensor, rows: Tensor) -> Tensor:
         """These rows, read by several threads; into pinned memory when they go on to a GPU."""
-        out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=self.target.type == "cuda")
+        is_rounded = table.dtype == torch.float32 and self.form.dtype == torch.bfloat16
+        dtype = torch.bfloat16 if is_rounded else table.dtype
+        out = torch.empty((len(rows), *table.shape[1:]), dtype=dtype, pin_memory=self.target.type == "cuda")
         self._check(table, rows)
         rows_per_task = max(self.rows_per_read, -(-len(rows) // (4 * self.readers)))
-        take_rows(table.numpy(), rows.numpy(), out.numpy(), rows_per_task, self.readers)
+        take = take_rounded if is_rounded else take_rows
+        take(_numpy(table), rows.numpy(), _numpy(out), rows_per_task, self.readers)
         return out
 
 
@@ -196,6 +207,16 @@ def choose_place(place: Place, num_bytes: int, device: torch.device) -> Place:
             f"use --set tokens.table={other}"
         )
     return place
+
+
+def _computable(tokens: Tensor) -> Tensor:
+    """float16, a format to store in and not to compute in, as float32."""
+    return tokens.float() if tokens.dtype == torch.float16 else tokens
+
+
+def _numpy(tensor: Tensor) -> Array:
+    """The same memory as a NumPy array; bfloat16, which that does not know, as its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _tensor(array: Array) -> Tensor:
@@ -232,8 +253,9 @@ def _unpin(host: Tensor) -> None:
 
 def _pinned(host: Tensor, device: torch.device) -> Tensor:
     """`host` as a tensor of the GPU, without a copy; `host` itself where the system pins no memory for us."""
+    bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host  # NumPy's formats have no bfloat16
     try:
-        return torch.as_tensor(_Pinned(host), device=device)
+        return torch.as_tensor(_Pinned(bits), device=device).view(host.dtype)
     except RuntimeError as error:
         with suppress(RuntimeError):
             torch.zeros(1, device=device)  # CUDA tells the failure once more, to the next call
