@@ -169,7 +169,7 @@ def test_layers_against_pytorch_geometric(
     if make_twin is pyg_first_gat:  # it drops the edges from a node to itself that are there
         neighbors = [[j for j in around if j != i] for i, around in enumerate(neighbors)]
         block = block_of(neighbors, num_inputs)
-    layer = make_layer(kind, average, residual=make_twin is not pyg_first_gat)
+    layer = make_layer(kind, average, residual=make_twin is not pyg_first_gat, dropout=0.0)
     twin, pairs = make_twin(layer, pyg)
     with torch.no_grad():
         for ours, theirs in pairs:
@@ -198,7 +198,25 @@ def test_gat_without_skip_against_loops(average: bool, shape: Callable[[], Any])
         other.skip.bias.copy_(layer.own_bias)
     h = torch.randn(num_inputs, 5, dtype=torch.float64)
     expected = oracle.gat(other, h, [[i, *around] for i, around in enumerate(neighbors)])
-    torch.testing.assert_close(layer(h, block_of(neighbors, num_inputs)), expected)
+    torch.testing.assert_close(layer.eval()(h, block_of(neighbors, num_inputs)), expected)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gat_without_skip_drops_projected_inputs(shape: Callable[[], Any], residual: bool) -> None:
+    """Its weights are the same with and without, so what changes is what is summed: a share of it, on average all."""
+    neighbors, num_inputs = shape()
+    layer = make_layer(GatLayer, False, residual=residual, dropout=0.4).train()
+    h = torch.randn(num_inputs, 5, dtype=torch.float64)
+    block = block_of(neighbors, num_inputs)
+    drawn = torch.stack([layer(h, block) for _ in range(4000)])
+    expected = layer.eval()(h, block)
+    if residual:
+        torch.testing.assert_close(drawn, expected.expand_as(drawn))
+    else:
+        assert drawn.std(dim=0).amax() > 0.01
+        error = drawn.std(dim=0) / 4000**0.5
+        assert ((drawn.mean(dim=0) - expected).abs() < 6 * error + 1e-9).all()
 
 
 def test_inputs_are_projected_first_where_that_is_less_work() -> None:

@@ -6,7 +6,8 @@ A head gives Σ_j α_ij W h_j with α_i = softmax_j(leaky(a_t·W h_i + a_s·W h_
 head, a_s·W h_j = (Wᵀa_s)·h_j, and the sum is W (Σ_j α_ij h_j): no input is projected. Only where that is more work, on
 wide inputs that many targets share (bags of words, whole graphs), is each projected once and Σ_j α_ij (W h_j) taken.
 
-A node sees itself by the skip; without it (`residual` off, the form of the first paper) by an edge to itself.
+A node sees itself by the skip; without it (`residual` off, the form of the first paper) by an edge to itself, and then
+dropout falls on the projected inputs too, as the first paper's authors have it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class GatLayer(nn.Module):
         super().__init__()
         heads = config.heads
         self.average, self.dropout = average, config.attention_dropout
+        self.input_dropout = 0.0 if config.residual else config.dropout
         self.weight = nn.Parameter(torch.empty(heads * head_width, width_in))
         self.source_hw = nn.Parameter(torch.empty(heads, head_width))
         self.target_hw = nn.Parameter(torch.empty(heads, head_width))
@@ -51,8 +53,9 @@ class GatLayer(nn.Module):
         own_td = h_nd[: block.num_targets]
         if self.skip is None:
             block = with_own(block)
-        projects = is_less_projected(block, h_nd.shape[1], self.source_hw.shape[1])
-        x_nd = F.linear(h_nd, self.weight) if projects else None
+        drops = self.training and self.input_dropout > 0
+        projects = drops or is_less_projected(block, h_nd.shape[1], self.source_hw.shape[1])
+        x_nd = F.dropout(F.linear(h_nd, self.weight), self.input_dropout, drops) if projects else None
         source_nh = h_nd @ self._scorer(self.source_hw)
         target_th = own_td @ self._scorer(self.target_hw)
         dropout = self.dropout if self.training else 0.0
