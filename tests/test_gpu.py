@@ -79,6 +79,21 @@ def test_every_table_gives_the_same_batches(
         assert all(a.is_cuda and torch.equal(a.cpu(), b) for a, b in zip(found.tensors(), there.tensors(), strict=True))
 
 
+@pytest.mark.parametrize("place", ["host", "disk", "unpinned"])
+def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from largegt.tokens import table
+
+    if place == "unpinned":
+        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+    where: table.Place = "host" if place == "unpinned" else place  # type: ignore[assignment]
+    rows = torch.randint(len(prepared.token_nodes), (40, 12))
+    for form in (table.TokenForm(torch.bfloat16, 64), table.TokenForm(torch.bfloat16, 4), table.TokenForm()):
+        expected = table.TokenTable(prepared, "cuda", "gpu", form).tokens_of(rows.cuda())
+        found = table.TokenTable(prepared, "cuda", where, form).tokens_of(rows)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("place", ["gpu", "host", "disk"])
 def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
@@ -164,6 +179,72 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
+    """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
+    from largegt.training.metrics import TaskHead
+    from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
+    from largegt.training.step import SealedModel, TrainingStep
+    from largegt.training.weight_average import WeightAverage
+
+    decay = 0.5
+    config = lg.Config.from_recipe("default", ["model.hidden=32", "train.batch_size=12", "train.device=cuda"])
+    torch.manual_seed(0)
+    fabric = make_fabric(config.train)
+    model = build_model(config.model, prepared)
+    optimizer = make_optimizer(model, config.train, fabric.device)
+    sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+    model.compile_for({12, 100})
+    average = WeightAverage(model, decay)
+    head = TaskHead.for_training(prepared, config.train)
+    step = TrainingStep(fabric, sealed, wrapped, head, config.train, True, average)
+    loader = make_loader(prepared, model, config.train, fabric.device)
+    expected = [parameter.detach().cpu().double() for parameter in model.parameters()]
+    steps = 0
+    for epoch in range(2):
+        for batch in loader.batches(prepared.split_rows("train"), 12, 0, epoch):
+            step(batch)
+            d = min(decay, (1 + steps) / (10 + steps))
+            now = [parameter.detach().cpu().double() for parameter in model.parameters()]
+            expected = [d * mean + (1 - d) * new for mean, new in zip(expected, now, strict=True)]
+            steps += 1
+        model.eval()
+        own = [parameter.detach().clone() for parameter in model.parameters()]
+        with average.in_place(), torch.no_grad():
+            for found, mean in zip(model.parameters(), expected, strict=True):
+                torch.testing.assert_close(found.cpu().double(), mean, rtol=1e-4, atol=1e-6)
+            for batch in loader.batches(prepared.split_rows("valid")[:100], 100):
+                model(batch)
+        assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
+        model.train()
+    assert step._graph is not None
+    assert steps > 20
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        average.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_weight_average_of_a_compiled_run(prepared: lg.Prepared, tmp_path: Path) -> None:
+    """What is scored while training is what is kept, also when it was interrupted."""
+    config = lg.Config.from_recipe(
+        "default",
+        ["model.hidden=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
+         "train.compile=yes", "train.epochs=12", "train.weight_average=0.9", "train.precision=32-true"],
+    )  # fmt: skip
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if "epoch 7/" in stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lg.train(prepared, config, tmp_path / "run", progress=stop)
+    run = lg.train(prepared, config, tmp_path / "run", resume=True)
+    assert run.metrics["test"]["accuracy"] > 0.8
+    best = run.history[run.metrics["best_epoch"] - 1]["valid"]
+    assert lg.evaluate(run.path, "valid")["loss"] == pytest.approx(best["loss"], rel=1e-2)
 
 
 def dropout_factors(seed: int, shape: tuple[int, ...], dropout: float) -> torch.Tensor:

@@ -41,6 +41,7 @@ _HOMES = {
     "report": ".report.page",
     "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
+    "tune": ".tuning.tune",
     "LargeGTError": ".errors",
 }
 
@@ -62,11 +63,12 @@ if TYPE_CHECKING:
     from .training.evaluate import evaluate
     from .training.loop import train
     from .training.run import Run
+    from .tuning.tune import tune
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
     "Run", "TokenBatch", "TrainConfig", "__version__", "evaluate", "ingest", "local_nodes", "predict", "prepare",
-    "report", "reproduce", "sources", "synthetic", "token_batches", "train",
+    "report", "reproduce", "sources", "synthetic", "token_batches", "train", "tune",
 ]  # fmt: skip
 
 

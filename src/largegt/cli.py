@@ -58,7 +58,12 @@ Memory = Annotated[
         callback=_checked_memory,
     ),
 ]
-Draws = Annotated[int, typer.Option(help="Average predictions over this many samples of local nodes.", min=1)]
+Draws = Annotated[
+    int | None,
+    typer.Option(
+        help="Average predictions over this many samples of local nodes; the run's train.draws if not given.", min=1
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -327,10 +332,72 @@ def train(
 
 
 @app.command()
+def tune(
+    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the trials and what they show.")] = Path("tune"),
+    trials: Annotated[int, typer.Option(help="Trials in all, those that are in --out already included.", min=1)] = 30,
+    budget: Annotated[
+        str | None, typer.Option(help="Wall-clock limit of all trials together: 90s, 30m, 4h. --final is beyond it.")
+    ] = None,
+    recipe: Recipe = None,
+    settings: Settings = None,
+    model: Model = None,
+    original: Original = False,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUES", help="Search this setting over these values. Repeat as needed."),
+    ] = None,
+    only: Annotated[bool, typer.Option("--only", help="Search nothing but what --search names.")] = False,
+    final: Annotated[
+        int, typer.Option(help="Train the best settings with so many seeds and score them on test.", min=0)
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the search; --set train.seed=… is that of the training.", min=0)
+    ] = 0,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the settings that do best on the validation nodes of a store.
+
+    Example:  largegt tune data/g --trials 30 --budget 1h --out tune
+
+    Then:  largegt train data/g --recipe tune/best.toml --out runs/best
+
+    The first trial is the recipe itself, so the result is never below it; the others are drawn where trials so far did
+    well (TPE). A trial that is worse than the median after the same epochs is stopped. Every trial trains for the
+    recipe's epochs: --set train.epochs=10 makes it shorter. The test nodes are not scored, but by --final 4.
+
+    What is searched depends on the model: step size, weight decay, dropout, widths, depth, K and so on. --set fixes a
+    setting, --search says its values, and --only leaves all others alone:
+
+    * a range:  --search train.learning_rate=1e-4..1e-2:log
+
+    * a choice:  --search model.hidden=64,128 --search 'model.fanouts=[20,10],[10,5]'
+
+    The folder gets best.toml (a recipe), trials.csv, tune.md and tune.html. If it is killed, the same command goes on
+    where it stopped; with more --trials or a longer --budget it goes further. It needs Optuna:
+    pip install 'largegt\\[tune]'
+    """
+    from .tuning.tune import tune as run_tune
+
+    if original and (recipe or not model):
+        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+    with _progress(as_json) as progress:
+        found = run_tune(
+            store, out, trials, budget, model, recipe, settings or [], search or [], only=only, original=original,
+            final=final, seed=seed, progress=progress, memory=memory,
+        )  # fmt: skip
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        _print_tuned(found)
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    draws: Draws = 1,
+    draws: Draws = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -354,7 +421,7 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
     ] = False,
-    draws: Draws = 1,
+    draws: Draws = None,
     device: Device = None,
     memory: Memory = None,
     as_json: AsJson = False,
@@ -618,6 +685,25 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     _print_table(title, ("", "valid", "test"), rows)
     if metrics["stopped"]:
         print(f"Stopped early: {metrics['stopped']}.")
+
+
+def _print_tuned(found: Any) -> None:
+    """The best trials, what made a difference, the final runs, and what to do next."""
+    shown = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
+    differs = "differs from the recipe (its value)"
+    columns = ("trial", f"valid {found.metric}", "epochs", differs)
+    _print_table(f"The best of {found.num_done} trials on {found.dataset}", columns, shown, left=(differs,))
+    if found.importances:
+        shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
+        print(f"What made a difference: {', '.join(shares)}")
+    if found.num_prepared:
+        print(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
+    if found.stopped:
+        print(f"Ended early: {found.stopped}; a longer --budget goes on.")
+    if found.final:
+        print(f"\nThe best settings with {len(found.final)} seeds: {found.final_in_words()}")
+    print(f"\nLook at all trials: {found.page}")
+    print(f"Next: largegt train {found.store} --recipe {found.recipe} --out runs/best")
 
 
 def _show_folder(path: Path, as_json: bool, verify: bool) -> None:

@@ -95,7 +95,7 @@ class LocalNodesConfig(Settings):
     k: int = Field(default=50, ge=1)
     """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
     direction: Direction = "both"
-    """Which edges lead to neighbours: out, in, or both (the undirected view). Context features follow it too."""
+    """Which edges lead to neighbours: out, in, or both (the undirected view). Contexts too, unless apart."""
     hop1_share: float | None = Field(default=None, ge=0, le=1)
     """Share of the K - 1 slots for one-hop neighbours, the rest for nodes at distance two. none: uniform over both."""
     nodes: Literal["labelled", "all"] = "labelled"
@@ -122,6 +122,10 @@ class TokensConfig(Settings):
     """Precision of the stored token rows; sums are always float32."""
     nodes: Literal["sampled", "reachable", "all"] = "sampled"
     """Which nodes get a token row: sampled ones, reachable (all within two hops, for fresh samples), or all."""
+    contexts: Literal["together", "apart"] = "together"
+    """apart: contexts along and against the edges of a directed graph are tokens of their own, 1 + 2·hops a node."""
+    degrees: bool = False
+    """Add log(1 + degree) to the features: one column for an undirected graph, out and in for a directed one."""
 
 
 class PositionsConfig(Settings):
@@ -230,7 +234,7 @@ _ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
 _NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
     "largegt-global": _OWN_ROW,
     "mlp": _OWN_ROW,
-    "sgc": _OWN_ROW,
+    "sgc": _OWN_ROW | {"tokens": {"contexts": "together"}},
     "sign": _OWN_ROW,
     "nagphormer": _OWN_ROW,
     "goat-global": _OWN_ROW,
@@ -275,9 +279,13 @@ class ModelConfig(Settings):
     norm: Literal["layer", "batch", "none"] = "layer"
     """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: no norm."""
     residual: bool = True
-    """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, an edge from a node to itself."""
+    """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, the form of its first paper."""
     init: Literal["default", "normal"] = "default"
     """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
+    label_tokens: bool = False
+    """LargeGT: training nodes among a node's local nodes tell it their labels, never its own. Off as published."""
+    node_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """LargeGT: share of the local nodes, the node itself apart, that a training step leaves out."""
     codebook: CodebookConfig = CodebookConfig()
 
     @field_validator("fanouts", mode="before")
@@ -316,6 +324,10 @@ class TrainConfig(Settings):
     """Nodes per step of evaluation and prediction."""
     resample: Literal["never", "epoch"] = "never"
     """epoch: train on fresh local nodes every epoch, drawn in the background. Needs the store while training."""
+    draws: int = Field(default=1, ge=1)
+    """Draws of local nodes that test scores and predictions are averaged over; validation has one."""
+    weight_average: float = Field(default=0.0, ge=0, lt=1)
+    """Score an exponential moving average of the weights, with this decay per step; 0: the weights themselves."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
@@ -405,10 +417,10 @@ class Config(Settings):
 
     @property
     def preparation(self) -> PrepareConfig:
-        """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training
-        draws fresh samples."""
+        """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
+        scoring draws fresh samples."""
         needed = self.prepare.for_model(self.model.name)
-        return needed.reachable() if self.train.resample == "epoch" else needed
+        return needed.reachable() if self.train.resample == "epoch" or self.train.draws > 1 else needed
 
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""

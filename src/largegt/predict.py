@@ -48,14 +48,14 @@ def predict(
     all_probabilities: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
-    draws: int = 1,
+    draws: int | None = None,
     memory: str | int | None = None,
 ) -> pa.Table:
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
-    With several `draws`, predictions are averaged over as many samples of local nodes. `memory` is for preparing nodes
-    that are not prepared yet.
+    With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet.
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
     """
     if out is not None and Path(out).suffix not in _SUFFIXES:
@@ -64,6 +64,7 @@ def predict(
         raise ConfigError("give predict ids or a split, not both")
     opened = Run.open(run)
     config = opened.train_config(device)
+    draws = config.draws if draws is None else draws
     store = opened.store()
     prepared = opened.prepared(progress, reachable=draws > 1, memory=memory)
     if split is not None:

@@ -26,6 +26,7 @@ from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, on
 
 VERBS = (
     "demo", "synthesize", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings",
+    "tune",
 )  # fmt: skip
 SET = [part for item in SMALL for part in ("--set", item)]
 

@@ -9,21 +9,26 @@ import pytest
 
 from largegt.folder import FolderWriter
 from largegt.graph.precision import decode
-from largegt.prepare.context import ContextFeatures, feature_scale
+from largegt.prepare.context import ContextFeatures, context_names
+from largegt.prepare.features import NodeFeatures, feature_scale
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
 DIRECTIONS = ["out", "in", "both"]
+WAYS = [*DIRECTIONS, "apart"]
 
 
 def rows_of(
     store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1,
-    memory: int = 1 << 30, hops: int = 2,
+    memory: int = 1 << 30, hops: int = 2, degrees: bool = False,
 ) -> Any:  # fmt: skip
+    """`direction` apart: out and in."""
     nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
-    shift, gain = feature_scale(store, standardize)
+    features = NodeFeatures(store, degrees)
+    shift, gain = feature_scale(features, standardize, threads)
+    directions = ("out", "in") if direction == "apart" else (direction,)
     with FolderWriter(store.path / "rows", "test") as writer:
-        ContextFeatures(store, nodes, shift, gain, direction, memory, threads).write(writer, "float32", hops)
+        ContextFeatures(features, nodes, shift, gain, directions, memory, threads).write(writer, "float32", hops)
         left = [file.stem for file in writer.partial.glob("*.npy")]
         assert left == ["tokens"], "scratch that has served is gone"
         return np.array(writer.array("tokens"))
@@ -69,6 +74,75 @@ def test_any_number_of_hops(
         power = a @ power
 
 
+def test_directions_apart_on_a_hand_drawn_graph(make_store: Any) -> None:
+    """0 → 1 → 2, one feature. Along the edges 0 sees 1 and then 2; against them it sees itself alone."""
+    store = make_store([(0, 1), (1, 2)], 3, np.array([[1.0], [10.0], [100.0]], dtype=np.float32), undirected=False)
+    h, out1, in1, out2, in2 = rows_of(store, direction="apart")[0, :, 0]
+    # D of A + I: out 2, 2, 1; in 1, 2, 2
+    assert h == 1
+    assert out1 == pytest.approx(1 / 2**0.5 + 10 / 4**0.5)
+    assert in1 == pytest.approx(1 / 2**0.5)
+    assert out2 == pytest.approx(out1 / 2**0.5 + (10 / 4**0.5 + 100 / 4**0.5) / 4**0.5)
+    assert in2 == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("degrees", [False, True])
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("hops", [0, 1, 2, 4])
+def test_directions_apart(
+    make_store: Any, random_edges: Any, hops: int, standardize: bool, degrees: bool
+) -> None:  # fmt: skip
+    edges = random_edges(40, 120)
+    features = np.random.default_rng(1).normal(3.0, 2.0, size=(40, 5)).astype(np.float32)
+    store = make_store(edges, 40, features, undirected=False)
+    entered = oracle.with_degrees(edges, features, directed=True) if degrees else features
+    expected = oracle.token_rows(edges, entered, "apart", standardize, hops)
+    found = rows_of(store, None, "apart", standardize, hops=hops, degrees=degrees)
+    assert found.shape == expected.shape == (40, 1 + 2 * hops, 7 if degrees else 5)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+    for side, direction in enumerate(("out", "in")):
+        alone = rows_of(store, None, direction, standardize, hops=hops, degrees=degrees)
+        assert found[:, 1 + side :: 2].tobytes() == alone[:, 1:].tobytes(), "to the bit as each by itself"
+
+
+def test_names_of_contexts() -> None:
+    assert context_names(("both",), 3) == ["C0", "C1", "C2"]
+    assert context_names(("out", "in"), 2) == ["out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
+    assert context_names(("in",), 0) == context_names(("out", "in"), 0) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize(("undirected", "direction"), [(True, "both"), *((False, way) for way in WAYS)])
+def test_degrees_are_features_like_others(
+    make_store: Any, random_edges: Any, undirected: bool, direction: Any, standardize: bool, dtype: str
+) -> None:
+    """Repeated edges and self loops count once and not at all; contexts of the degrees come with them."""
+    edges = random_edges(40, 120)
+    store = make_store(edges, 40, width=3, undirected=undirected, feature_dtype=dtype)
+    entered = oracle.with_degrees(edges, decode(store.features, dtype), directed=not undirected)
+    expected = oracle.token_rows(edges, entered, direction, standardize)
+    found = rows_of(store, None, direction, standardize, degrees=True)
+    assert found.shape[2] == (4 if undirected else 5)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_degrees_by_hand(make_store: Any) -> None:
+    """As in the file: log 1 + what leads away, then log 1 + what leads here."""
+    store = make_store([(0, 1), (0, 2), (0, 2), (2, 2), (1, 2)], 4, undirected=False)
+    found = rows_of(store, degrees=True)[:, 0, 4:]
+    np.testing.assert_allclose(found, np.log([[3, 1], [2, 2], [1, 3], [1, 1]]), rtol=1e-6)
+    around = rows_of(make_store(SIX_NODES, 6), degrees=True)[:, 0, 4:]
+    np.testing.assert_allclose(around[:, 0], np.log([3, 3, 3, 2, 2, 1]), rtol=1e-6)
+
+
+def test_degrees_that_are_all_the_same_are_zero_when_standardized(make_store: Any) -> None:
+    ring = [(i, (i + 1) % 7) for i in range(7)]
+    for undirected in (False, True):
+        found = rows_of(make_store(ring, 7, undirected=undirected), standardize=True, degrees=True)
+        assert np.abs(found[:, :, 4:]).max() == 0
+
+
 @pytest.mark.parametrize("hops", [0, 1, 3, 4])
 @pytest.mark.parametrize("memory", [1 << 30, 300])
 @pytest.mark.parametrize("nodes", [[7], [0, 3, 39], list(range(0, 40, 2))])
@@ -79,6 +153,9 @@ def test_some_nodes_have_the_same_hops_as_among_all(
     every = rows_of(store, None, "out", hops=4)
     found = rows_of(store, nodes, "out", memory=memory, hops=hops)
     np.testing.assert_array_equal(found, every[nodes][:, : hops + 1])
+    every = rows_of(store, None, "apart", hops=4, degrees=True)
+    found = rows_of(store, nodes, "apart", memory=memory, hops=hops, degrees=True)
+    np.testing.assert_array_equal(found, every[nodes][:, : 2 * hops + 1])
 
 
 def test_directions_differ(make_store: Any, random_edges: Any) -> None:
@@ -109,7 +186,7 @@ def test_half_precision_stores_are_summed_in_float32(
     np.testing.assert_allclose(rows_of(store, None, "both", standardize), expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", WAYS)
 @pytest.mark.parametrize("nodes", [[7], [0, 3, 39], [38, 39], list(range(0, 40, 2))])
 def test_some_nodes_get_the_rows_they_have_among_all(
     make_store: Any, random_edges: Any, direction: Any, nodes: Any
@@ -118,20 +195,25 @@ def test_some_nodes_get_the_rows_they_have_among_all(
     np.testing.assert_array_equal(rows_of(store, nodes, direction), rows_of(store, None, direction)[nodes])
 
 
-def test_threads_give_the_same_bytes(make_store: Any, random_edges: Any) -> None:
-    store = make_store(random_edges(10_000, 30_000), 10_000, width=3)
-    one = rows_of(store, standardize=True)
-    some = np.arange(0, 10_000, 3)
+@pytest.mark.parametrize(("way", "degrees"), [("both", False), ("apart", True)])
+def test_threads_give_the_same_bytes(make_store: Any, random_edges: Any, way: Any, degrees: bool) -> None:
+    store = make_store(random_edges(20_000, 60_000), 20_000, width=3, undirected=False)
+
+    def rows(nodes: Any = None, threads: int = 1) -> Any:
+        return rows_of(store, nodes, way, True, threads, degrees=degrees)
+
+    one = rows()
+    some = np.arange(0, 20_000, 3)
     for threads in (2, 5):
-        assert rows_of(store, standardize=True, threads=threads).tobytes() == one.tobytes()
-        assert rows_of(store, some, standardize=True, threads=threads).tobytes() == one[some].tobytes()
+        assert rows(None, threads).tobytes() == one.tobytes()
+        assert rows(some, threads).tobytes() == one[some].tobytes()
 
 
 def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(500, 4)) * [1.0, 1e-3, 5.0, 0.0] + [0.0, 0.5, 2000.0, 7.0]
     store = make_store([(0, 1)], 500, features.astype(np.float32))
-    shift, gain = feature_scale(store, True)
+    shift, gain = feature_scale(NodeFeatures(store), True)
     scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
     np.testing.assert_allclose(scaled[:, :3].mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(scaled[:, :3].std(axis=0), 1, atol=1e-3)
@@ -141,13 +223,13 @@ def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None
 def test_standardizing_a_small_scale_feature(make_store: Any) -> None:
     """Features of order 1e-9 vary as much as any others."""
     features = (np.random.default_rng(0).normal(size=(50, 1)) * 1e-9).astype(np.float32)
-    shift, gain = feature_scale(make_store([(0, 1)], 50, features), True)
+    shift, gain = feature_scale(NodeFeatures(make_store([(0, 1)], 50, features)), True)
     assert ((features - shift) * gain).std() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
     store = make_store([(0, 1)], 5)
-    shift, gain = feature_scale(store, False)
+    shift, gain = feature_scale(NodeFeatures(store), False)
     assert not shift.any()
     assert (gain == 1).all()
     assert np.array_equal(rows_of(store)[:, 0], store.features)

@@ -17,11 +17,11 @@ from largegt.prepare.prepared import prepare
 
 
 def config_of(
-    nodes: Any, dtype: Any, method: Any, k: int = 6, hops: int = 2, rows: Any = "sampled"
+    nodes: Any, dtype: Any, method: Any, k: int = 6, hops: int = 2, rows: Any = "sampled", **tokens: Any
 ) -> PrepareConfig:  # fmt: skip
     return PrepareConfig(
         local_nodes=LocalNodesConfig(k=k, nodes=nodes),
-        tokens=TokensConfig(dtype=dtype, hops=hops, nodes=rows),
+        tokens=TokensConfig(dtype=dtype, hops=hops, nodes=rows, **tokens),
         positions=PositionsConfig(method=method, dim=5, walk_length=4, context=2, walks_per_node=1),
     )
 
@@ -48,6 +48,30 @@ def test_bytes_of_any_number_of_hops(
     store: Any, monkeypatch: pytest.MonkeyPatch, k: int, hops: int, rows: Any
 ) -> None:  # fmt: skip
     check_bytes(store, monkeypatch, config_of("labelled", "float32", "none", k, hops, rows))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("hops", [0, 1, 2, 3])
+@pytest.mark.parametrize("degrees", [False, True])
+def test_bytes_of_contexts_apart_and_degrees(
+    store: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any, hops: int, degrees: bool
+) -> None:
+    config = config_of("labelled", dtype, "none", 6, hops, "all", contexts="apart", degrees=degrees)
+    check_bytes(store, monkeypatch, config)
+
+
+def test_contexts_apart_take_more_and_on_an_undirected_graph_the_same(
+    store: Any, make_store: Any, random_edges: Any
+) -> None:
+    def said(of: Any, contexts: Any) -> Any:
+        return estimate(of, config_of("all", "float32", "none", contexts=contexts)).stages[1]
+
+    together, apart = said(store, "together"), said(store, "apart")
+    assert apart.disk_bytes == 3000 * 5 * 7 * 4
+    assert together.disk_bytes == 3000 * 3 * 7 * 4
+    assert (together.scratch_bytes, apart.scratch_bytes) == (3000 * 7 * 4, 3 * 3000 * 7 * 4)
+    undirected = make_store(random_edges(3000, 9000), 3000, width=7)
+    assert said(undirected, "apart").disk_bytes == said(undirected, "together").disk_bytes == together.disk_bytes
 
 
 def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig) -> None:

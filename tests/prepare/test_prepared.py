@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from largegt.config import (
+    Config,
     IngestConfig,
     LocalNodesConfig,
     ModelConfig,
@@ -31,11 +32,14 @@ from largegt.folder import FolderWriter, fingerprint
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
+from largegt.inspection import inspect
 from largegt.model.largegt import LargeGT
+from largegt.predict import predict
 from largegt.prepare import blocks, context
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.prepared import Prepared, prepare, prepared_path, sample_rows, stale_note
 from largegt.tokens.loader import token_batches
+from largegt.training.loop import train
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
@@ -63,11 +67,13 @@ def config_of(
     hops: int = 2,
     rows: Any = "sampled",
     hop1_share: float | None = None,
+    contexts: Any = "together",
+    degrees: bool = False,
     **positions: Any,
 ) -> PrepareConfig:
     return PrepareConfig(
         local_nodes=LocalNodesConfig(k=k, nodes=nodes, direction=direction, seed=seed, hop1_share=hop1_share),
-        tokens=TokensConfig(standardize=standardize, hops=hops, nodes=rows),
+        tokens=TokensConfig(standardize=standardize, hops=hops, nodes=rows, contexts=contexts, degrees=degrees),
         positions=PositionsConfig(dim=3, **positions),
     )
 
@@ -111,8 +117,7 @@ def test_arrays_agree_with_the_stages_and_the_store(half_labelled: Any, nodes: A
     sampled = local_nodes(store, expected_nodes, k=4, direction=direction)
     assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
     assert prepared.token_nodes.tolist() == sorted(set(sampled.ravel().tolist()))
-    edges = [(i, j) for i in range(60) for j in store.indices[store.indptr[i] : store.indptr[i + 1]]]
-    dense = oracle.token_rows(edges, np.asarray(store.features), direction, False)
+    dense = oracle.token_rows(edges_of(store), np.asarray(store.features), direction, False)
     np.testing.assert_allclose(prepared.tokens, dense[prepared.token_nodes], rtol=2e-5, atol=2e-5)
     assert np.array_equal(prepared.labels, store.labels[expected_nodes])
     assert np.array_equal(prepared.folder.array("split"), store.split[expected_nodes])
@@ -132,6 +137,63 @@ def test_a_token_row_for_every_node(half_labelled: Any, nodes: Any, k: int, hops
     assert prepared.tokens.shape == (60, hops + 1, 4)
     assert prepared.hops == hops
     assert np.array_equal(prepared.tokens[:, 0], half_labelled.features)
+
+
+def edges_of(store: Any) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(store.num_nodes) for j in store.indices[store.indptr[i] : store.indptr[i + 1]]]
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("direction", ["in", "both"])
+@pytest.mark.parametrize("contexts", ["together", "apart"])
+@pytest.mark.parametrize("rows", ["sampled", "all"])
+def test_contexts_apart_and_degrees(
+    half_labelled: Any, rows: Any, contexts: Any, direction: Any, standardize: bool
+) -> None:  # fmt: skip
+    """Sampling follows the direction either way."""
+    store, edges = half_labelled, edges_of(half_labelled)
+    config = config_of(contexts=contexts, degrees=True, direction=direction, standardize=standardize, rows=rows)
+    prepared = prepare(store, config)
+    entered = oracle.with_degrees(edges, np.asarray(store.features), directed=True)
+    way = "apart" if contexts == "apart" else direction
+    expected = oracle.token_rows(edges, entered, way, standardize)
+    np.testing.assert_allclose(prepared.tokens, expected[prepared.token_nodes], rtol=3e-5, atol=3e-5)
+    sampled = local_nodes(store, prepared.nodes, k=4, direction=direction)
+    assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
+    assert prepared.num_features == 6
+    assert prepared.hops == (4 if contexts == "apart" else 2)
+    shift, gain = (prepared.folder.array(name) for name in ("feature_shift", "feature_gain"))
+    scaled = (entered - shift) * gain
+    np.testing.assert_allclose(scaled, expected[:, 0], rtol=3e-5, atol=3e-5)
+
+
+def test_names_of_a_token_row(half_labelled: Any) -> None:
+    assert prepare(half_labelled, config_of()).token_names == ["H", "C0", "C1"]
+    assert prepare(half_labelled, config_of(hops=0)).token_names == ["H"]
+    apart = prepare(half_labelled, config_of(contexts="apart"))
+    assert apart.token_names == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
+    assert len(apart.token_names) == apart.tokens.shape[1]
+    facts = inspect(apart.path)
+    assert (facts["hops"], facts["contexts"]) == (2, apart.token_names[1:])
+
+
+@pytest.mark.parametrize("model", ["largegt-full", "largegt-local", "sign", "nagphormer", "mlp", "graphsage", "linkx"])
+def test_models_take_the_shapes_of_apart_and_degrees(half_labelled: Any, model: Any, tmp_path: Path) -> None:
+    """Trained on labelled nodes, asked for all: the nodes prepared later have the same columns, on the same scale."""
+    overrides = [
+        "prepare.tokens.contexts=apart", "prepare.tokens.degrees=true", "prepare.local_nodes.k=4", "model.hidden=8",
+        "train.epochs=1", f"model.name={model}", "train.device=cpu", "prepare.positions.dim=3",
+    ]  # fmt: skip
+    run = train(half_labelled, Config.from_recipe("default", overrides), tmp_path / "run")
+    hops = {"graphsage": 0, "linkx": 0}.get(model, 4)
+    prepared = run.prepared()
+    assert prepared.tokens.shape[1:] == (1 + hops, 6)
+    assert prepared.config.tokens.contexts == ("apart" if hops else "together")
+    some, every = predict(run, split="valid", all_probabilities=True), predict(run, all_probabilities=True)
+    nodes = np.array(some["node"])
+    for name in some.column_names:
+        if name.startswith("probability"):
+            np.testing.assert_allclose(np.array(some[name]), np.array(every[name])[nodes], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", ["sampled", "reachable", "all"])
@@ -174,6 +236,16 @@ def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: An
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
         with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.nodes=all"):
             some.check_serves(name)  # type: ignore[arg-type]
+
+
+def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
+    apart = prepare(half_labelled, config_of(contexts="apart", rows="all"))
+    for name in set(get_args(ModelName)) - {"sgc"}:
+        apart.check_serves(name)
+    with pytest.raises(ConfigError, match=r"sgc reads one.*contexts=together"):
+        apart.check_serves("sgc")
+    undirected = make_store(random_edges(60, 90), 60)
+    prepare(undirected, config_of(contexts="apart")).check_serves("sgc")
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -255,6 +327,8 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
         ({"k": 5}, {"_write_local_nodes", "_write_tokens"}),
         ({"seed": 1}, {"_write_local_nodes", "_write_tokens"}),
         ({"hops": 3}, {"_write_tokens"}),
+        ({"contexts": "apart"}, {"_write_tokens"}),
+        ({"degrees": True}, {"_write_tokens"}),
         ({"rows": "all"}, {"_write_local_nodes", "_write_tokens"}),
         ({"k": 1}, {"_write_local_nodes", "_write_tokens"}),
         ({"direction": "out"}, set(STAGES)),
@@ -287,6 +361,9 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
         ({"rows": "all"}, {"k": 1}, {"_write_local_nodes"}),
         ({"rows": "all"}, {"seed": 1}, {"_write_local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
+        ({"rows": "all", "contexts": "apart"}, {"direction": "out"}, {"_write_local_nodes", "write_positions"}),
+        ({"rows": "all", "contexts": "apart"}, {"contexts": "together", "direction": "out"}, set(STAGES)),
+        ({"hops": 0}, {"contexts": "apart"}, set()),
         ({"k": 1}, {"seed": 1, "hop1_share": 0.5}, set()),
         ({"k": 1, "method": "laplacian"}, {"seed": 1}, set()),
     ],
@@ -300,12 +377,35 @@ def test_stages_run_for_what_they_read_alone(
     assert set(calls) == runs
 
 
-def test_a_preparation_from_before_hops_could_be_chosen_is_still_used(half_labelled: Any, calls: Counter[str]) -> None:
-    """Its settings say nothing of hops; its name is made of the settings it had."""
+def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges: Any, calls: Counter[str]) -> None:
+    """An undirected graph, and one whose edges all have their inverse in the file: one preparation, under one name."""
+    edges = random_edges(60, 90)
+    for store in (make_store(edges, 60), make_store([*edges, *edges[:, ::-1]], 60, undirected=False)):
+        together = prepare(store, config_of())
+        calls.clear()
+        assert prepared_path(store, config_of(contexts="apart")) == together.path
+        again = prepare(store, config_of(contexts="apart"))
+        assert (again.path, again.fingerprint, again.hops) == (together.path, together.fingerprint, 2)
+        assert again.config.tokens.contexts == "together"
+        assert not calls
+        shutil.rmtree(together.path)
+        fresh = prepare(store, config_of(contexts="apart"))
+        assert (fresh.path, fresh.config) == (together.path, config_of())
+        assert fresh.token_names == ["H", "C0", "C1"]
+        note = stale_note(store, config_of(contexts="apart", k=5))
+        assert note is not None
+        assert note.endswith("was prepared with local_nodes.k=4 (now 5)")
+        assert prepare(store, config_of(degrees=True)).num_features == 5
+
+
+def test_a_preparation_from_before_there_was_a_choice_is_still_used(half_labelled: Any, calls: Counter[str]) -> None:
+    """Its settings say nothing of hops, contexts and degrees; its name is made of the settings it had."""
     config = config_of()
     prepared = prepare(half_labelled, config)
     manifest = json.loads((prepared.path / "manifest.json").read_text())
     assert manifest["meta"]["config"]["tokens"].pop("hops") == 2
+    assert manifest["meta"]["config"]["tokens"].pop("contexts") == "together"
+    assert manifest["meta"]["config"]["tokens"].pop("degrees") is False
     assert prepared.path.name == fingerprint([half_labelled.fingerprint, manifest["meta"]["config"]])
     (prepared.path / "manifest.json").write_text(json.dumps(manifest))
     calls.clear()
@@ -407,7 +507,7 @@ def sums_of(prepared: Prepared) -> dict[str, str]:
     return {name: prepared.folder.checksum(name) for name in ARRAYS}
 
 
-@pytest.mark.parametrize("direction", ["out", "in", "both"])
+@pytest.mark.parametrize("direction", ["out", "in", "both", "apart"])
 @pytest.mark.parametrize("nodes", ["labelled", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_any_amount_of_memory_gives_the_same_bytes(
@@ -415,7 +515,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
 ) -> None:
     labels = np.where(np.arange(60) % 9, -1, np.arange(60) % 2)
     store = make_store(random_edges(60, 130), 60, width=5, labels=labels, undirected=False, feature_dtype=dtype)
-    config = config_of(direction=direction, nodes=nodes, standardize=True)
+    way = {"contexts": "apart", "degrees": True} if direction == "apart" else {"direction": direction}
+    config = config_of(nodes=nodes, standardize=True, **way)
     expected = None
     for memory in (1 << 30, 3000, 700, 100, 1):
         prepared = prepare(store, config, memory=memory)
@@ -431,6 +532,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
         (300, {}),
         (1 << 30, {"hops": 4, "method": "none"}),
         (1 << 30, {"hops": 1, "k": 1, "method": "none"}),
+        (1 << 30, {"contexts": "apart", "degrees": True, "hops": 3, "method": "none"}),
+        (300, {"contexts": "apart", "degrees": True, "method": "none"}),
         (1 << 30, {"hops": 0, "rows": "all", "method": "none"}),
     ],
 )

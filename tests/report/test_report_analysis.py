@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config import ModelConfig
+from largegt.config import IngestConfig, ModelConfig
 from largegt.errors import InputError
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays
 from largegt.model.local_module import LocalModule
 from largegt.predict import predict
 from largegt.report import analysis
 from largegt.report.analysis import analyse, codebook_use
 from largegt.report.attention import attention_use, encoded, kinds, readout_weights
+from largegt.report.page import report
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
@@ -141,8 +144,10 @@ def test_attention_is_summed_by_hop_and_by_whose_token() -> None:
     nodes = np.array([[0, 1, 2, 1], [1, 0, 2, 3], [4, 0, 1, 2]])
     assert kinds(csr, nodes).tolist() == [[0, 1, 2, 1], [0, 1, 1, 2], [0, 2, 2, 2]]
     tokens = torch.randn(3, 12, 5)
-    found = attention_use(module, iter([(tokens[:2], nodes[:2]), (tokens[2:], nodes[2:])]), csr)
+    names = ["H", "C0", "C1"]
+    found = attention_use(module, iter([(tokens[:2], None, nodes[:2]), (tokens[2:], None, nodes[2:])]), csr, names)
     assert found is not None
+    assert found["hops"] == names
     weight = readout_weights(module, tokens).numpy()
     wanted = np.zeros((3, 3))
     for b in range(3):
@@ -163,6 +168,20 @@ def test_attention_of_a_run(runs: dict[str, Path]) -> None:
     assert np.sum(found["share"]) == pytest.approx(1, abs=1e-4)
     assert found["hops"] == ["H", "C0", "C1"]
     assert "attention" not in analyse(runs["mlp"])
+
+
+def test_attention_of_a_run_with_directions_apart(tmp_path: Path) -> None:
+    edges, features, labels = homophilous()
+    store = ingest(arrays(edges, features, labels), tmp_path / "g", IngestConfig(undirected=False))
+    assert store.directed
+    config = small("prepare.tokens.contexts=apart", "prepare.tokens.degrees=true", "train.epochs=1")
+    run = train(store, config, tmp_path / "run").path
+    found = analyse(run)["attention"]
+    assert found["hops"] == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
+    assert np.shape(found["share"]) == (3, 5)
+    assert np.sum(found["share"]) == pytest.approx(1, abs=1e-4)
+    page = report([run], tmp_path / "report.html").read_text()
+    assert "in 2 hops of its neighbours" in page
 
 
 @pytest.mark.parametrize("task", ["multilabel", "regression", "binary"])

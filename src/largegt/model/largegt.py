@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..errors import ConfigError
 from ..tokens.input_tokens import TokenBatch
+from ..types import Task
 from .fused import Fused
 from .fused_readout import kernels_work
 from .global_module import GlobalModule
@@ -29,7 +30,8 @@ class LargeGT(NodeModel):
     """A plain `nn.Module`: `output = model(batch)`, and after the optimizer's step `model.update_codebook(output)`.
 
     num_features, num_positions and num_nodes are those of the Prepared; num_outputs is the number of classes or
-    labels, 1 for binary and regression. hops is how many contexts a token row has beside the features.
+    labels, 1 for binary and regression. hops is how many contexts a token row has beside the features. The task says
+    what labels are, for a model that reads those of local nodes.
     """
 
     takes_padding = True
@@ -42,6 +44,7 @@ class LargeGT(NodeModel):
         num_positions: int = 0,
         config: ModelConfig | None = None,
         hops: int = 2,
+        task: Task = "multiclass",
     ) -> None:
         super().__init__()
         config = config or ModelConfig()
@@ -51,7 +54,9 @@ class LargeGT(NodeModel):
         self.global_module: GlobalModule | None = None
         width = config.hidden
         if config.name != "largegt-global":
-            self.local_module = LocalModule(num_features, config, hops)
+            num_labels = 2 if task == "binary" else num_outputs
+            self.local_module = LocalModule(num_features, config, hops, num_labels if config.label_tokens else 0)
+            self.reads_labels, self.node_dropout = config.label_tokens, config.node_dropout
         else:
             self.num_local_nodes = 1
         if config.name != "largegt-local":
@@ -71,24 +76,32 @@ class LargeGT(NodeModel):
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
         return cls(
-            prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config, prepared.hops
-        )
+            prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config,
+            prepared.hops, meta["task"],
+        )  # fmt: skip
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
+        if self.reads_labels and batch.local_labels is None:
+            raise ConfigError(
+                "model.label_tokens=true, but the batch does not say what local nodes tell of their labels: "
+                "use token_batches(…, local_labels=True)"
+            )
+        told = batch.local_labels if self.reads_labels else None
         compute: Callable[..., Any] = self._compute
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
-        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows)
+        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows, told)
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def _compute(
-        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...],
+        labels: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
         joined = None
         if self.local_module is not None:
-            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None))
+            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None, labels))
         if self.global_module is not None:
             global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
@@ -98,7 +111,8 @@ class LargeGT(NodeModel):
         return self.head(h_bd), h_bd, joined
 
     def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        return () if self.local_module is None else self.local_module.rows(tokens_rhf)
+        """None where local nodes tell their labels: a node's row is then not the same to itself as to others."""
+        return () if self.local_module is None or self.reads_labels else self.local_module.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""

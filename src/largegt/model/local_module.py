@@ -1,6 +1,6 @@
 """LocalModule: a Transformer encoder over the tokens of a node, 3K in the paper, and a readout to one vector.
 
-Axes: b batch, k local nodes, h = hops + 1, t = h·k tokens, f input features, d model width.
+Axes: b batch, k local nodes, h = hops + 1, t = h·k tokens, f input features, d model width, c classes or label columns.
 
 Readout: h₀ + Σ_j softmax_j(w·h_j) h_j over the tokens after the first. (A score that also sees h₀, `a·h₀ + w·h_j`,
 gives the same weights: its first half is constant over j.)
@@ -19,6 +19,8 @@ from .fused_readout import can_fuse, fused_readout
 from .padding import PaddedLinear
 
 _SEGMENTS = 8
+_LABEL_STD = 0.5
+"""About as wide as a projected token: from 0.02, as hops have it, labels are found to matter only many steps later."""
 TokenRows = tuple[Tensor, Tensor]
 """[…, d] projected tokens, and […] what the first layer's attention takes of them."""
 
@@ -26,7 +28,8 @@ TokenRows = tuple[Tensor, Tensor]
 class LocalModule(nn.Module):
     """Tokens [b, h·k, f] → H_local [b, d]."""
 
-    def __init__(self, num_features: int, config: ModelConfig, hops: int = 2) -> None:
+    def __init__(self, num_features: int, config: ModelConfig, hops: int = 2, num_labels: int = 0) -> None:
+        """num_labels: classes, or numbers in a label, where local nodes tell theirs; 0: they do not."""
         super().__init__()
         width = config.hidden
         self.tokens_per_node = hops + 1
@@ -35,6 +38,10 @@ class LocalModule(nn.Module):
         self.hop_embedding: nn.Parameter | None = None
         if config.hop_embeddings:
             self.hop_embedding = nn.Parameter(torch.empty(2, self.tokens_per_node, width).normal_(std=0.02))
+        self.label_embedding: nn.Parameter | None = None
+        """[1 + c, 1, d]: of no label, then of each class or label column; for a node's first token alone."""
+        if num_labels:
+            self.label_embedding = nn.Parameter(torch.empty(1 + num_labels, 1, width).normal_(std=_LABEL_STD))
         self.layers = nn.ModuleList(
             EncoderLayer(
                 width, config.heads, head_width, round(config.encoder_ffn * width),
@@ -48,18 +55,23 @@ class LocalModule(nn.Module):
             self.apply(normal_init)
 
     def forward(
-        self, tokens_btf: Tensor, multiplicity_bk: Tensor | None = None, rows: TokenRows | None = None
+        self,
+        tokens_btf: Tensor,
+        multiplicity_bk: Tensor | None = None,
+        rows: TokenRows | None = None,
+        labels: Tensor | None = None,
     ) -> Tensor:
-        """With `rows` of all tokens, `tokens_btf` are the node's own alone."""
+        """With `rows` of all tokens, `tokens_btf` are the node's own alone. `labels` are what local nodes tell."""
         if multiplicity_bk is None:
-            return self._encode(tokens_btf, None, rows)
+            return self._encode(tokens_btf, None, rows, labels)
         multiplicity_bk = multiplicity_bk.to(torch.promote_types(tokens_btf.dtype, torch.float32))
         log_multiplicity_bt = multiplicity_bk.log().repeat_interleave(self.tokens_per_node, dim=1)
         pieces = []
         for of, longest in _segments(multiplicity_bk):
             used = (of, slice(self.tokens_per_node * longest))
             some = None if rows is None else (rows[0][used], rows[1][used])
-            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some))
+            told = None if labels is None else labels[of, :longest]
+            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told))
         return torch.cat(pieces)
 
     def rows(self, tokens_rhf: Tensor) -> TokenRows:
@@ -71,13 +83,32 @@ class LocalModule(nn.Module):
         before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
         return x_rhd.to(before.dtype), before
 
-    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None) -> tuple[Tensor, Tensor | None]:
-        """Projected tokens, and what the first layer's attention needs of them where that is at hand."""
+    def embed(self, tokens_btf: Tensor, labels: Tensor | None = None) -> Tensor:
+        """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and labels."""
+        x_btd: Tensor = self.project(tokens_btf)
+        if self.hop_embedding is not None:
+            x_btd = x_btd + self._hops(x_btd.shape[1] // self.tokens_per_node)
+        if self.label_embedding is not None:
+            assert labels is not None, "what local nodes tell of their labels"
+            first_tokens_bk1d = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])[:, :, :1]
+            first_tokens_bk1d += self._of_labels(labels)
+        return x_btd
+
+    def _of_labels(self, labels: Tensor) -> Tensor:
+        """[b, k, 1, d] a learned vector for each label: of its class, or the sum of its columns' times their values."""
+        assert self.label_embedding is not None
+        if not labels.is_floating_point():
+            return nn.functional.embedding(labels + 1, self.label_embedding.flatten(1))[:, :, None]
+        values_bk1c = labels.view(*labels.shape[:2], 1, -1)
+        none_1d, columns_cd = self.label_embedding[0], self.label_embedding[1:, 0]
+        vectors_bk1d = values_bk1c.nan_to_num(0.0).to(columns_cd.dtype) @ columns_cd
+        return torch.where(values_bk1c.isnan().all(dim=3, keepdim=True), none_1d, vectors_bk1d)
+
+    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Embedded tokens, and what the first layer's attention needs of them where that is at hand."""
         if rows is None:
-            x_btd = self.project(tokens_btf)
-            if self.hop_embedding is not None:
-                x_btd = x_btd + self._hops(x_btd.shape[1] // self.tokens_per_node)
-            return x_btd, None
+            return self.embed(tokens_btf, labels), None
+        assert labels is None, "what a row is depends on the node that it is told to, so none is computed beforehand"
         x_btd, before_bt = rows
         if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
             own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
@@ -85,8 +116,10 @@ class LocalModule(nn.Module):
             before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
         return x_btd, before_bt
 
-    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None) -> Tensor:
-        x_btd, before_bt = self._begin(tokens_btf, rows)
+    def _encode(
+        self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, labels: Tensor | None
+    ) -> Tensor:
+        x_btd, before_bt = self._begin(tokens_btf, rows, labels)
         *_, last = self.layers
         for layer in self.layers:
             x_btd, added_btd = layer.parts(x_btd, bias_bt, before_bt)  # type: ignore[operator]

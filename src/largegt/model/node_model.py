@@ -34,6 +34,10 @@ class NodeModel(nn.Module):
     """Neighbours to draw per hop, where it draws."""
     takes_padding = False
     """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
+    reads_labels = False
+    """Whether batches must carry what local nodes tell of their labels."""
+    node_dropout: float = 0.0
+    """Share of the local nodes that a batch leaves out in training."""
     compiled_sizes: frozenset[int] = frozenset()
     """Batches of these sizes are computed by fused kernels."""
 

@@ -22,9 +22,10 @@ from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
+from .features import NodeFeatures
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
-from .prepared import nodes_to_prepare, prepared_path, sample
+from .prepared import directions_of, nodes_to_prepare, prepared_path, sample, settled
 
 _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
@@ -75,6 +76,7 @@ def estimate(
     store: GraphStore, config: PrepareConfig, memory: str | int | None = None, threads: int | None = None
 ) -> Estimate:
     """What `prepare(store, config, memory=memory)` will take."""
+    config = settled(store, config)
     budget, held = memory_budget(memory), held_bytes()
     nodes = nodes_to_prepare(store, config)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
@@ -133,6 +135,7 @@ class _Speed:
     def __init__(self, store: GraphStore, config: PrepareConfig, threads: int | None) -> None:
         indptr, indices = store.csr(config.local_nodes.direction)
         self.num_edges = len(indices)
+        """Along the direction of the local nodes, which positions follow too."""
         self.threads = num_threads(threads)
         count = min(store.num_nodes, _SUM_NODES)
         first = (store.num_nodes - count) // 2
@@ -156,9 +159,9 @@ class _Speed:
         sum_s(1)  # compiled by now
         self.floats_per_s = 3 * 64 * edges / max(1e-6, sum_s(4) - sum_s(1))
 
-    def passes_s(self, passes: float, width: int) -> float:
-        """Seconds to sum rows of this width along all edges so many times."""
-        return passes * self.num_edges * width / self.floats_per_s
+    def passes_s(self, passes: float, num_edges: int, width: int) -> float:
+        """Seconds to sum rows of this width along so many edges so many times."""
+        return passes * num_edges * width / self.floats_per_s
 
 
 def _local_nodes(
@@ -175,24 +178,31 @@ def _local_nodes(
 def _tokens(
     store: GraphStore, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
 ) -> StageEstimate:
-    width, hops = store.num_features, config.tokens.hops
-    kept = token_rows * (hops + 1) * width * np.dtype(config.tokens.dtype).itemsize
-    mean_degree = speed.num_edges / store.num_nodes
-    rows_of_hop = [token_rows]
-    for _ in range(hops - 1):
-        rows_of_hop.insert(0, int(min(store.num_nodes, rows_of_hop[0] * (1 + mean_degree))))
-    scratch = 4 * width * sum(rows_of_hop[:-1])
+    width, hops, directions = (
+        NodeFeatures(store, config.tokens.degrees).width,
+        config.tokens.hops,
+        directions_of(config),
+    )
+    kept = token_rows * (1 + hops * len(directions)) * width * np.dtype(config.tokens.dtype).itemsize
     stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
     read = (stored if config.tokens.standardize else 0) + stored
-    memory, source_bytes = 0, stored
-    for rows in rows_of_hop if hops else ():
-        at_once, sources = plan(rows, store.num_nodes, width, budget)
-        blocks = -(-rows // at_once) if sources < store.num_nodes else 1
-        read += blocks * source_bytes
-        memory = max(memory, block_bytes(at_once, sources, width))
-        source_bytes = 4 * rows * width
-    passes = sum(rows_of_hop) / store.num_nodes if hops else 0
-    elapsed_s = speed.passes_s(passes, width) + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
+    memory, scratch, sum_s = 0, 0, 0.0
+    for direction in directions if hops else ():
+        num_edges = len(store.csr(direction)[1])
+        rows_of_hop = [token_rows]
+        for _ in range(hops - 1):
+            rows_of_hop.insert(0, int(min(store.num_nodes, rows_of_hop[0] * (1 + num_edges / store.num_nodes))))
+        aside = rows_of_hop[:-1] if direction == directions[-1] else rows_of_hop
+        scratch += 4 * width * sum(aside)
+        source_bytes = stored
+        for rows in rows_of_hop:
+            at_once, sources = plan(rows, store.num_nodes, width, budget)
+            blocks = -(-rows // at_once) if sources < store.num_nodes else 1
+            read += blocks * source_bytes
+            memory = max(memory, block_bytes(at_once, sources, width))
+            source_bytes = 4 * rows * width
+        sum_s += speed.passes_s(sum(rows_of_hop) / store.num_nodes, num_edges, width)
+    elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
     return StageEstimate("context features", kept, scratch, held + memory + 2 * store.num_nodes, elapsed_s)
 
 
@@ -221,7 +231,7 @@ def _positions(
     blocks = -(-store.num_nodes // at_once) if sources < store.num_nodes else 1
     passes = powers - 1 + len(nodes) / store.num_nodes
     elapsed_s = (
-        speed.passes_s(passes, positions.dim)
+        speed.passes_s(passes, speed.num_edges, positions.dim)
         + (powers - 1) * whole * (blocks / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
     )  # fmt: skip
     memory = held + block_bytes(at_once, sources, positions.dim)

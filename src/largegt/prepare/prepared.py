@@ -7,7 +7,8 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
   nodes [n]            node numbers, sorted
   local_rows [n, K]    LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
   token_nodes [t]      node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
-  tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2)
+  tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
+                       and against the edges are apart; d is the store's, and the degrees where they are added
   positions [n, p]     positional encodings
   labels [n] or [n, c], split [n]     as in the store
   feature_shift [d], feature_gain [d] what standardising did
@@ -32,13 +33,15 @@ from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..types import Array, Direction, PathLike
 from . import kernels
-from .context import ContextFeatures, feature_scale
+from .context import ContextFeatures, context_names
+from .features import NodeFeatures, feature_scale
 from .local_nodes import local_nodes
 from .positions import write_positions
 
 KIND = "prepared"
 _SAMPLED = "scratch_sampled"
 _SEGMENT_NODES = 1 << 15
+_UNSAID = (("hops", 2), ("contexts", "together"), ("degrees", False))
 
 
 class Prepared:
@@ -96,7 +99,13 @@ class Prepared:
 
     @property
     def hops(self) -> int:
+        """Contexts in a token row: one per hop, or two where directions are apart."""
         return int(self.tokens.shape[1]) - 1
+
+    @property
+    def token_names(self) -> list[str]:
+        """What each part of a token row is called: H, C0, C1; or H, out 1 hop, in 1 hop, out 2 hops, in 2 hops."""
+        return ["H", *context_names(directions_of(self.config), self.config.tokens.hops)]
 
     @property
     def num_features(self) -> int:
@@ -127,6 +136,11 @@ class Prepared:
                 f"{self.path} has token rows of {self.config.tokens.nodes} nodes, and {name} reads those of all: "
                 "train from the store, or prepare with --set prepare.tokens.nodes=all"
             )
+        if name == "sgc" and self.config.tokens.contexts == "apart":
+            raise ConfigError(
+                f"{self.path} has two contexts after the last hop, along and against the edges, and sgc reads one: "
+                "prepare with --set prepare.tokens.contexts=together"
+            )
 
     def split_rows(self, split: str) -> Array:
         """The rows of one split."""
@@ -149,7 +163,7 @@ def prepare(
     on it. A killed preparation goes on where it stopped when it is called again.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    config = config or PrepareConfig()
+    config = settled(store, config or PrepareConfig())
     budget = memory_budget(memory)
     path = prepared_path(store, config)
     if path.exists():
@@ -206,9 +220,21 @@ def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
     return nodes.astype(np.dtype(index_dtype(store.num_nodes)))
 
 
+def settled(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
+    """What a configuration comes to for this store: without directions or hops there is nothing to keep apart."""
+    if config.tokens.contexts == "together" or (store.directed and config.tokens.hops):
+        return config
+    return config.model_copy(update={"tokens": config.tokens.model_copy(update={"contexts": "together"})})
+
+
+def directions_of(config: PrepareConfig) -> tuple[Direction, ...]:
+    """The directions of the contexts, of settled settings."""
+    return ("out", "in") if config.tokens.contexts == "apart" else (config.local_nodes.direction,)
+
+
 def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
     """Where this configuration's preparation of this store lies, or will lie."""
-    return Path(store.path) / "prepared" / fingerprint(_identity(store, config))
+    return Path(store.path) / "prepared" / fingerprint(_identity(store, settled(store, config)))
 
 
 def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
@@ -218,17 +244,15 @@ def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
 
 
 def _named(tokens: TokensConfig) -> dict[str, Any]:
-    """The settings that name token rows. Two hops go without saying: preparations from before there was a choice
-    keep their names."""
+    """The settings that name token rows. What goes without saying is left out: preparations from before there was a
+    choice keep their names."""
     tree = tokens.model_dump(mode="json")
-    if tokens.hops == 2:
-        del tree["hops"]
-    return tree
+    return {name: value for name, value in tree.items() if (name, value) not in _UNSAID}
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
-    new = config.model_dump(mode="json")
+    new = settled(store, config).model_dump(mode="json")
     differences: list[list[str]] = []
     for other in _siblings(store):
         old = other.config.model_dump(mode="json")
@@ -283,7 +307,9 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
     structure = [store.structure_fingerprint, which]
     sampled = fingerprint([structure, config.local_nodes.relevant(), config.tokens.nodes])
     features = [store.folder.checksum("features"), store.feature_dtype]
-    rows_of = [store.structure_fingerprint, config.local_nodes.direction] if config.tokens.nodes == "all" else sampled
+    # as it was before directions could be apart, so that earlier rows are found
+    along: Any = config.local_nodes.direction if config.tokens.contexts == "together" else directions_of(config)
+    rows_of = [store.structure_fingerprint, along] if config.tokens.nodes == "all" else sampled
     return {
         "local_nodes": sampled,
         "tokens": fingerprint([rows_of, features, _named(config.tokens)]),
@@ -368,14 +394,14 @@ def _write_tokens(
     writer: FolderWriter, store: GraphStore, config: PrepareConfig, memory: int,
     threads: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
+    features = NodeFeatures(store, config.tokens.degrees)
     if not writer.has("feature_gain"):
-        shift, gain = feature_scale(store, config.tokens.standardize, threads)
+        shift, gain = feature_scale(features, config.tokens.standardize, threads)
         writer.save("feature_shift", shift)
         writer.save("feature_gain", gain)
         writer.commit()
     shift, gain = np.array(writer.array("feature_shift")), np.array(writer.array("feature_gain"))
     token_nodes = writer.array("token_nodes")
-    direction = config.local_nodes.direction
-    ContextFeatures(store, token_nodes, shift, gain, direction, memory, threads, progress).write(
+    ContextFeatures(features, token_nodes, shift, gain, directions_of(config), memory, threads, progress).write(
         writer, config.tokens.dtype, config.tokens.hops
     )

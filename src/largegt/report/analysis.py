@@ -128,7 +128,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     if isinstance(model, LargeGT) and model.local_module is not None:
         sample = rows[:: max(1, len(rows) // _ATTENTION_NODES)][:_ATTENTION_NODES]
         batches = _token_batches(loaders[0], prepared, sample)
-        found["attention"] = attention_use(model.local_module, batches, store.csr("both"))
+        found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
     return found
 
 
@@ -187,14 +187,16 @@ def _regression(store: GraphStore, nodes: Array, truth: Array, probability: Arra
     }
 
 
-def _token_batches(loader: Loader, prepared: Prepared, rows: Array) -> Iterator[tuple[Tensor, Array]]:
-    """(tokens, the nodes they belong to) of some rows, each local node standing for itself."""
+def _token_batches(loader: Loader, prepared: Prepared, rows: Array) -> Iterator[tuple[Tensor, Tensor | None, Array]]:
+    """(tokens, what local nodes tell of their labels, the nodes they belong to) of some rows, each local node standing
+    for itself."""
     assert isinstance(loader, TokenLoader)
     plain = replace(loader, distinct=False)
     for low in range(0, len(rows), _ATTENTION_BATCH):
         some = rows[low : low + _ATTENTION_BATCH]
         batch = plain.gather(torch.from_numpy(np.ascontiguousarray(some, dtype=np.int64)).to(loader.table.device))
-        yield batch.tokens.float(), np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[some])])
+        nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[some])])
+        yield batch.tokens.float(), batch.local_labels, nodes_bk
 
 
 def _rounded(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Where a LargeGT looks: the weights of the LocalModule's readout, computed again beside its forward.
 
-Axes: b nodes, k local nodes, h tokens of each (H, C⁰, C¹, …), t = h·k tokens, d model width.
+Axes: b nodes, k local nodes, h tokens of each (H and its contexts), t = h·k tokens, d model width.
 
 Enters: a LocalModule and tokens. Leaves: the weight of every token, and their means by hop and by whose token it is:
 the node's own, a neighbour's, or that of a node farther away. Cost: one forward of the sampled nodes.
@@ -22,13 +22,10 @@ OWN, NEIGHBOUR, FARTHER = "its own", "of its neighbours", "of farther nodes"
 
 
 @torch.no_grad()
-def encoded(module: LocalModule, tokens_btf: Tensor) -> Tensor:
-    """[b, t, d] what the readout reads, the plain way."""
-    x_btd: Tensor = module.project(tokens_btf)
-    if module.hop_embedding is not None:
-        own_hd, others_hd = module.hop_embedding.unbind(0)
-        k = tokens_btf.shape[1] // module.tokens_per_node
-        x_btd = x_btd + torch.cat([own_hd, others_hd.repeat(k - 1, 1)])
+def encoded(module: LocalModule, tokens_btf: Tensor, labels: Tensor | None = None) -> Tensor:
+    """[b, t, d] what the readout reads, the plain way. `labels` are what local nodes tell, where the module reads
+    them."""
+    x_btd = module.embed(tokens_btf, labels)
     for layer in module.layers:
         x_btd = layer(x_btd)
     h_btd: Tensor = module.norm(x_btd)
@@ -36,29 +33,31 @@ def encoded(module: LocalModule, tokens_btf: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def readout_weights(module: LocalModule, tokens_btf: Tensor) -> Tensor:
+def readout_weights(module: LocalModule, tokens_btf: Tensor, labels: Tensor | None = None) -> Tensor:
     """[b, t] the readout's softmax; 0 for the first token, which is added in full. Every local node stands for
     itself, repeated ones too."""
-    score_bt = module.readout(encoded(module, tokens_btf)).squeeze(-1).float()
+    score_bt = module.readout(encoded(module, tokens_btf, labels)).squeeze(-1).float()
     score_bt[:, 0] = -torch.inf
     weight_bt: Tensor = score_bt.softmax(dim=1)
     return weight_bt
 
 
 def attention_use(
-    module: LocalModule, batches: Iterator[tuple[Tensor, Array]], csr: tuple[Array, Array]
-) -> dict[str, Any] | None:
+    module: LocalModule, batches: Iterator[tuple[Tensor, Tensor | None, Array]], csr: tuple[Array, Array],
+    names: list[str],
+) -> dict[str, Any] | None:  # fmt: skip
     """Mean weights by hop and whose token, how many tokens share the weight, and how much the heaviest ones have.
-    Batches are (tokens [b, t, f], nodes [b, k] they belong to); None where a node has one token and no choice."""
+    Batches are (tokens [b, t, f], labels that local nodes tell, nodes [b, k] they belong to), `names` those of a
+    node's h tokens; None where a node has one token and no choice."""
     h = module.tokens_per_node
     totals = np.zeros((3, h))
     counts = np.zeros((3, h))
     effective, top = 0.0, np.zeros(3)
     num_nodes = 0
-    for tokens_btf, nodes_bk in batches:
+    for tokens_btf, labels, nodes_bk in batches:
         if tokens_btf.shape[1] < 2:
             return None
-        weight_bt = readout_weights(module, tokens_btf).double().cpu().numpy()
+        weight_bt = readout_weights(module, tokens_btf, labels).double().cpu().numpy()
         weight_bkh = weight_bt.reshape(len(weight_bt), -1, h)
         kind_bk = kinds(csr, nodes_bk)
         for kind in range(3):
@@ -77,7 +76,7 @@ def attention_use(
     return {
         "num_nodes": num_nodes,
         "tokens": int(weight_bt.shape[1]),
-        "hops": ["H", *(f"C{hop}" for hop in range(h - 1))],
+        "hops": names,
         "kinds": [OWN, NEIGHBOUR, FARTHER],
         "share": (totals / num_nodes).tolist(),
         "tokens_per_node": (counts / num_nodes).tolist(),

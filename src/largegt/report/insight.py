@@ -284,8 +284,8 @@ def attention(looks: Sequence[Look]) -> Section | None:
         made.append(figure(chart, f"{name}: where the weight goes", table("Readout weight", head, rows, note=note)))
     lead = (
         "The readout adds to a node's first token a weighted mean of its other tokens: features H and contexts C0, C1 "
-        "and so on of the node itself, of neighbours among its local nodes, and of local nodes farther away. "
-        "Here are the weights."
+        "and so on (out and in by hop, where directions are apart) of the node itself, of neighbours among its local "
+        "nodes, and of local nodes farther away. Here are the weights."
     )
     return section("attention", "Where the local module looks", lead, figures(*made))
 

@@ -58,8 +58,13 @@ def report(
         settings.differences(datasets, opened),
         settings.listing(opened),
     ]
+    return write_page(out, title, _head(title, datasets, opened), sections)
+
+
+def write_page(out: PathLike, title: str, head: Html, sections: Iterable[Section | None]) -> Path:
+    """A page of these sections, with their contents above them."""
     shown = [part for part in sections if part is not None]
-    body = join((_head(title, datasets, opened), _contents(shown), *(part.html for part in shown)))
+    body = join((head, _contents(shown), *(part.html for part in shown)))
     with disk_errors(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(out, _page(title, body))
@@ -87,6 +92,11 @@ def _look(
     return insight.Look(dataset.name, group, run, found, why_not, codebook)
 
 
+def facts_of(facts: Iterable[tuple[str, str]]) -> Html:
+    """(number, what it is) each, large and side by side."""
+    return tag("ul", *(tag("li", tag("b", value), tag("span", what)) for value, what in facts), class_="facts")
+
+
 def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Html:
     groups = sum(len(dataset.groups) for dataset in datasets)
     names = ", ".join(dataset.name for dataset in datasets)
@@ -96,9 +106,8 @@ def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Ht
         (str(groups), "model or setting" if groups == 1 else "models and settings"),
         (duration(total), "of training in all"),
     ]
-    items = (tag("li", tag("b", value), tag("span", what)) for value, what in facts)
     lead = tag("p", f"Node prediction on {names}.", class_="lead")
-    return join((tag("h1", title), lead, tag("ul", *items, class_="facts")))
+    return join((tag("h1", title), lead, facts_of(facts)))
 
 
 def _contents(sections: Sequence[Section]) -> Html:

@@ -36,16 +36,20 @@ def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
 
 def listing(runs: Sequence[Opened]) -> Section:
     """Every run: its folder, its numbers, the command that makes it again, its whole configuration."""
-    head = ["run", "model", "dataset", "seed", "best epoch", "epochs", "training", "parameters", "ended"]
+    head = ["run", "model", "dataset", "seed", "best epoch", "epochs", "draws", "training", "parameters", "ended"]
     rows: list[list[Cell]] = []
     for run in runs:
         m = run.metrics
         rows.append([
             run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m.get("epochs", len(run.history)),
-            duration(m["train_time_s"]), f"{m['num_parameters']:,}", m.get("stopped") or "all epochs done",
+            m.get("draws", 1), duration(m["train_time_s"]), f"{m['num_parameters']:,}",
+            m.get("stopped") or "all epochs done",
         ])  # fmt: skip
     body = [table("All runs", head, rows, left=3), *(_details(run) for run in runs)]
-    lead = "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it."
+    lead = (
+        "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it. "
+        "Draws: samples of local nodes or neighbours that its test predictions are averaged over."
+    )
     return section("runs", "Runs", lead, *body)
 
 

@@ -31,13 +31,18 @@ class TokenBatch:
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
     rows: tuple[Tensor, ...] = ()
     """What the model made of each token row beforehand, [b, h·k, …]; `tokens` are then the node's own alone."""
+    local_labels: Tensor | None = None
+    """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
+    read them."""
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def tensors(self) -> list[Tensor]:
         """All that is there."""
-        every = (self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, *self.rows)
+        every = (
+            self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.local_labels, *self.rows
+        )  # fmt: skip
         return [tensor for tensor in every if tensor is not None]
 
     def clone(self) -> TokenBatch:
@@ -60,6 +65,31 @@ def input_tokens(table_rhd: Tensor, local_rows_bk: Tensor) -> Tensor:
     gathered = table_rhd.view(num_rows, h * width).index_select(0, local_rows_bk.reshape(-1))
     tokens_btd = gathered.view(b, h * k, width)
     return tokens_btd.float() if tokens_btd.dtype == torch.float16 else tokens_btd
+
+
+def fewer_rows(local_rows_bk: Tensor, dropout: float, seed: int) -> Tensor:
+    """[b, 1 + m] the node itself and m = (1 - dropout)(k - 1) of its other draws, one at least.
+
+    Its local nodes are put into a random order, all draws of one node together, and the first m draws stay: nodes are
+    left out as wholes, but for the one at the cut, and every row keeps as many. The order is a function of (seed,
+    node, local node): the same on every device, in any batch.
+    """
+    num_others = local_rows_bk.shape[1] - 1
+    if num_others < 1:
+        return local_rows_bk
+    own_b1, others_bk = local_rows_bk[:, :1], local_rows_bk[:, 1:]
+    order_bk = _mixed(_mixed(own_b1.long() + seed) + others_bk).argsort(dim=1)
+    left = max(1, round((1 - dropout) * num_others))
+    return torch.cat([own_b1, others_bk.gather(1, order_bk[:, :left])], dim=1)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Their lowest 32 bits, scattered: different numbers stay different."""
+    low = 0xFFFFFFFF
+    bits = numbers & low
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & low
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & low
+    return bits ^ (bits >> 16)
 
 
 def distinct_rows(local_rows_bk: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,8 @@ from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
 from ..threads import run_ahead
 from ..types import Array
-from .input_tokens import TokenBatch, distinct_rows, input_tokens
+from .input_tokens import TokenBatch, distinct_rows, fewer_rows, input_tokens
+from .local_labels import LocalLabels
 from .table import Place, TokenTable
 
 BatchT = TypeVar("BatchT")
@@ -36,14 +38,20 @@ class TokenLoader:
     """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
     rows: tuple[torch.Tensor, ...] = ()
     """What a model made of every row of the token table beforehand: gathered instead of tokens."""
+    local_labels: LocalLabels | None = None
+    """What local nodes tell of their labels; None: nothing."""
+    node_dropout: float = 0.0
+    """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[TokenBatch]:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
+        left_out_by: int | None = None
         if seed is not None:
             rows = np.random.default_rng([seed, epoch]).permutation(rows)
+            left_out_by = int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
         if not len(rows):
             return
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
@@ -51,17 +59,21 @@ class TokenLoader:
         pieces, ahead = torch.split(order, batch_size), self.table.ahead
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
+            gather = partial(self.gather, left_out_by=left_out_by)
             with closing(
-                run_ahead(lambda piece: aside.make(self.gather, piece), pieces, ahead, at_once=is_here)
+                run_ahead(lambda piece: aside.make(gather, piece), pieces, ahead, at_once=is_here)
             ) as gathered:
                 for batch, whole in gathered:
                     yield aside.take(batch, whole)
         finally:
             aside.close()
 
-    def gather(self, rows: torch.Tensor) -> TokenBatch:
-        """The batch of these rows of the table, on the loader's device."""
+    def gather(self, rows: torch.Tensor, left_out_by: int | None = None) -> TokenBatch:
+        """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
+        without one."""
         local_rows = self.table.local_rows_of(rows, self.k)
+        if self.node_dropout and left_out_by is not None:
+            local_rows = fewer_rows(local_rows, self.node_dropout, left_out_by)
         multiplicity = None
         if self.distinct and local_rows.shape[1] > 1:
             local_rows, multiplicity = distinct_rows(local_rows)
@@ -75,6 +87,7 @@ class TokenLoader:
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
             rows=tuple(input_tokens(row, local_rows.to(self.device)) for row in self.rows),
+            local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
         )
         return batch.to(self.device, non_blocking=True)
 
@@ -131,16 +144,21 @@ def token_batches(
     distinct: bool = False,
     device: torch.device | str = "cpu",
     table: Place = "auto",
+    local_labels: bool = False,
+    node_dropout: float = 0.0,
 ) -> Iterator[TokenBatch]:
     """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
 
     Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
-    (see the setting tokens.table); the batches are the same.
+    (see the setting tokens.table); the batches are the same. A model with `label_tokens` reads `local_labels`; a share
+    of the local nodes, `node_dropout`, is left out of shuffled batches.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
     if seed is not None and seed < 0:
         raise ConfigError(f"seed is {seed}: it must not be negative")
+    if not 0 <= node_dropout < 1:
+        raise ConfigError(f"node_dropout is {node_dropout}: it must be at least 0 and less than 1")
     if nodes is not None and split is not None:
         raise ConfigError("give token_batches a split or nodes, not both")
     if nodes is not None:
@@ -151,5 +169,9 @@ def token_batches(
             raise InputError(f"node {missing} was not prepared: prepare with local_nodes.nodes=all")
     else:
         rows = prepared.split_rows(split) if split is not None else np.arange(len(prepared.nodes))
-    loader = TokenLoader(TokenTable(prepared, device, table), torch.device(device), distinct=distinct)
+    arrays = TokenTable(prepared, device, table)
+    labels = LocalLabels.of_training_nodes(prepared, arrays.device) if local_labels else None
+    loader = TokenLoader(
+        arrays, torch.device(device), distinct=distinct, local_labels=labels, node_dropout=node_dropout
+    )
     return loader.batches(rows, batch_size, seed, epoch)

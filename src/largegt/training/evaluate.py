@@ -16,13 +16,14 @@ from ..baselines.loader import NeighborLoader
 from ..baselines.message_passing import MessagePassing, layerwise
 from ..config import TrainConfig
 from ..errors import InputError
+from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_fabric, make_loader, make_loaders
+from .setup import Loader, make_fabric, make_loader, make_loaders, with_draws
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -36,11 +37,13 @@ def evaluate(
     split: str = "test",
     progress: Progress | None = None,
     device: str | None = None,
-    draws: int = 1,
+    draws: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`; with several draws, of their averaged predictions."""
+    """Scores of a run's best weights on `split`; with several draws, of their averaged predictions. As many as the run
+    is set to (`train.draws`) when not given."""
     opened = Run.open(run)
     config = opened.train_config(device)
+    draws = config.draws if draws is None else draws
     prepared = opened.prepared(progress, reachable=draws > 1)
     rows = prepared.split_rows(split)
     if not len(rows):
@@ -60,12 +63,15 @@ def evaluate_prepared(
     split: str,
     head: TaskHead,
     loader: Loader | None = None,
+    draws: int = 1,
 ) -> dict[str, float]:
     """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
     laying out the token table once more."""
     model = model.to(fabric.device)
     loader = loader or make_loader(prepared, model, config, fabric.device)
-    return score_rows(model, [loader], prepared.split_rows(split), config, head, fabric)
+    rows, store = prepared.split_rows(split), GraphStore.open(prepared.path.parent.parent)
+    loaders = with_draws(loader, prepared, model, config, store, rows, draws)
+    return score_rows(model, loaders, rows, config, head, fabric)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:

@@ -11,6 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ from .setup import (
     make_fabric,
     make_loader,
     make_optimizer,
+    num_draws,
     set_learning_rate,
 )
 from .step import SealedModel, TrainingStep
+from .weight_average import WeightAverage
 
 _OUT_OF_TIME = "the budget is used up"
 Watch = Callable[[NodeModel, int, float], None]
@@ -60,10 +63,11 @@ def train(
     progress: Show | None = None,
     memory: str | int | None = None,
     watch: Watch | None = None,
+    score_test: bool = True,
 ) -> Run:
     """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
     preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
-    count."""
+    count. Without `score_test` nothing reads the test split, and its scores stay empty."""
     show = progress or silent
     out = Path(out)
     config = config or Config()
@@ -71,7 +75,7 @@ def train(
         config = config.model_copy(update={"prepare": data.config})
         store = GraphStore.open(data.path.parent.parent)
         data.check_serves(config.model.name)
-        if config.train.resample == "epoch":
+        if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
             data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
@@ -87,12 +91,12 @@ def train(
         if overwrite and out.exists():
             shutil.rmtree(out)
         run = Run.create(out, config, store)
-        return _train(fabric, run, prepared, head, monitor, sign, show, watch)
+        return _train(fabric, run, prepared, head, monitor, sign, show, watch, score_test)
 
 
 def _train(
     fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show,
-    watch: Watch | None,
+    watch: Watch | None, score_test: bool,
 ) -> Run:  # fmt: skip
     config = run.config.train
     torch.manual_seed(config.seed)
@@ -100,8 +104,9 @@ def _train(
     device = fabric.device
     optimizer = make_optimizer(model, config, device)
     sealed, optimizer = fabric.setup(SealedModel(model), optimizer)
+    average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
-    state = load_checkpoint(checkpoint, model, optimizer, device) if checkpoint.exists() else Progress()
+    state = load_checkpoint(checkpoint, model, optimizer, device, average) if checkpoint.exists() else Progress()
     loader = make_loader(prepared, model, config, device, run.config.tokens.table, run.store())
     train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
     fresh = None
@@ -111,7 +116,7 @@ def _train(
     is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
     if is_compiled:
         model.compile_for({config.batch_size, config.eval_batch_size})
-    step = TrainingStep(fabric, sealed, optimizer, head, config, record=bool(model.compiled_sizes))
+    step = TrainingStep(fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average)
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
@@ -137,32 +142,33 @@ def _train(
                     break
             train_loss = float(step.loss_sum) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
-            valid = score_rows(model, [loader], valid_rows, config, head, fabric)
-            if not math.isfinite(train_loss + valid.get("loss", 0.0)):
-                raise ConfigError(
-                    f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
-                    f"train.learning_rate (now {config.learning_rate:g})"
-                )
-            state.epoch += 1
-            state.elapsed_s += time.perf_counter() - epoch_start
-            _judge(state, valid, monitor, sign, config)
-            if state.best_epoch == state.epoch:
-                save_weights(run.path / "model.safetensors", model)
-            log.add({
-                "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
-                "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
-                "elapsed_s": state.elapsed_s,
-            })  # fmt: skip
-            if watch is not None:
-                watch(model, state.epoch, state.elapsed_s)
+            with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
+                valid = score_rows(model, [loader], valid_rows, config, head, fabric)
+                if not math.isfinite(train_loss + valid.get("loss", 0.0)):
+                    raise ConfigError(
+                        f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
+                        f"train.learning_rate (now {config.learning_rate:g})"
+                    )
+                state.epoch += 1
+                state.elapsed_s += time.perf_counter() - epoch_start
+                _judge(state, valid, monitor, sign, config)
+                if state.best_epoch == state.epoch:
+                    save_weights(run.path / "model.safetensors", model)
+                log.add({
+                    "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
+                    "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
+                    "elapsed_s": state.elapsed_s,
+                })  # fmt: skip
+                if watch is not None:
+                    watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if is_due or state.best_epoch == state.epoch:  # the best weights and the state never disagree
-                save_checkpoint(checkpoint, model, optimizer, state)
+                save_checkpoint(checkpoint, model, optimizer, state, average)
     finally:
         log.close()
         if fresh is not None:
             fresh.close()
-    _finish(fabric, run, prepared, loader, head, state, log.history)
+    _finish(fabric, run, prepared, loader, head, state, log.history, score_test)
     return run
 
 
@@ -181,10 +187,11 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 def _finish(
     fabric: Fabric, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
-    history: list[dict[str, Any]],
+    history: list[dict[str, Any]], score_test: bool,
 ) -> None:  # fmt: skip
-    """Score the best weights on valid and, for the first time, on test; write metrics.json."""
+    """Score the best weights on valid, as while training, and where wanted, for the first time, on test; write them."""
     best = run.load_model(prepared)
+    draws = num_draws(best, run.config.train, run.config.train.draws)
     final = {
         "model": run.config.model.name,
         "dataset": prepared.meta["name"],
@@ -196,9 +203,12 @@ def _finish(
         "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
         "train_time_s": state.elapsed_s,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
+        "draws": draws,
         "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader),
-        "test": evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader),
+        "test": {},
     }
+    if score_test:
+        final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws)
     write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
 
 

@@ -28,6 +28,7 @@ from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
 from ..tokens.loader import TokenLoader
+from ..tokens.local_labels import LocalLabels
 from ..tokens.table import Place, TokenForm, TokenTable
 from ..types import Array
 
@@ -106,7 +107,8 @@ def make_loader(
         store = store or GraphStore.open(prepared.path.parent.parent)
         return NeighborLoader.make(table, device, model, prepared, store, config.seed)
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
-    return TokenLoader(table, device, k=model.num_local_nodes, distinct=distinct)
+    labels = LocalLabels.of_training_nodes(prepared, table.device) if model.reads_labels else None
+    return TokenLoader(table, device, model.num_local_nodes, distinct, (), labels, model.node_dropout)
 
 
 def make_loaders(
@@ -124,15 +126,28 @@ def make_loaders(
     if draws < 1:
         raise ConfigError(f"draws is {draws}: it must be at least 1")
     first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table, store)
+    return with_draws(first, prepared, model, config, store, rows, draws)
+
+
+def with_draws(
+    first: Loader, prepared: Prepared, model: NodeModel, config: TrainConfig, store: GraphStore, rows: Array, draws: int
+) -> list[Loader]:
+    """This loader and others like it with fresh draws for these rows, `num_draws` in all."""
+    others = range(1, num_draws(model, config, draws))
     if isinstance(first, NeighborLoader):
-        is_random = model.reads == "neighborhoods" or (model.reads == "sample" and config.inference == "sampled")
-        return [replace(first, draw=draw) for draw in range(draws if is_random else 1)]
-    if model.num_local_nodes is not None:
-        return [first]
+        return [first, *(replace(first, draw=draw) for draw in others)]
     return [first, *(
         replace(first, table=first.table.with_local_rows(rows, sample_rows(store, prepared, rows, draw)))
-        for draw in range(1, draws)
+        for draw in others
     )]  # fmt: skip
+
+
+def num_draws(model: NodeModel, config: TrainConfig, wanted: int) -> int:
+    """As many draws as are wanted, or one where what the model predicts depends on none."""
+    is_random = {
+        "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": config.inference == "sampled"
+    }  # fmt: skip
+    return wanted if is_random.get(model.reads, False) else 1
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:

@@ -1,4 +1,5 @@
-"""One training step: forward, loss, backward, clipping, optimizer, codebook. On a GPU, recorded once and replayed.
+"""One training step: forward, loss, backward, clipping, optimizer, weight average, codebook. On a GPU, recorded once
+and replayed.
 
 A step of a few milliseconds on the GPU is some two hundred launches, and Python cannot make them that fast. So after a
 few steps one of them is recorded as a CUDA graph over buffers of its own; later ones copy their batch there and replay
@@ -20,6 +21,7 @@ from ..errors import first_line
 from ..model.node_model import NodeModel, NodeOutput
 from ..tokens.input_tokens import TokenBatch
 from .metrics import TaskHead
+from .weight_average import WeightAverage
 
 _STEPS_BEFORE_RECORDING = 3
 
@@ -28,10 +30,12 @@ class TrainingStep:
     """`step(batch)` trains on a batch. `loss_sum` is the sum of the nodes' losses since the last `restart`."""
 
     def __init__(
-        self, fabric: Fabric, model: Any, optimizer: Any, head: TaskHead, config: TrainConfig, record: bool
-    ) -> None:
-        """`model` is a SealedModel, and it and the optimizer are set up by `fabric`."""
+        self, fabric: Fabric, model: Any, optimizer: Any, head: TaskHead, config: TrainConfig, record: bool,
+        average: WeightAverage | None = None,
+    ) -> None:  # fmt: skip
+        """`model` is a SealedModel, and it and the optimizer are set up by `fabric`. `average` is kept up with it."""
         self.fabric, self.model, self.optimizer, self.config = fabric, model, optimizer, config
+        self.average = average
         self.head = head.on(fabric.device)
         self.loss_sum = torch.zeros((), device=fabric.device)
         self.num_nodes = 0
@@ -68,6 +72,8 @@ class TrainingStep:
                 self.model, self.optimizer, max_norm=self.config.clip_norm, error_if_nonfinite=False
             )
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.model.module.model.update_codebook(output)
         self.loss_sum += loss.detach() * len(batch)
 
@@ -98,7 +104,7 @@ class TrainingStep:
     def _recorded(self, batch: TokenBatch) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=self._aside):
+        with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
             self._compute(batch)
         return graph
 

@@ -1,0 +1,77 @@
+"""Features as tokens begin: those of the store, with log(1 + degree) behind them where asked for, and their scale.
+
+Enters: a GraphStore. Leaves: float32 rows of the nodes asked for, and the shift and gain that standardise them.
+Cost: a copy of the rows asked for at most; the scale is one pass over the features. Nothing is held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph.precision import decode
+from ..graph.store import GraphStore
+from ..threads import run_ranges
+from ..types import Array, Direction
+
+_CHUNK_ROWS = 1 << 14
+
+
+class NodeFeatures:
+    """Rows [n, d] of a store's features; with `degrees`, d is one more for an undirected graph (its degree) and two
+    for a directed one (out, in)."""
+
+    def __init__(self, store: GraphStore, degrees: bool = False) -> None:
+        self.store = store
+        sides: tuple[Direction, ...] = ("out", "in") if store.directed else ("out",)
+        self._indptrs = [store.csr(side)[0] for side in sides] if degrees else []
+        self.width = store.num_features + len(self._indptrs)
+
+    def rows(self, nodes: slice | Array) -> Array:
+        """float32 [n, d] of a range of nodes or of sorted node numbers; may be a view of the file."""
+        if not isinstance(nodes, slice):
+            nodes = as_range(nodes)
+        stored = decode(self.store.features[nodes], self.store.feature_dtype)
+        if not self._indptrs:
+            return stored
+        rows = np.empty((len(stored), self.width), dtype=np.float32)
+        rows[:, : stored.shape[1]] = stored
+        for column, indptr in enumerate(self._indptrs, start=stored.shape[1]):
+            rows[:, column] = np.log1p(degrees_of(indptr, nodes).astype(np.float64))
+        return rows
+
+
+def feature_scale(features: NodeFeatures, standardize: bool, threads: int | None = None) -> tuple[Array, Array]:
+    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it."""
+    width, num_nodes = features.width, features.store.num_nodes
+    if not standardize:
+        return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
+    pilot = features.rows(slice(0, 1)).astype(np.float64)[0]
+
+    def moments(start: int, stop: int) -> tuple[Array, Array]:
+        block = features.rows(slice(start, stop)).astype(np.float64) - pilot
+        return block.sum(axis=0), (block * block).sum(axis=0)
+
+    total, square = np.zeros(width), np.zeros(width)
+    bounds = [*range(0, num_nodes, _CHUNK_ROWS), num_nodes]
+    for part, part_square in run_ranges(moments, bounds, threads):  # in order: the same bits for any threads
+        total += part
+        square += part_square
+    mean = total / num_nodes
+    deviation = np.sqrt(np.maximum(square / num_nodes - mean * mean, 0.0))
+    constant = deviation <= 1e-7 * np.abs(mean + pilot)
+    gain = 1.0 / np.where(constant, 1.0, deviation)
+    return (mean + pilot).astype(np.float32), gain.astype(np.float32)
+
+
+def as_range(rows: Array) -> slice | Array:
+    """Sorted row numbers, as a slice where they lie side by side: a mapped file is then read from front to back."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def degrees_of(indptr: Array, nodes: slice | Array) -> Array:
+    """Lengths of these rows of a CSR."""
+    if isinstance(nodes, slice):
+        return np.diff(indptr[nodes.start : nodes.stop + 1])
+    return np.asarray(indptr[nodes + 1] - indptr[nodes])

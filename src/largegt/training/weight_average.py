@@ -1,0 +1,67 @@
+"""Weight average: an exponential moving average of the weights over the steps, which is scored in their place.
+
+Enters: a model whose parameters change in place. Leaves: the same model, with the averaged weights in it as long as
+they are asked for. Cost: one more copy of the parameters, and a pass over them per step that waits for nothing.
+
+Parameters alone are averaged. Buffers (the codebook, the running statistics of batch norm) are moving averages already
+and stay as they are in the model that is trained: they belong to its newest weights, and fit the averaged ones as far
+as the two agree, which is well at the end of a schedule and less so at a large constant step size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """`update()` after every step; `with average.in_place():` the model has the averaged weights."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Of a model that is on its device already."""
+        self.decay = decay
+        self._own = dict(model.named_parameters())
+        self._averaged = {name: parameter.detach().clone() for name, parameter in self._own.items()}
+        device = next(iter(self._own.values())).device
+        self._num_steps = torch.zeros((), device=device)  # on the device: a recorded step counts there
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Count the newest weights in. After t steps the decay is (1 + t) / (10 + t) at most, so that the weights of
+        the start are soon forgotten."""
+        decay = ((1 + self._num_steps) / (10 + self._num_steps)).clamp(max=self.decay)
+        self._num_steps += 1
+        shares = [1 - decay] * len(self._own)
+        torch._foreach_lerp_(list(self._averaged.values()), list(self._own.values()), shares)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights; afterwards its own again, to the bit. They are copied to where
+        the weights lie, since compiled and recorded code looks for them there."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"weights": self._averaged, "num_steps": self._num_steps}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        for name, averaged in self._averaged.items():
+            averaged.copy_(state["weights"][name])
+        self._num_steps.copy_(state["num_steps"])
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for own, averaged in zip(self._own.values(), self._averaged.values(), strict=True):
+            kept = own.clone()
+            own.copy_(averaged)
+            averaged.copy_(kept)

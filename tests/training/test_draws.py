@@ -1,0 +1,160 @@
+"""train.draws: test scores and predictions are averaged over as many draws as a run is set to, validation over none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.errors import ConfigError
+from largegt.experiments.reproduce import reproduce
+from largegt.graph.store import GraphStore
+from largegt.predict import predict
+from largegt.prepare.prepared import prepare, sample
+from largegt.report.groups import open_runs
+from largegt.report.settings import listing
+from largegt.tokens.loader import token_batches
+from largegt.training.evaluate import evaluate
+from largegt.training.loop import train
+from largegt.training.run import Run
+from run_helpers import SMALL, Cli, easy_store, history, one_thread, small, thirds  # noqa: F401
+
+DRAWS = 3
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
+    return easy_store(tmp_path_factory.mktemp("draws") / "g")
+
+
+@pytest.fixture(scope="module")
+def run(store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(store, small(f"train.draws={DRAWS}"), tmp_path_factory.mktemp("drawn") / "run")
+
+
+@pytest.fixture(scope="module")
+def by_hand(run: Run) -> np.ndarray:
+    """[draws, n, classes] probabilities of the test nodes, the tokens of every draw looked up one by one."""
+    prepared = run.prepared()
+    model, rows = run.load_model(prepared), prepared.split_rows("test")
+    (batch,) = token_batches(prepared, nodes=prepared.nodes[rows], batch_size=1000)
+    assert batch.nodes.tolist() == prepared.nodes[rows].tolist()
+    found = []
+    for draw in range(DRAWS):
+        drawn = sample(run.store(), np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw)
+        at = {int(node): row for row, node in enumerate(prepared.token_nodes)}
+        tokens = [[prepared.tokens[at[int(node)]] for node in local] for local in drawn]
+        tokens_btd = torch.from_numpy(np.array(tokens, dtype=np.float32)).flatten(1, 2)
+        assert tokens_btd.shape == batch.tokens.shape
+        assert torch.equal(tokens_btd, batch.tokens) == (draw == 0)
+        with torch.no_grad():
+            found.append(model(replace(batch, tokens=tokens_btd)).logits.softmax(dim=1).numpy())
+    return np.stack(found)
+
+
+def probabilities(table: Any) -> np.ndarray:
+    return np.stack([table[name].to_numpy() for name in table.column_names if name.startswith("probability_")], axis=1)
+
+
+def test_the_test_score_is_of_the_averaged_predictions(run: Run, by_hand: np.ndarray) -> None:
+    prepared = run.prepared()
+    labels = np.asarray(prepared.labels[prepared.split_rows("test")])
+
+    def loss(probability: np.ndarray) -> float:
+        return float(-np.log(probability[np.arange(len(labels)), labels]).mean())
+
+    mean = by_hand.mean(axis=0)
+    assert run.metrics["draws"] == DRAWS
+    assert run.metrics["test"]["loss"] == pytest.approx(loss(mean), rel=1e-5)
+    assert run.metrics["test"]["accuracy"] == pytest.approx((mean.argmax(axis=1) == labels).mean())
+    assert run.metrics["test"]["loss"] != pytest.approx(loss(by_hand[0]), rel=1e-3), "the draws make a difference"
+
+
+def test_evaluate_and_predict_do_as_the_run_says(run: Run, by_hand: np.ndarray) -> None:
+    assert evaluate(run) == pytest.approx(run.metrics["test"])
+    mean = by_hand.mean(axis=0)
+    np.testing.assert_allclose(probabilities(predict(run, split="test", all_probabilities=True)), mean, atol=1e-5)
+    one = probabilities(predict(run, split="test", all_probabilities=True, draws=1))
+    np.testing.assert_allclose(one, by_hand[0], atol=1e-5)
+    assert not np.allclose(one, mean, atol=1e-3)
+    assert evaluate(run, draws=1)["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
+
+
+def test_the_command_line_too(run: Run, by_hand: np.ndarray, lg: Cli, tmp_path: Path) -> None:
+    assert lg("evaluate", run.path, "--json").json == pytest.approx(run.metrics["test"])
+    one = lg("evaluate", run.path, "--draws", 1, "--json").json
+    assert one == pytest.approx(evaluate(run, draws=1))
+    assert one["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
+    for given, expected in (((), by_hand.mean(axis=0)), (("--draws", 1), by_hand[0])):
+        out = tmp_path / "p.npz"
+        assert lg("predict", run.path, "--split", "test", "--out", out, *given).code == 0
+        np.testing.assert_allclose(np.load(out)["probability"], expected.max(axis=1), atol=1e-5)
+
+
+def test_validation_has_one_draw(run: Run, store: GraphStore, tmp_path: Path) -> None:
+    """A run of one draw has the same epochs and the same validation score."""
+    one = train(store, small(), tmp_path / "one")
+    assert one.metrics["draws"] == 1
+    assert history(run.path) == history(one.path)
+    assert run.metrics["valid"] == one.metrics["valid"] == run.history[run.metrics["best_epoch"] - 1]["valid"]
+    assert run.metrics["test"] != one.metrics["test"]
+
+
+def test_the_preparation_reaches_far_enough(run: Run, store: GraphStore, tmp_path: Path) -> None:
+    assert run.prepared().config.tokens.nodes == "reachable"
+    sampled = prepare(store, small().prepare)
+    with pytest.raises(ConfigError, match="reachable"):
+        train(sampled, run.config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    given = train(run.prepared(), run.config, tmp_path / "given")
+    assert given.metrics["test"] == run.metrics["test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "draws"),
+    [
+        ("mlp", "train.epochs=1", 1),
+        ("largegt-global", "train.epochs=1", 1),
+        ("graphsage", "train.inference=full", 1),
+        ("graphsage", "train.inference=sampled", 2),
+        ("goat-local", "train.epochs=1", 2),
+        ("linkx", "train.epochs=1", 1),
+    ],
+)
+def test_models_that_draw_nothing_have_one(
+    store: GraphStore, name: str, extra: str, draws: int, tmp_path: Path
+) -> None:
+    settings = (f"model.name={name}", "model.fanouts=3,3", "train.epochs=1", extra)
+    run = train(store, small(*settings, "train.draws=2"), tmp_path / "run")
+    one = train(store, small(*settings), tmp_path / "one")
+    assert run.metrics["draws"] == draws
+    assert (run.metrics["test"]["loss"] == one.metrics["test"]["loss"]) == (draws == 1)
+    assert evaluate(run) == pytest.approx(run.metrics["test"])
+
+
+def test_a_model_that_draws_nothing_takes_any_preparation(store: GraphStore, tmp_path: Path) -> None:
+    sampled = prepare(store, small().prepare)
+    run = train(sampled, small("model.name=mlp", "train.draws=4", "train.epochs=1"), tmp_path / "run")
+    assert run.metrics["draws"] == 1
+
+
+def test_no_test_nodes(tmp_path: Path) -> None:
+    splits = thirds(150) | {"test": np.array([], dtype=np.int64)}
+    run = train(easy_store(tmp_path / "g", splits=splits), small("train.draws=2", "train.epochs=1"), tmp_path / "run")
+    assert run.metrics["test"] == {}
+
+
+def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path: Path) -> None:
+    page = str(listing(open_runs([run.path])).html)
+    head, row = (re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", part) for part in re.findall(r"<tr>(.*?)</tr>", page)[:2])
+    assert dict(zip(head, row, strict=True))["draws"] == str(DRAWS)
+    for draws, expected in ((1, False), (2, True)):
+        files = reproduce("table-main", store.path, tmp_path / str(draws), runs=1, models=["mlp", "largegt-local"],
+                          overrides=[*SMALL, "train.epochs=1", f"train.draws={draws}"])  # fmt: skip
+        text = next(file for file in files if file.suffix == ".md").read_text()
+        assert ("averaged over 2 draws" in text) == expected

@@ -1,0 +1,147 @@
+"""What is searched: the table, the language of --search, and the point to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from largegt.config import MODEL_NAMES, Config, ModelConfig, recipe_for
+from largegt.errors import ConfigError
+from largegt.prepare.prepared import prepare
+from largegt.training.setup import build_model
+from largegt.tuning.space import SPACES, Choices, Range, make_space, text_of, value_of
+from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
+
+
+def axis_of(search: str, *overrides: str) -> Choices | Range:
+    return make_space("default", overrides, [search], only=True).axes[search.partition("=")[0]]
+
+
+@pytest.mark.parametrize(("search", "axis"), [
+    ("train.learning_rate=1e-4..1e-2:log", Range(1e-4, 1e-2, log=True, whole=False)),
+    ("model.dropout=0..1e-1", Range(0.0, 0.1, log=False, whole=False)),
+    ("prepare.local_nodes.hop1_share=0..1", Range(0.0, 1.0, log=False, whole=False)),
+    ("prepare.local_nodes.k=4..64:log", Range(4.0, 64.0, log=True, whole=True)),
+    ("train.patience=1..9", Range(1.0, 9.0, log=False, whole=True)),
+    ("model.hidden=64, 128,256,64", Choices(("64", "128", "256"))),
+    ("model.encoder_ffn=.5,1e0", Choices(("0.5", "1"))),
+    ("prepare.local_nodes.hop1_share=none,0.50", Choices(("none", "0.5"))),
+    ("model.label_tokens=false,true", Choices(("false", "true"))),
+    ("model.norm=batch", Choices(("batch",))),
+    ("model.fanouts=[20,10],[5, 5, 5]", Choices(("[20,10]", "[5,5,5]"))),
+])  # fmt: skip
+def test_the_language(search: str, axis: Choices | Range) -> None:
+    assert axis_of(search) == axis
+    name = search.partition("=")[0]
+    assert axis_of(f"{name}={axis}") == axis, "what it prints, it reads"
+
+
+@pytest.mark.parametrize(("search", "words"), [
+    ("train.lerning_rate=1e-4..1e-2:log", "did you mean 'train.learning_rate'"),
+    ("hidden=3,4", "did you mean 'model.hidden'"),
+    ("model.hidden=64,-1", "greater than or equal to 1"),
+    ("model.hidden=64,65", "multiple of heads"),
+    ("model.dropout=0..1", "less than 1"),
+    ("model.norm=layer,bach", "did you mean 'batch'"),
+    ("model.norm=layer..batch", "list its values"),
+    ("train.monitor=1..2", "valid string"),
+    ("train.learning_rate=1e-2..1e-4:log", "not below"),
+    ("train.weight_decay=0..1:log", "above 0"),
+    ("train.weight_decay=0..1:lin", "no range"),
+    ("train.weight_decay=0..x", "no range"),
+    ("model.hidden", "not of the form"),
+    ("model.hidden=", "not of the form"),
+])  # fmt: skip
+def test_what_cannot_be_searched_is_said_in_one_line(search: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        make_space("default", search=[search])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_every_model_starts_at_its_own_recipe(model: str) -> None:
+    for recipe in (recipe_for(model), "demo"):
+        overrides = [f"model.name={model}"]
+        space = make_space(recipe, overrides)
+        assert space.config(space.start) == Config.from_recipe(recipe, overrides)
+        assert space.start == space.own
+        for name, axis in space.axes.items():
+            ends = axis.values if isinstance(axis, Choices) else (axis.low, axis.high)
+            assert len(set(ends)) > 1
+            for value in ends:
+                found = value_of(space.config({name: value}), name)
+                assert text_of(found) == text_of(value)
+    assert set(SPACES) == set(MODEL_NAMES)
+
+
+def test_a_model_reads_every_setting_that_is_searched_for_it(tmp_path: Path) -> None:
+    store = easy_store(tmp_path / "g")
+    read: set[str] = set()
+
+    class Spy(ModelConfig):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    for model in MODEL_NAMES:
+        config = Config.from_recipe(recipe_for(model), [*SMALL, f"model.name={model}"])
+        spied = Spy(**config.model.model_dump())
+        read.clear()
+        build_model(spied, prepare(store, config.preparation))
+        searched = {name.split(".")[1] for name in SPACES[model] if name.startswith("model.")}
+        assert searched <= read, model
+
+
+def test_what_is_fixed_is_not_searched() -> None:
+    every = make_space("default").axes
+    assert {"model.hidden", "train.learning_rate", "prepare.local_nodes.k", "model.label_tokens"} <= set(every)
+    fixed = make_space("default", ["model.hidden = 64"])
+    assert set(fixed.axes) == set(every) - {"model.hidden"}
+    assert fixed.config(fixed.start).model.hidden == 64
+    both = make_space("default", ["model.hidden=64"], ["model.hidden=32,64", "train.clip_norm=0.5,none"])
+    assert set(both.axes) == {*every, "train.clip_norm"}
+    assert both.start["model.hidden"] == "64"
+    alone = make_space("default", search=["model.hidden=32,64"], only=True)
+    assert set(alone.axes) == {"model.hidden"}
+    with pytest.raises(ConfigError, match="nothing to search"):
+        make_space("default", only=True)
+
+
+def test_the_table_makes_room_for_the_recipe_and_the_user_does_not() -> None:
+    own = ["model.name=largegt-full"]
+    wide = make_space("demo", own)
+    assert wide.axes["model.hidden"] == Choices(("64", "96", "128", "256"))
+    assert wide.start["model.hidden"] == "96"
+    strict = make_space("demo", own, ["model.hidden=16,32,64", "train.learning_rate=1e-4..1e-3:log"])
+    assert strict.start["model.hidden"] == "64"
+    assert strict.own["model.hidden"] == "96"
+    assert strict.start["train.learning_rate"] == 1e-3
+    assert strict.own["train.learning_rate"] == 5e-3
+    assert make_space("default", search=["prepare.local_nodes.hop1_share=0.25..1"]).start[
+        "prepare.local_nodes.hop1_share"
+    ] == 0.25  # fmt: skip
+
+
+def test_zero_stands_beside_powers_of_ten() -> None:
+    axis = make_space("sgc").axes["train.weight_decay"]
+    assert axis == Choices(("0", "1e-05", "0.0001", "0.001", "0.01", "0.1"))
+    assert isinstance(make_space("default").axes["train.weight_decay"], Range)
+
+
+def test_values_that_do_not_fit_the_recipe_are_left_out() -> None:
+    axes = make_space("default", ["model.heads=6", "model.hidden=96", "model.codebook.heads=2"]).axes
+    assert "model.hidden" not in axes
+    fitted = make_space("default", ["model.heads=128", "model.codebook.heads=1"]).axes
+    assert fitted["model.hidden"] == Choices(("128", "256"))
+
+
+def test_hops_stay_as_many_as_they_are() -> None:
+    assert str(make_space("graphsage").axes["model.fanouts"]) == "[20,10],[10,5],[30,20]"
+    assert str(make_space("graphsage-original").axes["model.fanouts"]) == "[15,10,5],[10,5,5],[20,15,10]"
+
+
+def test_regression_smooths_no_labels() -> None:
+    assert "train.label_smoothing" in make_space("default").axes
+    assert "train.label_smoothing" not in make_space("default", task="regression").axes
