@@ -35,8 +35,10 @@ class WeightAverage:
         the start are soon forgotten."""
         decay = ((1 + self._num_steps) / (10 + self._num_steps)).clamp(max=self.decay)
         self._num_steps += 1
-        shares = [1 - decay] * len(self._own)
-        torch._foreach_lerp_(list(self._averaged.values()), list(self._own.values()), shares)
+        averaged = list(self._averaged.values())
+        steps = torch._foreach_sub(list(self._own.values()), averaged)
+        torch._foreach_mul_(steps, 1 - decay)
+        torch._foreach_add_(averaged, steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
