@@ -47,6 +47,12 @@ def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) ->
         assert row["Test accuracy"] == spread(found)
     assert "the paper" not in rows[0], "this is no dataset of the paper"
     assert files[1].read_text().count("**") == 2
+    best = max(rows, key=lambda row: float(row["Test accuracy"].split("±")[0]))
+    assert best["place"] == "first"
+    shown = files[-1].read_text()
+    tables = shown[shown.index('id="paper"') : shown.index('id="scores"')]
+    assert tables.count('class="rank r1"') == [row["place"] for row in rows].count("first")
+    assert ">place<" not in tables
 
 
 def test_nothing_is_trained_twice_and_what_stopped_goes_on(
@@ -147,7 +153,7 @@ def test_the_papers_tables_are_whole() -> None:
 
 def test_tables_in_every_format() -> None:
     table = Table("t", "A & B", ("Model", "100%"), ((Cell("a_b|c"), Cell("1.0±0.1", "first")), (Cell("d"), Cell("2"))))
-    assert table.to_csv() == "Model,100%\na_b|c,1.0±0.1\nd,2\n"
+    assert table.to_csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
     assert "| a_b\\|c | **1.0±0.1** |" in table.to_markdown()
     latex = table.to_latex()
     assert r"\caption{A \& B}" in latex

@@ -11,6 +11,8 @@ from statistics import mean, stdev
 from ..folder import write_text_atomically
 
 PLACES = ("first", "second", "third")
+PLACE = "place"
+"""The last column of a CSV file whose table has places: a number in bold would be none."""
 _MARKDOWN = {"first": "**{}**", "second": "*{}*", "third": "{} (3rd)"}
 _LATEX = {"first": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "third": r"\textit{{{}}}"}
 
@@ -43,8 +45,11 @@ class Table:
     def to_csv(self) -> str:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([cell.text for cell in row] for row in self.rows)
+        places = [next((cell.place for cell in row if cell.place), "") for row in self.rows]
+        has_places = any(places)
+        writer.writerow([*self.columns, *([PLACE] if has_places else [])])
+        for row, place in zip(self.rows, places, strict=True):
+            writer.writerow([*(cell.text for cell in row), *([place] if has_places else [])])
         return text.getvalue()
 
     def to_markdown(self) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..progress import Progress
 from ..report.charts import Axis, Line, legend, line_chart
-from ..report.markup import Html, Section, figure, figures, join, section, table
+from ..report.markup import Html, Section, figure, figures, join, rank_mark, section, table
 from ..report.page import report
+from .output import PLACE, PLACES
 
 _TABLES = {"table-datasets": "The data", "table-main": "Main results", "table-extended": "Original and 2-hop forms"}
 
@@ -27,12 +28,21 @@ def _tables(out: Path) -> Section | None:
     for name, heading in _TABLES.items():
         if (out / f"{name}.csv").is_file():
             head, *rows = _rows(out / f"{name}.csv")
-            made.append(table(heading, head, rows))
+            made.append(table(heading, *_marked(head, rows)))
     lead = (
         "As in the paper, and beside its own numbers where the data is the paper's. The same as CSV, Markdown and "
         "LaTeX lie beside this page."
     )
     return section("paper", "The paper's tables", lead, *made) if made else None
+
+
+def _marked(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str | Html]]]:
+    """The same table with its last column, where that has places, as marks before the second."""
+    if head[-1] != PLACE:
+        return head, [list(row) for row in rows]
+    rank = {name: number for number, name in enumerate(PLACES, start=1)}
+    marked = [[row[0], join((rank_mark(rank.get(row[-1])), row[1])), *row[2:-1]] for row in rows]
+    return head[:-1], marked
 
 
 def _curves(out: Path) -> Section | None:

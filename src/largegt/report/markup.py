@@ -52,6 +52,14 @@ def table(caption: str, head: Sequence[Cell], rows: Iterable[Sequence[Cell]], le
     return join((tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption), _note(note)))
 
 
+def rank_mark(rank: int | None) -> Html:
+    """A small 1, 2 or 3 to stand before a value that is among the best; nothing for others."""
+    words = {1: "best", 2: "second", 3: "third"}.get(rank or 0)
+    if words is None:
+        return Html("")
+    return tag("span", rank, class_=f"rank r{rank}", title=words, aria_label=f"{words}:", role="img")
+
+
 def _cell(cell: Cell, place: int, left: int) -> Html:
     text = _NONE if cell is None else cell
     if place == 0:

@@ -9,13 +9,12 @@ from typing import Any
 from ..memory import format_bytes
 from .charts import Axis, Dots, Line, bar_chart, dot_chart, legend, line_chart
 from .groups import Dataset, Group, Opened, k_of, ranks, sensitivity
-from .markup import Cell, Html, Section, duration, figure, figures, join, number, section, table, tag
+from .markup import Cell, Html, Section, duration, figure, figures, join, number, rank_mark, section, table, tag
 
 Baselines = Mapping[str, Mapping[str, float]]
 _MAX_TABLE_ROWS = 25
 _MAX_TABLE_RUNS = 12
 _TIME_STEPS = 10
-_RANKED = 3
 
 
 def scores(datasets: Sequence[Dataset], baselines: Baselines) -> Section:
@@ -120,13 +119,7 @@ def _other_metrics(dataset: Dataset) -> list[str]:
 
 
 def _ranked(score: tuple[float | None, float], rank: int | None) -> Cell:
-    if score[0] is None:
-        return None
-    mark: Html | str = ""
-    if rank is not None and rank <= _RANKED:
-        words = {1: "best", 2: "second", 3: "third"}[rank]
-        mark = tag("span", rank, class_=f"rank r{rank}", title=words, aria_label=f"{words}:", role="img")
-    return join((mark, _mean(score)))
+    return None if score[0] is None else join((rank_mark(rank), _mean(score)))
 
 
 def _mean(score: tuple[float | None, float]) -> str:

@@ -40,7 +40,8 @@ figcaption{font-weight:600;font-size:.95rem;margin-bottom:.3rem;overflow-wrap:an
 .legend li{display:flex;align-items:center;gap:.4rem;overflow-wrap:anywhere;min-width:0}
 .key{width:34px;height:14px;flex:none} .key.dot{width:14px}
 details{margin:.4rem 0} summary{cursor:pointer;color:var(--soft);font-size:.9rem;padding:.25rem 0}
-.scroll{overflow-x:auto;max-width:100%} .scroll:focus-visible,summary:focus-visible{outline:2px solid var(--link)}
+.scroll{overflow-x:auto;max-width:100%} .scroll+.scroll{margin-top:1rem}
+.scroll:focus-visible,summary:focus-visible{outline:2px solid var(--link)}
 table{border-collapse:collapse;font-size:.9rem;min-width:min(100%,20rem)}
 caption{text-align:left;color:var(--soft);font-size:.85rem;padding:.2rem 0 .4rem}
 th,td{text-align:right;padding:.3rem .7rem;border-bottom:1px solid var(--rule);white-space:nowrap}
@@ -71,7 +72,8 @@ font-size:.82rem;line-height:1.4;padding:.35rem .6rem;border-radius:.35rem;white
 #tip[hidden]{display:none}
 tbody th:first-child,thead th:first-child{position:sticky;left:0;background:var(--bg)}
 @media (max-width:34rem){body{padding:1rem .9rem 3rem} h1{font-size:1.4rem} .figures{gap:1.4rem}
-tbody th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:7rem;max-width:11rem}
+tbody th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8.5rem;max-width:11rem}
+th:first-child{padding-left:.2rem}
 svg text{font-size:14px} svg .axis,svg .name{font-size:14.5px} svg .in{font-size:11px}}
 @media print{body{max-width:none;padding:0;font-size:11pt} #tip,nav,summary{display:none}
 details::details-content{display:block;content-visibility:visible;height:auto}
