@@ -22,6 +22,7 @@ from largegt.datasets.synthetic import synthesize
 from largegt.folder import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.memory import held_bytes
+from largegt.prepare.engines.engine import Engine
 from largegt.prepare.positions import write_positions
 
 
@@ -38,7 +39,7 @@ def encode(store: GraphStore, config: PositionsConfig, memory: int, folder: Path
     begin = time.perf_counter()
     with FolderWriter(folder, "bench") as writer:
         nodes = np.arange(store.num_nodes, dtype=np.int32)
-        write_positions(writer, store, nodes, config, "both", memory)
+        write_positions(writer, store, nodes, config, "both", Engine(memory))
         elapsed_s = time.perf_counter() - begin
         done.set()
         watcher.join()

@@ -42,10 +42,12 @@ _HOMES = {
     "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
     "tune": ".tuning.tune",
+    "auto_config": ".auto",
     "LargeGTError": ".errors",
 }
 
 if TYPE_CHECKING:
+    from .auto import auto_config
     from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
     from .datasets.synthetic import synthetic
     from .errors import LargeGTError
@@ -67,8 +69,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
-    "Run", "TokenBatch", "TrainConfig", "__version__", "evaluate", "ingest", "local_nodes", "predict", "prepare",
-    "report", "reproduce", "sources", "synthetic", "token_batches", "train", "tune",
+    "Run", "TokenBatch", "TrainConfig", "__version__", "auto_config", "evaluate", "ingest", "local_nodes", "predict",
+    "prepare", "report", "reproduce", "sources", "synthetic", "token_batches", "train", "tune",
 ]  # fmt: skip
 
 

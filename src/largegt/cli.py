@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import traceback
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +34,9 @@ Settings = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Option(help="A recipe's name or a .toml file; the model's own when not given. `largegt settings --recipes`."),
+    typer.Option(
+        help="A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given."
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -65,6 +70,10 @@ Draws = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Devices = Annotated[
+    int,
+    typer.Option(help="Processes of this machine to share the work, a GPU each or some cores.", min=1),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -233,6 +242,17 @@ def prepare(
     original: Original = False,
     threads: Threads = None,
     memory: Memory = None,
+    engine: Annotated[str, typer.Option(help="Who does the work: local (this process) or ray (a cluster).")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="With --engine ray: the cluster's address; auto finds one, else one starts here.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="With --engine ray: parts to hold the graph in; one per four cores.", min=1)
+    ] = None,
+    neighbors: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Sample from lists in Redis, redis://host:port/name; see redis-load."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would take: disk, memory, rough time.")
     ] = False,
@@ -244,13 +264,16 @@ def prepare(
 
     With --model, what that model needs, which may be less:  largegt prepare data/g --model graphsage
 
+    On a Ray cluster that sees the store's folder:  largegt prepare data/g --engine ray --address auto
+
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
+    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
     from .graph.store import GraphStore
     from .prepare.prepared import prepare as run_prepare
 
-    config = _config(recipe, model, original, settings or []).preparation
     opened = GraphStore.open(store)
+    config = _config(opened, recipe, model, original, settings or [], as_json).preparation
     if dry_run:
         from .prepare.estimate import estimate
 
@@ -258,9 +281,63 @@ def prepare(
         _print_json(found.as_dict()) if as_json else _print_estimate(found.as_dict(), f"To prepare {store}")
         return
     _say_stale(opened, config, as_json)
-    with _progress(as_json) as progress:
-        prepared = run_prepare(opened, config, threads, progress, memory=memory)
+    with _progress(as_json) as progress, redirect_stdout(sys.stderr):  # where Ray says what it has to say
+        worker = _engine(engine, address, shards, neighbors, threads, memory, progress)
+        prepared = run_prepare(opened, config, engine=worker)
     _show_folder(prepared.path, as_json, verify=False)
+
+
+def _engine(
+    name: str, address: str | None, shards: int | None, neighbors: str | None, threads: int | None,
+    memory: str | None, progress: Any,
+) -> Any:  # fmt: skip
+    """The engine that `prepare` was told to use."""
+    from .memory import memory_budget, parse_bytes
+    from .prepare.engines.engine import Engine
+
+    if name not in ("local", "ray"):
+        raise ConfigError(f"engine {name!r} is not one of local, ray{nearest(name, ('local', 'ray'))}")
+    if name == "local":
+        if address is not None or shards is not None:
+            raise ConfigError("--address and --shards are for --engine ray")
+        return Engine(memory_budget(memory), threads, progress, neighbors)
+    if threads is not None:
+        raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
+    from .prepare.engines.ray import TASK_BYTES, RayEngine
+
+    return RayEngine(address, shards, parse_bytes(memory) if memory else TASK_BYTES, progress, neighbors)
+
+
+@app.command("redis-load")
+def redis_load(
+    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    url: Annotated[str, typer.Argument(help="Where to: redis://host:port/name, with a name of your choice.")],
+    direction: Annotated[
+        str, typer.Option(help="The prepare.local_nodes.direction to be sampled along: both, out or in.")
+    ] = "both",
+    as_json: AsJson = False,
+) -> None:
+    """Put a store's neighbour lists into Redis, for prepare --neighbors to sample from.
+
+    Example:  largegt redis-load data/g redis://localhost:6379/g
+
+    Then:  largegt prepare data/g --neighbors redis://localhost:6379/g
+    """
+    from typing import get_args
+
+    from .graph.store import GraphStore
+    from .prepare.redis_lists import load_lists
+    from .types import Direction
+
+    if direction not in get_args(Direction):
+        raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
+    opened = GraphStore.open(store)
+    with _progress(as_json) as progress:
+        lists = load_lists(opened, url, direction, progress)  # type: ignore[arg-type]
+    if as_json:
+        _print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
+    else:
+        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: largegt prepare {store} --neighbors {url}")
 
 
 @app.command()
@@ -276,6 +353,13 @@ def train(
     budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    devices: Devices = 1,
+    engine: Annotated[
+        str, typer.Option(help="Who starts --devices processes: local (this machine) or ray (a cluster).")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="With --engine ray: the cluster's address; auto finds one, else one starts here.")
+    ] = None,
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
@@ -284,6 +368,8 @@ def train(
     Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden=256
 
     A killed run goes on with:  largegt train --resume --out runs/a
+
+    On two GPUs:  largegt train data/g --out runs/a --devices 2, or on more machines by torchrun -m largegt train …
 
     --model NAME trains one of these, each by the recipe of its name (LargeGT by the default one):
 
@@ -303,6 +389,8 @@ def train(
     """
     from .errors import InputError
     from .graph.store import GraphStore
+    from .ranks import check_devices, is_first_here
+    from .training.launch import launch, resume_advice
     from .training.loop import check_out
     from .training.loop import train as run_train
     from .training.run import Run
@@ -319,11 +407,24 @@ def train(
     elif store is None:
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
     else:
-        data, config = GraphStore.open(store), _config(recipe, model, original, overrides)
+        data = GraphStore.open(store)
+        config = _config(data, recipe, model, original, overrides, as_json)
     check_out(out, config, data, resume, overwrite)
-    _say_stale(data, config.preparation, as_json)
-    with _progress(as_json) as progress:
-        finished = run_train(data, config, out, resume=resume, overwrite=overwrite, progress=progress, memory=memory)
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"engine {engine!r} is not one of local, ray{nearest(engine, ('local', 'ray'))}")
+    if engine == "local" and check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: resume_advice(out, devices)))
+    quiet = as_json or not is_first_here()
+    _say_stale(data, config.preparation, quiet)
+    if engine == "ray":
+        from .training.ray_train import train_on_ray
+
+        finished = train_on_ray(data, config, out, devices, address, resume, overwrite, memory)
+    else:
+        with _progress(quiet) as progress:
+            finished = run_train(data, config, out, resume, overwrite, progress, memory)
+    if not is_first_here():
+        return
     if as_json:
         _print_json(finished.metrics)
     else:
@@ -399,13 +500,20 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     draws: Draws = None,
     device: Device = None,
+    devices: Devices = 1,
     as_json: AsJson = False,
 ) -> None:
     """Score a run's best weights on a split."""
+    from .ranks import check_devices, is_first_here
     from .training.evaluate import evaluate as run_evaluate
+    from .training.launch import launch
 
-    with _progress(as_json) as progress:
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: "run the same command again"))
+    with _progress(as_json or not is_first_here()) as progress:
         scores = run_evaluate(run, split, progress, device, draws)
+    if not is_first_here():
+        return
     if as_json:
         _print_json(scores)
     else:
@@ -423,14 +531,21 @@ def predict(
     ] = False,
     draws: Draws = None,
     device: Device = None,
+    devices: Devices = 1,
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result."""
     from .predict import predict as run_predict
+    from .ranks import check_devices, is_first_here
+    from .training.launch import launch
 
-    with _progress(as_json) as progress:
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
+    with _progress(as_json or not is_first_here()) as progress:
         table = run_predict(run, out, node, split, probabilities, device, progress, draws, memory)
+    if not is_first_here():
+        return
     if as_json:
         _print_json({"out": str(out), "rows": table.num_rows, "columns": table.column_names})
         return
@@ -632,17 +747,48 @@ def main() -> None:
         app()
     except LargeGTError as error:
         print(f"error: {error}", file=sys.stderr)
+        _leave_ranks(error)
         raise SystemExit(2) from None
+    except Exception as error:
+        _leave_ranks(error)
+        raise
 
 
-def _config(recipe: str | None, model: str | None, original: bool, overrides: list[str]) -> Any:
-    """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name."""
-    from .config import Config, recipe_for
+def _leave_ranks(error: Exception) -> None:
+    """A rank that fails leaves at once: an orderly end would wait for the others, which wait for it. That it only
+    misses another one is said in a line, but by the first one only if nobody launched them all and will say it."""
+    ranks = sys.modules.get("largegt.ranks")
+    if ranks is None or not ranks.is_joined():
+        return
+    code = 2 if isinstance(error, LargeGTError) else 1
+    if ranks.is_lost_rank(error):
+        code = ranks.LOST_RANK_CODE
+        if "LARGEGT_LAUNCHED" not in os.environ or not ranks.is_first_here():
+            reason = str(error).strip().partition("\n")[0][:150]
+            print(f"error: this rank misses another one ({reason} …); go on with --resume", file=sys.stderr)
+    elif code == 1:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _config(
+    store: Any, recipe: str | None, model: str | None, original: bool, overrides: list[str], as_json: bool
+) -> Any:
+    """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name.
+    What auto chooses is said."""
+    from .auto import config_for
+    from .config import recipe_for
 
     if original and (recipe or not model):
         raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
     own = recipe_for(model, original) if model else "default"
-    return Config.from_recipe(recipe or own, [*overrides, *([f"model.name={model}"] if model else [])])
+    config, chosen = config_for(store, recipe or own, [*overrides, *([f"model.name={model}"] if model else [])])
+    if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:
+        for choice in chosen:
+            print(f"auto: {choice!s:<38} {choice.reason}", file=sys.stderr)
+    return config
 
 
 # how results are shown ------------------------------------------------------------------------------------------

@@ -49,6 +49,9 @@ Seed = Field(default=0, ge=0, lt=2**63)
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
+AUTO = "auto"
+"""The recipe that is made for a store when it is asked for (auto.py)."""
+
 
 def _can_be_none(cls: type[Settings], field: str) -> bool:
     return type(None) in get_args(cls.model_fields[field].annotation)
@@ -170,12 +173,20 @@ class PositionsConfig(Settings):
         return {name: value for name, value in every.items() if name in read_by[self.method]}
 
 
+class LabelContextsConfig(Settings):
+    """Training labels around a node, for models that read them."""
+
+    hops: int = Field(default=0, ge=0, le=2)
+    """Count training labels so many hops around each node, its own left out; set by model.label_contexts."""
+
+
 class PrepareConfig(Settings):
     """Everything that is computed once, offline."""
 
     local_nodes: LocalNodesConfig = LocalNodesConfig()
     tokens: TokensConfig = TokensConfig()
     positions: PositionsConfig = PositionsConfig()
+    labels: LabelContextsConfig = LabelContextsConfig()
 
     @property
     def can_resample(self) -> bool:
@@ -185,6 +196,10 @@ class PrepareConfig(Settings):
     def reachable(self) -> PrepareConfig:
         """The same with token rows of every node in reach, so that other samples can be drawn."""
         return self if self.can_resample else self._with(tokens={"nodes": "reachable"})
+
+    def with_labels(self, hops: int) -> PrepareConfig:
+        """The same with labels counted around nodes, so many hops at least."""
+        return self if self.labels.hops >= hops else self._with(labels={"hops": hops})
 
     def for_model(self, name: ModelName) -> PrepareConfig:
         """What a model of this name needs, and as set here where it can do with anything."""
@@ -282,6 +297,8 @@ class ModelConfig(Settings):
     """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, the form of its first paper."""
     init: Literal["default", "normal"] = "default"
     """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
+    label_contexts: int = Field(default=0, ge=0, le=2)
+    """LargeGT: hops around a node whose training labels it is told, as shares, without its own. 0 as published."""
     label_tokens: bool = False
     """LargeGT: training nodes among a node's local nodes tell it their labels, never its own. Off as published."""
     node_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -419,7 +436,7 @@ class Config(Settings):
     def preparation(self) -> PrepareConfig:
         """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
         scoring draws fresh samples."""
-        needed = self.prepare.for_model(self.model.name)
+        needed = self.prepare.for_model(self.model.name).with_labels(self.model.label_contexts)
         return needed.reachable() if self.train.resample == "epoch" or self.train.draws > 1 else needed
 
     def to_toml(self) -> str:
@@ -499,6 +516,8 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
         return file
     if file.suffix == ".toml":
         raise ConfigError(f"recipe file {file} does not exist")
+    if recipe == AUTO:
+        raise ConfigError("recipe auto looks at a store first: lg.auto_config(store), or train data/g --recipe auto")
     raise ConfigError(
         f"no recipe {recipe!r}{nearest(recipe, known)}; largegt settings --recipes lists all {len(known)}, "
         "or give a .toml file"

@@ -27,6 +27,7 @@ from .graph.store import GraphStore
 from .model.node_model import NodeModel
 from .prepare.prepared import Prepared, prepare
 from .progress import Progress
+from .ranks import Ranks
 from .tokens.loader import TokenLoader
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits
@@ -55,7 +56,8 @@ def predict(
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
     With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
-    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet.
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
+    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
     """
     if out is not None and Path(out).suffix not in _SUFFIXES:
@@ -66,25 +68,32 @@ def predict(
     config = opened.train_config(device)
     draws = config.draws if draws is None else draws
     store = opened.store()
-    prepared = opened.prepared(progress, reachable=draws > 1, memory=memory)
+    ranks = Ranks.here(config.device)
+    progress = progress if ranks.is_first else None
+    with ranks.in_turn():
+        prepared = opened.prepared(progress, reachable=draws > 1, memory=memory)
     if split is not None:
         nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
     else:
         wanted = [ids] if isinstance(ids, str | int) else ids
         nodes = np.arange(store.num_nodes) if wanted is None else store.nodes_of(list(wanted))
-    fabric = make_fabric(config, opened.config.model)
+    fabric = make_fabric(config, opened.config.model, ranks)
     model = opened.load_model(prepared).to(fabric.device)
     head = opened.head(prepared)
-    prepared = _covering(prepared, store, nodes, progress, memory)
+    with ranks.in_turn():
+        prepared = _covering(prepared, store, nodes, progress, memory)
     rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
-    if is_worth_compiling(config, fabric.device, len(rows) // config.eval_batch_size):
+    own_rows = ranks.batches_of(rows, config.eval_batch_size)
+    if is_worth_compiling(config, fabric.device, len(own_rows) // config.eval_batch_size):
         model.compile_for({config.eval_batch_size})
-    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, draws, opened.config.tokens.table)
+    loaders = make_loaders(prepared, model, config, fabric.device, store, own_rows, draws, opened.config.tokens.table)
     loaders = _reusing(loaders, model.eval(), config, len(rows), fabric)
-    batches = averaged_logits(model, loaders, rows, config, head, fabric, progress, "predict")
+    batches = averaged_logits(model, loaders, own_rows, config, head, fabric, progress, "predict")
     every = all_probabilities or store.task in ("multilabel", "regression")
-    found = _collected((logits for _, logits, _ in batches), head, every, len(rows))[place]
-    table = _table(store, nodes, found, all_probabilities)
+    parts = ranks.collected(_collected((logits for _, logits, _ in batches), head, every, len(own_rows)))
+    if not ranks.is_first:
+        return _table(store, nodes[:0], np.empty((0, _width(head, every)), np.float32), all_probabilities)
+    table = _table(store, nodes, np.concatenate(parts)[place], all_probabilities)
     if out is not None:
         write_table(table, out)
     return table
@@ -105,14 +114,17 @@ def _reusing(
 
 def _collected(batches: Iterator[Tensor], head: TaskHead, every: bool, num_rows: int) -> Array:
     """[n, c] probabilities of every class, or [n, 2] the best class and its probability."""
-    width = {"binary": 2, "regression": 1}.get(head.task, head.num_outputs) if every else 2
-    by_row = np.empty((num_rows, width), dtype=np.float32)
+    by_row = np.empty((num_rows, _width(head, every)), dtype=np.float32)
     done = 0
     together = (torch.cat(several) for several in _several(batches, _BATCHES_AT_ONCE))
     for found in _on_the_host(_decided(head.probabilities(logits), every) for logits in together):
         by_row[done : done + len(found)] = found
         done += len(found)
     return by_row
+
+
+def _width(head: TaskHead, every: bool) -> int:
+    return {"binary": 2, "regression": 1}.get(head.task, head.num_outputs) if every else 2
 
 
 def _on_the_host(tensors: Iterator[Tensor]) -> Iterator[Array]:

@@ -87,12 +87,26 @@ def test_against_numpy_with_the_draws_it_made(
             chosen, noise, _ = drawn
             data = z.double().numpy()
             data = (data - data.mean(axis=0)) / np.sqrt(data.var(axis=0) + 1e-5)
-            start = data[chosen.numpy()] + 0.01 * noise.double().numpy()
+            start = data[np.argsort(nodes.numpy())[chosen.numpy()]] + 0.01 * noise.double().numpy()
             oracle = EmaKMeans(start, size=12 / centroids, decay=0.8, revive_below=revive_below)
-        oracle.step(z.double().numpy(), nodes.numpy(), drawn[-1].numpy())
+        oracle.step(z.double().numpy(), nodes.numpy(), np.argsort(nodes.numpy())[drawn[-1].numpy()])
         agree(book, oracle)
     if revive_below > 0.1:
         assert oracle.revived > 3, "some have to be revived for this to test it"
+
+
+def test_the_order_of_a_batch_changes_nothing() -> None:
+    """What is drawn goes by node numbers: ranks, and tokens that stand for several, order a batch differently."""
+    one, other = (book_of(centroids=9, revive_below=0.6, decay=0.8) for _ in range(2))
+    for step in range(15):
+        z, nodes = step_of(step)
+        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(step))
+        for book, rows in ((one, torch.arange(len(nodes))), (other, order)):
+            torch.manual_seed(step)
+            book.update(z[rows], nodes[rows])
+        torch.testing.assert_close(one.centroids, other.centroids, rtol=1e-4, atol=1e-5)
+        assert torch.equal(one.assignment, other.assignment)
+        assert torch.equal(one.counts, other.counts)
 
 
 def test_counts_are_a_recount_after_many_steps() -> None:

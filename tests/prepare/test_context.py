@@ -10,6 +10,7 @@ import pytest
 from largegt.folder import FolderWriter
 from largegt.graph.precision import decode
 from largegt.prepare.context import ContextFeatures, context_names
+from largegt.prepare.engines.engine import Engine
 from largegt.prepare.features import NodeFeatures, feature_scale
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
@@ -25,10 +26,12 @@ def rows_of(
     """`direction` apart: out and in."""
     nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
     features = NodeFeatures(store, degrees)
-    shift, gain = feature_scale(features, standardize, threads)
+    shift, gain = feature_scale(features, standardize, Engine(memory, threads))
     directions = ("out", "in") if direction == "apart" else (direction,)
     with FolderWriter(store.path / "rows", "test") as writer:
-        ContextFeatures(features, nodes, shift, gain, directions, memory, threads).write(writer, "float32", hops)
+        ContextFeatures(features, nodes, shift, gain, directions, Engine(memory, threads)).write(
+            writer, "float32", hops
+        )
         left = [file.stem for file in writer.partial.glob("*.npy")]
         assert left == ["tokens"], "scratch that has served is gone"
         return np.array(writer.array("tokens"))
@@ -213,7 +216,7 @@ def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None
     rng = np.random.default_rng(0)
     features = rng.normal(size=(500, 4)) * [1.0, 1e-3, 5.0, 0.0] + [0.0, 0.5, 2000.0, 7.0]
     store = make_store([(0, 1)], 500, features.astype(np.float32))
-    shift, gain = feature_scale(NodeFeatures(store), True)
+    shift, gain = feature_scale(NodeFeatures(store), True, Engine(1 << 26))
     scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
     np.testing.assert_allclose(scaled[:, :3].mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(scaled[:, :3].std(axis=0), 1, atol=1e-3)
@@ -223,13 +226,13 @@ def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None
 def test_standardizing_a_small_scale_feature(make_store: Any) -> None:
     """Features of order 1e-9 vary as much as any others."""
     features = (np.random.default_rng(0).normal(size=(50, 1)) * 1e-9).astype(np.float32)
-    shift, gain = feature_scale(NodeFeatures(make_store([(0, 1)], 50, features)), True)
+    shift, gain = feature_scale(NodeFeatures(make_store([(0, 1)], 50, features)), True, Engine(1 << 26))
     assert ((features - shift) * gain).std() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
     store = make_store([(0, 1)], 5)
-    shift, gain = feature_scale(NodeFeatures(store), False)
+    shift, gain = feature_scale(NodeFeatures(store), False, Engine(1 << 26))
     assert not shift.any()
     assert (gain == 1).all()
     assert np.array_equal(rows_of(store)[:, 0], store.features)

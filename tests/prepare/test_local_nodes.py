@@ -390,8 +390,9 @@ def test_listing_starts_again_with_other_limits() -> None:
     counts = np.zeros(401, int)
     for epoch in range(4_000):
         kernels.start_stream(desk.state, kernels.FOR_LOCAL_NODES, 5, epoch, 0)
+        own = desk.csr[1][desk.start : desk.stop]
         head = (*desk.csr[:2], 0, True, 1, desk.bits, desk.state)  # told of one path, so that it begins with no limit
-        assert sampler.sample_by_listing(*head, table, tiny, desk.row) == 4
+        assert sampler.sample_by_listing(own, own, *head, table, tiny, desk.row) == 4
         counts[desk.row] += 1
     assert uniformity_p(counts[1:], 4) > 1e-4
 

@@ -15,6 +15,7 @@ from largegt.config import PositionsConfig
 from largegt.errors import ConfigError
 from largegt.folder import FolderWriter
 from largegt.prepare import laplacian as laplacian_home
+from largegt.prepare.engines.engine import Engine
 from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, write_positions
 from oracles import walks as oracle
 from oracles.context import adjacency
@@ -30,7 +31,7 @@ def positions(
     memory: int = 1 << 30,
 ) -> Any:  # fmt: skip
     with FolderWriter(store.path / "rows", "test") as writer:
-        write_positions(writer, store, np.asarray(nodes), config, direction, memory, threads)
+        write_positions(writer, store, np.asarray(nodes), config, direction, Engine(memory, threads))
         return np.array(writer.array("positions"))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
+from ..ranks import ALONE, Ranks
 from ..threads import num_threads, run_ahead
 from ..tokens.loader import Aside
 from ..tokens.table import TokenTable
@@ -47,6 +48,8 @@ class NeighborLoader:
     csr: tuple[Array, Array]
     draw: int = 0
     """Which of several draws to score on."""
+    ranks: Ranks = ALONE
+    """Of each shuffled batch only this rank's part is drawn."""
 
     @classmethod
     def make(
@@ -71,6 +74,8 @@ class NeighborLoader:
             return
         drawn = _SCORING + self.draw if seed is None else epoch
         pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
+        if seed is not None:
+            pieces = tuple(self.ranks.part(piece) for piece in pieces)
         aside = Aside(self.device)
         ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
 

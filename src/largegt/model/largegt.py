@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import ConfigError
+from ..ranks import ALONE, Ranks
 from ..tokens.input_tokens import TokenBatch
 from ..types import Task
 from .fused import Fused
@@ -61,8 +62,10 @@ class LargeGT(NodeModel):
             self.num_local_nodes = 1
         if config.name != "largegt-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
+        self.label_width = config.label_contexts * (1 + (2 if task == "binary" else num_outputs))
+        self.labels = label_encoder(self.label_width, config) if self.label_width else None
         self.input = PaddedLinear(num_features, width) if config.residual else None
-        joined = 2 * width if config.name == "largegt-full" else width
+        joined = width * sum(part is not None for part in (self.local_module, self.global_module, self.labels))
         self.ffn = nn.Sequential(
             nn.Linear(joined, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
             nn.Linear(width, width),
@@ -75,6 +78,7 @@ class LargeGT(NodeModel):
     def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
+        prepared.check_labels(config.label_contexts if config else 0)
         return cls(
             prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config,
             prepared.hops, meta["task"],
@@ -90,12 +94,13 @@ class LargeGT(NodeModel):
         compute: Callable[..., Any] = self._compute
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
-        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows, told)
+        around = self._labels_around(batch)
+        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows, told, around)
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def _compute(
         self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...],
-        labels: Tensor | None,
+        labels: Tensor | None, around_bw: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
@@ -105,10 +110,20 @@ class LargeGT(NodeModel):
         if self.global_module is not None:
             global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
+        if self.labels is not None:
+            parts.append(self.labels(around_bw))
         h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))
         if self.input is not None:
             h_bd = self.input(features_bf) + h_bd
         return self.head(h_bd), h_bd, joined
+
+    def _labels_around(self, batch: TokenBatch) -> Tensor | None:
+        """[b, w] what the batch says of training labels around its nodes, where the model reads that."""
+        if self.labels is None:
+            return None
+        if batch.label_contexts is None:
+            raise ConfigError("model.label_contexts is set, but the batch has none: prepare with prepare.labels.hops")
+        return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
         """None where local nodes tell their labels: a node's row is then not the same to itself as to others."""
@@ -128,15 +143,50 @@ class LargeGT(NodeModel):
             self.global_module.codebook.update(output.codebook_input, output.nodes)
 
 
+def label_encoder(width_in: int, config: ModelConfig) -> nn.Module:
+    """Shares of labels [b, w] → [b, d]."""
+    width = config.hidden
+    return nn.Sequential(PaddedLinear(width_in, width), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, width))
+
+
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that takes a training batch of one by its running statistics instead of failing."""
+    """Batch norm over the rows of all ranks, which takes a training batch of one row by its running statistics instead
+    of failing."""
+
+    ranks: Ranks = ALONE
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.training and self.ranks.size > 1:
+            return self._over_ranks(input)
         if self.training and len(input) == 1:
             return nn.functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
         return super().forward(input)
+
+    def _over_ranks(self, input: Tensor) -> Tensor:
+        """The same by sums over the ranks, which the gradient passes too."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        x_nd = input.float()
+        counted_nd = x_nd[:0] if self.ranks.idle else x_nd
+        number = x_nd.new_full((1,), len(counted_nd))
+        total = self.ranks.sum(torch.cat([counted_nd.sum(dim=0), number]))
+        count = total[-1:]
+        mean_d = total[:-1] / count
+        variance_d = self.ranks.sum((counted_nd - mean_d).square().sum(dim=0)) / count
+        is_many = count > 1
+        mean_d = torch.where(is_many, mean_d, self.running_mean)
+        variance_d = torch.where(is_many, variance_d, self.running_var)
+        with torch.no_grad():
+            momentum = self.momentum * is_many
+            self.running_mean.lerp_(mean_d, momentum)
+            self.running_var.lerp_(variance_d * count / (count - 1).clamp(min=1), momentum)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(is_many[0])
+        y_nd = (x_nd - mean_d) * torch.rsqrt(variance_d + self.eps) * self.weight + self.bias
+        return y_nd.to(input.dtype)
 
 
 def make_norm(kind: str, width: int) -> nn.Module:

@@ -21,6 +21,11 @@ class NodeOutput:
     codebook_input: Tensor | None
     """[b, w] what `update_codebook` learns from; None without a GlobalModule."""
 
+    def without_nodes(self) -> NodeOutput:
+        """The same of no nodes."""
+        codebook_input = None if self.codebook_input is None else self.codebook_input[:0]
+        return NodeOutput(self.logits[:0], self.hidden[:0], self.nodes[:0], codebook_input)
+
 
 class NodeModel(nn.Module):
     """Base of LargeGT and the baselines."""

@@ -14,16 +14,17 @@ Along several directions a row is [H, Ã_out H, Ã_in H, Ã_out² H, Ã_in² H, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import ConfigError
 from ..folder import FolderWriter, require_space
 from ..graph.store import GraphStore
-from ..progress import Progress, silent
+from ..progress import silent
 from ..types import Array, Direction
-from . import kernels
-from .blocks import Finish, Load, Neighbors, block_sums
+from .blocks import Finish, Load, Neighbors
+from .engines.engine import Engine
 from .engines.local import run_chunks
 from .features import NodeFeatures, as_range, degrees_of
 
@@ -41,8 +42,8 @@ def context_names(directions: Sequence[Direction], hops: int) -> list[str]:
 class _Walk:
     """One direction: its Ã, the nodes that each hop is needed of, and the contexts made so far."""
 
-    def __init__(self, store: GraphStore, nodes: Array, direction: Direction, hops: int) -> None:
-        self.direction = direction
+    def __init__(self, store: GraphStore, nodes: Array, direction: Direction, hops: int, engine: Engine) -> None:
+        self.direction, self.engine = direction, engine
         self.neighbors = Neighbors(*store.csr(direction), self_loops=True)
         self.reverse_indptr, _ = store.reverse_csr(direction)
         self.rings: list[Array | None] = [nodes]
@@ -63,9 +64,6 @@ class _Walk:
     def row_scale(self, nodes: Array | range) -> Array:
         return _root_scale(self.neighbors.degrees(nodes))
 
-    def column_scale(self, nodes: slice | Array) -> Array:
-        return _root_scale(degrees_of(self.reverse_indptr, nodes))
-
     def _with_neighbors(self, nodes: Array) -> Array | None:
         """These nodes and their neighbours, sorted; None when that is every node, or nearly."""
         num_nodes = self.neighbors.num_nodes
@@ -73,7 +71,7 @@ class _Walk:
             return None
         marked = np.zeros(num_nodes, dtype=np.bool_)
         marked[nodes] = True
-        kernels.mark_neighbors(self.neighbors.indptr, self.neighbors.indices, nodes, marked)
+        self.engine.mark_neighbors(self.neighbors, nodes, marked)
         if np.count_nonzero(marked) > 0.9 * num_nodes:
             return None
         return np.flatnonzero(marked).astype(nodes.dtype)
@@ -84,17 +82,16 @@ class ContextFeatures:
 
     def __init__(
         self, features: NodeFeatures, nodes: Array, shift: Array, gain: Array, directions: Sequence[Direction],
-        memory: int, threads: int | None = None, progress: Progress | None = None,
+        engine: Engine,
     ) -> None:  # fmt: skip
         self.features, self.nodes, self.shift, self.gain = features, nodes, shift, gain
-        self.directions = directions
-        self.memory, self.threads, self.progress = memory, threads, progress
+        self.directions, self.engine = directions, engine
         self.width = features.width
 
     def write(self, writer: FolderWriter, dtype: str, hops: int = 2) -> None:
         """Grow `tokens` [t, 1 + hops·directions, d] in the writer's folder, from where an earlier run stopped."""
         names = context_names(self.directions, hops)
-        walks = [_Walk(self.features.store, self.nodes, direction, hops) for direction in self.directions]
+        walks = [_Walk(self.features.store, self.nodes, side, hops, self.engine) for side in self.directions]
         out = writer.grow("tokens", dtype, (1 + len(names), self.width))
         # the last context goes straight into the rows, all others lie aside until then
         aside = [(walk, hop) for walk in walks for hop in range(1, hops if walk is walks[-1] else hops + 1)]
@@ -118,7 +115,7 @@ class ContextFeatures:
         if hops:
             self._sum(walks[-1], self.nodes, hops, names[-1], finish, out.rows)
         else:
-            show = self.progress or silent
+            show = self.engine.progress or silent
             for start in range(out.rows, len(self.nodes), _CHUNK_ROWS):
                 show("token rows", start, len(self.nodes))
                 finish(start, min(len(self.nodes), start + _CHUNK_ROWS), None)
@@ -161,28 +158,12 @@ class ContextFeatures:
 
     def _sum(self, walk: _Walk, nodes: Array | range, hop: int, name: str, finish: Finish, start: int) -> None:
         sources = walk.rings[hop - 1]
-        load = self._load_features(walk, sources) if hop == 1 else self._load_context(walk, hop - 1, sources)
-        block_sums(
-            walk.neighbors, nodes, sources, load, self.width, finish, self.memory, self.threads, self.progress,
-            f"context {name}", start,
-        )  # fmt: skip
-
-    def _load_features(self, walk: _Walk, sources: Array | None) -> Load:
-        def load(first: int, last: int, out: Array) -> None:
-            nodes = slice(first, last) if sources is None else np.asarray(sources[first:last], dtype=np.int64)
-            np.subtract(self.features.rows(nodes), self.shift, out=out)
-            out *= walk.column_scale(nodes)[:, None]
-
-        return load
-
-    def _load_context(self, walk: _Walk, hop: int, near: Array | None) -> Load:
-        context = walk.contexts[hop - 1]
-
-        def load(first: int, last: int, out: Array) -> None:
-            nodes = slice(first, last) if near is None else np.asarray(near[first:last], dtype=np.int64)
-            np.multiply(context[first:last], walk.column_scale(nodes)[:, None], out=out)
-
-        return load
+        load: Load
+        if hop == 1:
+            load = _FeatureRows(self.features, self.shift, walk.reverse_indptr, sources)
+        else:
+            load = _ContextRows(walk.contexts[hop - 2], walk.reverse_indptr, sources)
+        self.engine.sums(walk.neighbors, nodes, sources, load, self.width, finish, f"context {name}", start)
 
     def _scale_rows(self, walk: _Walk, nodes: Array | range, sums: Array, hop: int) -> None:
         """Sums over neighbours as rows of a context; those of the first hop are of features without their gain."""
@@ -193,7 +174,39 @@ class ContextFeatures:
             if hop == 1:
                 sums[first:last] *= self.gain
 
-        run_chunks(part, len(sums), _CHUNK_ROWS, self.threads)
+        run_chunks(part, len(sums), _CHUNK_ROWS, self.engine.threads)
+
+
+@dataclass(frozen=True)
+class _FeatureRows:
+    """Rows of D_c^{-1/2} (H - shift), of the nodes `sources` (None: of all)."""
+
+    features: NodeFeatures
+    shift: Array
+    reverse_indptr: Array
+    sources: Array | None
+
+    def __call__(self, first: int, last: int, out: Array) -> None:
+        nodes = _nodes_at(self.sources, first, last)
+        np.subtract(self.features.rows(nodes), self.shift, out=out)
+        out *= _root_scale(degrees_of(self.reverse_indptr, nodes))[:, None]
+
+
+@dataclass(frozen=True)
+class _ContextRows:
+    """Rows of D_c^{-1/2} C for a context C that has rows of the nodes `sources` (None: of all)."""
+
+    context: Array
+    reverse_indptr: Array
+    sources: Array | None
+
+    def __call__(self, first: int, last: int, out: Array) -> None:
+        nodes = _nodes_at(self.sources, first, last)
+        np.multiply(self.context[first:last], _root_scale(degrees_of(self.reverse_indptr, nodes))[:, None], out=out)
+
+
+def _nodes_at(sources: Array | None, first: int, last: int) -> slice | Array:
+    return slice(first, last) if sources is None else np.asarray(sources[first:last], dtype=np.int64)
 
 
 def _root_scale(degrees: Array) -> Array:

@@ -23,6 +23,7 @@ from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .features import NodeFeatures
+from .label_contexts import num_labels_of
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import directions_of, nodes_to_prepare, prepared_path, sample, settled
@@ -85,6 +86,7 @@ def estimate(
         _local_nodes(store, nodes, config, draw_s, token_rows, held),
         _tokens(store, config, token_rows, budget, measured, held),
         _positions(store, nodes, config, budget, measured, held),
+        *_label_contexts(store, nodes, config, budget, measured, held),
     )
     kept = peak = 0
     for stage in stages:
@@ -236,3 +238,18 @@ def _positions(
     )  # fmt: skip
     memory = held + block_bytes(at_once, sources, positions.dim)
     return StageEstimate("positions, projection", kept, min(2, powers - 1) * whole + kept, memory, elapsed_s)
+
+
+def _label_contexts(
+    store: GraphStore, nodes: Array, config: PrepareConfig, budget: int, speed: _Speed, held: int
+) -> list[StageEstimate]:
+    hops = config.labels.hops
+    if not hops:
+        return []
+    width = num_labels_of(store)
+    kept, counts = 2 * len(nodes) * hops * (width + 1), 4 * store.num_nodes * width
+    at_once, sources = plan(store.num_nodes, store.num_nodes, width, budget)
+    num_edges = len(store.csr("both")[1])
+    passes = 1 + (hops - 1) * len(nodes) / store.num_nodes
+    elapsed_s = speed.passes_s(passes, num_edges, width) + counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
+    return [StageEstimate("label contexts", kept, counts, held + block_bytes(at_once, sources, width), elapsed_s)]

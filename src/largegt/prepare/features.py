@@ -6,12 +6,17 @@ Cost: a copy of the rows asked for at most; the scale is one pass over the featu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..graph.precision import decode
 from ..graph.store import GraphStore
-from ..threads import run_ranges
 from ..types import Array, Direction
+
+if TYPE_CHECKING:
+    from .engines.engine import Engine
 
 _CHUNK_ROWS = 1 << 14
 
@@ -40,20 +45,27 @@ class NodeFeatures:
         return rows
 
 
-def feature_scale(features: NodeFeatures, standardize: bool, threads: int | None = None) -> tuple[Array, Array]:
+@dataclass(frozen=True)
+class _Moments:
+    """Sums of x - pilot and of its square over a range of nodes."""
+
+    features: NodeFeatures
+    pilot: Array
+
+    def __call__(self, start: int, stop: int) -> tuple[Array, Array]:
+        block = self.features.rows(slice(start, stop)).astype(np.float64) - self.pilot
+        return block.sum(axis=0), (block * block).sum(axis=0)
+
+
+def feature_scale(features: NodeFeatures, standardize: bool, engine: Engine) -> tuple[Array, Array]:
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it."""
     width, num_nodes = features.width, features.store.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     pilot = features.rows(slice(0, 1)).astype(np.float64)[0]
-
-    def moments(start: int, stop: int) -> tuple[Array, Array]:
-        block = features.rows(slice(start, stop)).astype(np.float64) - pilot
-        return block.sum(axis=0), (block * block).sum(axis=0)
-
     total, square = np.zeros(width), np.zeros(width)
     bounds = [*range(0, num_nodes, _CHUNK_ROWS), num_nodes]
-    for part, part_square in run_ranges(moments, bounds, threads):  # in order: the same bits for any threads
+    for part, part_square in engine.map(_Moments(features, pilot), bounds):  # in order: always the same bits
         total += part
         square += part_square
     mean = total / num_nodes

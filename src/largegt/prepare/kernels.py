@@ -92,6 +92,24 @@ def share_an_element(a: Any, a_low: int, a_high: int, b: Any, b_low: int, b_high
     return False
 
 
+@njit(nogil=True, cache=True)
+def copy_rows(indptr: Any, indices: Any, rows: Any, out_indptr: Any, out: Any) -> None:
+    """Row rows[n] of a CSR to its place in another one."""
+    for n in range(len(rows)):
+        low, to = indptr[rows[n]], out_indptr[n]
+        for place in range(out_indptr[n + 1] - to):
+            out[to + place] = indices[low + place]
+
+
+@njit(nogil=True, cache=True)
+def in_rows(indptr: Any, indices: Any, rows: Any, wanted: Any) -> Any:
+    """Boolean: whether row rows[n] of a CSR holds wanted[n]."""
+    found = np.empty(len(rows), np.bool_)
+    for n in range(len(rows)):
+        found[n] = contains(indices, indptr[rows[n]], indptr[rows[n] + 1], wanted[n])
+    return found
+
+
 # context features and projections ------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """LocalNodes (the paper's Algorithm 1): K local nodes for each node, from its one- and two-hop neighbourhood.
 
-Enters: a GraphStore, a SciPy sparse matrix or an edge_index, and the nodes to sample for. Leaves: int32 [n, K], column
-0 the node itself. Cost: grows with K, not with the neighbourhood (see sampler.py); memory is the result and some K per
-thread, never A·A and not even one neighbourhood.
+Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists (a graph that lies elsewhere), and the nodes
+to sample for. Leaves: int32 [n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (see
+sampler.py); memory is the result and some K per thread, never A·A and not even one neighbourhood.
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2: neither hubs nor nodes reached by many
 paths are favoured. It depends on (seed, epoch, node) alone, so threads, order and the choice of nodes change nothing.
@@ -20,11 +20,14 @@ from ..progress import Progress
 from ..types import Array, Direction
 from . import sampler
 from .engines.local import run_chunks
+from .fetched_nodes import BUFFER_BYTES, fetched_rows
+from .neighbor_lists import NeighborLists
 
 if TYPE_CHECKING:
     from ..graph.store import GraphStore
 
 _CHUNK_NODES = 1024
+_FETCHED_NODES = 1 << 14
 
 
 def local_nodes(
@@ -38,10 +41,12 @@ def local_nodes(
     progress: Progress | None = None,
     hop1_share: float | None = None,
     num_nodes: int | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
 ) -> Array:
     """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore, a SciPy sparse matrix whose entry
     (i, j) is an edge from i to j, or an `edge_index` [2, E] (NumPy or torch) over `num_nodes` nodes, by default as
-    many as it names.
+    many as it names. It may also be NeighborLists, whose direction is their own; `buffer_bytes` is then what each
+    thread may hold of them (see fetched_nodes.py). The rows are the same.
 
     With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
     at distance two, each without replacement while it lasts; what one cannot fill the other does.
@@ -53,22 +58,32 @@ def local_nodes(
     hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
-    csr = _both_ways(_as_graph(graph, num_nodes), direction)
-    num_nodes = len(csr[0]) - 1
-    wanted = np.arange(num_nodes) if nodes is None else node_numbers(nodes)
-    outside = (wanted < 0) | (wanted >= num_nodes)
+    settings = (hop1_slots, sampler.ANY_WAY, seed, epoch)
+    if isinstance(graph, NeighborLists):
+        lists, size, chunk = graph, graph.num_nodes, _FETCHED_NODES
+
+        def fill(chosen: Array, result: Array) -> None:
+            fetched_rows(lists, chosen, *settings, result, buffer_bytes)
+    else:
+        csr = _both_ways(_as_graph(graph, num_nodes), direction)
+        size, chunk = len(csr[0]) - 1, _CHUNK_NODES
+
+        def fill(chosen: Array, result: Array) -> None:
+            sampler.local_nodes_rows(*csr, chosen, *settings, result)
+
+    wanted = np.arange(size) if nodes is None else node_numbers(nodes)
+    outside = (wanted < 0) | (wanted >= size)
     if outside.any():
-        raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {num_nodes - 1}")
-    rows = np.empty((len(wanted), k), dtype=index_dtype(num_nodes))
+        raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {size - 1}")
+    rows = np.empty((len(wanted), k), dtype=index_dtype(size))
     if k == 1:
         rows[:, 0] = wanted
         return rows
 
     def work(start: int, stop: int) -> None:
-        chosen, result = wanted[start:stop], rows[start:stop]
-        sampler.local_nodes_rows(*csr, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, result)
+        fill(wanted[start:stop], rows[start:stop])
 
-    run_chunks(work, len(wanted), _CHUNK_NODES, threads, progress, "local nodes")
+    run_chunks(work, len(wanted), chunk, threads, progress, "local nodes")
     return rows
 
 

@@ -14,6 +14,7 @@ Enters: a GraphStore and the nodes that need a row. Leaves: float32 [n, p].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import Array, Direction
 from . import kernels
-from .blocks import Load, Neighbors, block_sums
+from .blocks import Load, Neighbors
+from .engines.engine import Engine
 from .engines.local import run_chunks
 from .laplacian import laplacian, laplacian_bytes
 
@@ -43,11 +45,11 @@ def write_positions(
     nodes: Array,
     config: PositionsConfig,
     direction: Direction,
-    memory: int,
-    threads: int | None = None,
-    progress: Progress | None = None,
+    engine: Engine,
 ) -> None:
     """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`."""
+    engine.check_positions(config.method)
+    memory, threads, progress = engine.memory, engine.threads, engine.progress
     if config.method == "none":
         writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
     elif config.method == "node2vec":
@@ -57,7 +59,7 @@ def write_positions(
         _check_memory(config.method, laplacian_bytes(store.num_nodes, config.dim), store.num_nodes, memory)
         writer.save("positions", laplacian(store, config.dim, threads, progress)[nodes])
     else:
-        _Projection(writer, store, nodes, config, direction, memory, threads, progress).write()
+        _Projection(writer, store, nodes, config, direction, engine).write()
 
 
 def _check_memory(method: str, needed: int, num_nodes: int, memory: int) -> None:
@@ -84,10 +86,9 @@ class _Projection:
 
     def __init__(
         self, writer: FolderWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction,
-        memory: int, threads: int | None, progress: Progress | None,
+        engine: Engine,
     ) -> None:  # fmt: skip
-        self.writer, self.nodes, self.config = writer, nodes, config
-        self.memory, self.threads, self.progress = memory, threads, progress
+        self.writer, self.nodes, self.config, self.engine = writer, nodes, config, engine
         self.neighbors = Neighbors(*store.csr(direction), self_loops=False)
         self.num_nodes, self.width = store.num_nodes, config.dim
 
@@ -129,23 +130,34 @@ class _Projection:
                 made.append(rows)
             writer.commit()
 
-        block_sums(
-            self.neighbors, wanted, None, self._load(power), self.width, finish, self.memory, self.threads,
-            self.progress, f"positions, power {power}", start,
-        )  # fmt: skip
+        stage = f"positions, power {power}"
+        self.engine.sums(self.neighbors, wanted, None, self._load(power), self.width, finish, stage, start)
         if made is not None:
             writer.close(self._power(power))
         writer.close(self._total(power))
 
     def _load(self, power: int) -> Load:
-        if power == 1:
-            return lambda first, last, out: kernels.random_signs(first, self.config.seed, out)
-        before = self.writer.array(self._power(power - 1))
+        return _Signs(self.config.seed) if power == 1 else _Stored(self.writer.array(self._power(power - 1)))
 
-        def load(first: int, last: int, out: Array) -> None:
-            out[:] = before[first:last]
 
-        return load
+@dataclass(frozen=True)
+class _Signs:
+    """Rows of R."""
+
+    seed: int
+
+    def __call__(self, first: int, last: int, out: Array) -> None:
+        kernels.random_signs(first, self.seed, out)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Rows of an array, as they are."""
+
+    rows: Array
+
+    def __call__(self, first: int, last: int, out: Array) -> None:
+        out[:] = self.rows[first:last]
 
 
 def _unit_rows(rows: Array) -> Array:

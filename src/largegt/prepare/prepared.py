@@ -10,6 +10,7 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
   tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
                        and against the edges are apart; d is the store's, and the degrees where they are added
   positions [n, p]     positional encodings
+  label_contexts [n, h, c + 1]        training labels around each node (label_contexts.py), where they were asked for
   labels [n] or [n, c], split [n]     as in the store
   feature_shift [d], feature_gain [d] what standardising did
 """
@@ -32,15 +33,15 @@ from ..graph.store import GraphStore
 from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..types import Array, Direction, PathLike
-from . import kernels
+from .blocks import Neighbors
 from .context import ContextFeatures, context_names
+from .engines.engine import SEGMENT_NODES, Engine, sample_from
 from .features import NodeFeatures, feature_scale
-from .local_nodes import local_nodes
+from .label_contexts import check_labels, write_label_contexts
 from .positions import write_positions
 
 KIND = "prepared"
 _SAMPLED = "scratch_sampled"
-_SEGMENT_NODES = 1 << 15
 _UNSAID = (("hops", 2), ("contexts", "together"), ("degrees", False))
 
 
@@ -94,6 +95,13 @@ class Prepared:
         return self.folder.array("labels")
 
     @property
+    def label_contexts(self) -> Array:
+        """Of no hops where none were asked for."""
+        if self.config.labels.hops:
+            return self.folder.array("label_contexts")
+        return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
+
+    @property
     def k(self) -> int:
         return int(self.local_rows.shape[1])
 
@@ -142,6 +150,14 @@ class Prepared:
                 "prepare with --set prepare.tokens.contexts=together"
             )
 
+    def check_labels(self, hops: int) -> None:
+        """Refuse a model that reads labels of more hops than were counted."""
+        if hops > self.config.labels.hops:
+            raise ConfigError(
+                f"model.label_contexts={hops}, and {self.path} has labels of {self.config.labels.hops} hops: "
+                f"train from the store, or prepare with --set prepare.labels.hops={hops}"
+            )
+
     def split_rows(self, split: str) -> Array:
         """The rows of one split."""
         if split not in SPLIT_CODES:
@@ -156,15 +172,20 @@ def prepare(
     progress: Progress | None = None,
     *,
     memory: str | int | None = None,
+    engine: Engine | None = None,
 ) -> Prepared:
     """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
 
     `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
-    on it. A killed preparation goes on where it stopped when it is called again.
+    on it. A killed preparation goes on where it stopped when it is called again. `engine` is who does the work, with
+    its own threads, progress and memory: this process by default, or a RayEngine; the result does not depend on that
+    either.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     config = settled(store, config or PrepareConfig())
-    budget = memory_budget(memory)
+    engine = engine or Engine(memory_budget(memory), threads, progress)
+    engine.check_positions(config.positions.method)
+    check_labels(store, config.labels.hops)
     path = prepared_path(store, config)
     if path.exists():
         try:
@@ -183,18 +204,24 @@ def prepare(
         run.stage(
             "local_nodes",
             ["local_rows", "token_nodes"],
-            lambda: _write_local_nodes(writer, store, nodes, config, threads, progress),
+            lambda: _write_local_nodes(writer, store, nodes, config, engine),
         )
         run.stage(
             "tokens",
             ["tokens", "feature_shift", "feature_gain"],
-            lambda: _write_tokens(writer, store, config, budget, threads, progress),
+            lambda: _write_tokens(writer, store, config, engine),
         )
         run.stage(
             "positions",
             ["positions"],
-            lambda: write_positions(writer, store, nodes, config.positions, direction, budget, threads, progress),
+            lambda: write_positions(writer, store, nodes, config.positions, direction, engine),
         )
+        if config.labels.hops:
+            run.stage(
+                "label_contexts",
+                ["label_contexts"],
+                lambda: write_label_contexts(writer, store, nodes, config.labels.hops, engine),
+            )
         meta = {
             "config": config.model_dump(mode="json"),
             "stages": stages,
@@ -203,7 +230,7 @@ def prepare(
                 "task": store.task, "classes": store.classes, "num_outputs": store.num_outputs,
             },
         }  # fmt: skip
-        writer.finish(meta, identity=identity, progress=progress)
+        writer.finish(meta, identity=identity, progress=engine.progress)
     return Prepared.open(path)
 
 
@@ -239,7 +266,7 @@ def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
 
 def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
     """What a preparation depends on."""
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump(mode="json", exclude=None if config.labels.hops else {"labels"})
     return [store.fingerprint, {**tree, "tokens": _named(config.tokens)}]
 
 
@@ -314,6 +341,9 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig) -> dict[str, s
         "local_nodes": sampled,
         "tokens": fingerprint([rows_of, features, _named(config.tokens)]),
         "positions": fingerprint([structure, config.local_nodes.direction, config.positions.relevant()]),
+        "label_contexts": fingerprint(
+            [structure, store.folder.checksum("labels"), store.folder.checksum("split"), config.labels.hops]
+        ),
     }
 
 
@@ -322,9 +352,7 @@ def sample(
     threads: int | None = None, progress: Progress | None = None,
 ) -> Array:  # fmt: skip
     """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
-    return local_nodes(
-        store, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share
-    )
+    return sample_from(store, nodes, settings, draw, threads, progress)
 
 
 def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Array:
@@ -336,72 +364,67 @@ def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, t
     return np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
 
 
-def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction) -> Array:
+def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engine: Engine) -> Array:
     """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
-    indptr, indices = store.csr(direction)
+    neighbors = Neighbors(*store.csr(direction), self_loops=False)
     reached = np.zeros(store.num_nodes, dtype=np.bool_)
-    if (indptr[nodes + 1] == indptr[nodes]).any():
+    if (neighbors.degrees(nodes) == 0).any():
         reached[:] = True
         return reached
-    kernels.mark_neighbors(indptr, indices, nodes, reached)
-    kernels.mark_neighbors(indptr, indices, np.flatnonzero(reached), reached)
+    engine.mark_neighbors(neighbors, nodes, reached)
+    engine.mark_neighbors(neighbors, np.flatnonzero(reached), reached)
     reached[nodes] = True
     return reached
 
 
 def _write_local_nodes(
-    writer: FolderWriter, store: GraphStore, nodes: Array, config: PrepareConfig,
-    threads: int | None, progress: Progress | None,
-) -> None:  # fmt: skip
+    writer: FolderWriter, store: GraphStore, nodes: Array, config: PrepareConfig, engine: Engine
+) -> None:
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
     k, which = config.local_nodes.k, config.tokens.nodes
     dtype = np.dtype(index_dtype(store.num_nodes))
     rows = writer.grow("local_rows", dtype.name, (k,))
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
-    sampled = nodes[:, None] if k == 1 else _sampled(writer, store, nodes, config.local_nodes, threads, progress)
+    sampled = nodes[:, None] if k == 1 else _sampled(writer, store, nodes, config.local_nodes, engine)
     if which == "reachable":
-        used = _within_two_hops(store, nodes, config.local_nodes.direction)
+        used = _within_two_hops(store, nodes, config.local_nodes.direction, engine)
     else:
         used = np.full(store.num_nodes, which == "all")
-        for start in range(0, len(nodes) if which == "sampled" else 0, _SEGMENT_NODES):
-            used[sampled[start : start + _SEGMENT_NODES].reshape(-1)] = True
+        for start in range(0, len(nodes) if which == "sampled" else 0, SEGMENT_NODES):
+            used[sampled[start : start + SEGMENT_NODES].reshape(-1)] = True
     writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
     row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
-    for start in range(rows.rows, len(nodes), _SEGMENT_NODES):
-        rows.append(row_of[sampled[start : start + _SEGMENT_NODES]])
+    for start in range(rows.rows, len(nodes), SEGMENT_NODES):
+        rows.append(row_of[sampled[start : start + SEGMENT_NODES]])
         writer.commit()
     writer.close("local_rows")
     writer.drop(_SAMPLED)
 
 
 def _sampled(
-    writer: FolderWriter, store: GraphStore, nodes: Array, settings: LocalNodesConfig,
-    threads: int | None, progress: Progress | None,
-) -> Array:  # fmt: skip
+    writer: FolderWriter, store: GraphStore, nodes: Array, settings: LocalNodesConfig, engine: Engine
+) -> Array:
     """LocalNodes as node numbers [n, K], a scratch array, mapped."""
-    show = progress or silent
+    show = engine.progress or silent
     sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
-    for start in range(sampled.rows, len(nodes), _SEGMENT_NODES):
-        show("local nodes", start, len(nodes))
-        sampled.append(sample(store, nodes[start : start + _SEGMENT_NODES], settings, 0, threads))
+    show("local nodes", sampled.rows, len(nodes))
+    for segment in engine.local_nodes(store, nodes[sampled.rows :], settings, 0):
+        sampled.append(segment)
         writer.commit()
-    show("local nodes", len(nodes), len(nodes))
+        show("local nodes", sampled.rows, len(nodes))
     return sampled.so_far()
 
 
-def _write_tokens(
-    writer: FolderWriter, store: GraphStore, config: PrepareConfig, memory: int,
-    threads: int | None, progress: Progress | None,
-) -> None:  # fmt: skip
+def _write_tokens(writer: FolderWriter, store: GraphStore, config: PrepareConfig, engine: Engine) -> None:
     features = NodeFeatures(store, config.tokens.degrees)
     if not writer.has("feature_gain"):
-        shift, gain = feature_scale(features, config.tokens.standardize, threads)
+        shift, gain = feature_scale(features, config.tokens.standardize, engine)
         writer.save("feature_shift", shift)
         writer.save("feature_gain", gain)
         writer.commit()
     shift, gain = np.array(writer.array("feature_shift")), np.array(writer.array("feature_gain"))
     token_nodes = writer.array("token_nodes")
-    ContextFeatures(features, token_nodes, shift, gain, directions_of(config), memory, threads, progress).write(
+    ContextFeatures(features, token_nodes, shift, gain, directions_of(config), engine).write(
         writer, config.tokens.dtype, config.tokens.hops
     )

@@ -247,37 +247,53 @@ def sample_by_nodes(
 
 
 @njit(nogil=True, cache=True)
+def list_one(
+    ends: Any, low: Any, high: Any, own: Any, i: Any, direct: bool, bits: Any, base: Any, limit: Any, table: Any,
+    members: Any, count: int,
+) -> int:  # fmt: skip
+    """Add the distinct ends[low:high] whose key is at most `limit` to members[:count]; returns the new count, or more
+    than `members` can hold. Unless they are one-hop neighbours (`direct`), i and its neighbours `own` are left out."""
+    for place in range(low, high):
+        v = np.int64(ends[place])
+        if mix(np.uint64(v) + base) > limit:
+            continue
+        if not direct and (v == i or is_neighbor(bits, own, 0, len(own), v)):
+            continue
+        if insert(table, v):
+            if count == len(members):
+                return count + 1
+            members[count] = v
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
 def list_below(
-    indptr: Any, indices: Any, i: Any, one_hop: bool, bits: Any, base: Any, limit: Any, table: Any, members: Any
-) -> Any:
+    own: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, bits: Any, base: Any, limit: Any,
+    table: Any, members: Any,
+) -> Any:  # fmt: skip
     """Write the distinct nodes on the paths from i whose key is at most `limit` to `members`; returns how many, or
-    more than `members` can hold. A node's key is a function of `base` and the node, the same on every path to it."""
-    start, stop = indptr[i], indptr[i + 1]
+    more than `members` can hold. A node's key is a function of `base` and the node, the same on every path to it.
+    `own` are i's neighbours, and the list of own[n] is row rows[n] of (indptr, indices)."""
     table[:] = -1
     count = 0
-    for place in range(start - 1 if one_hop else start, stop):
-        direct = place < start  # the place before the row stands for i itself: its own row is the one-hop paths
-        j = np.int64(i) if direct else np.int64(indices[place])
-        for second in range(indptr[j], indptr[j + 1]):
-            v = np.int64(indices[second])
-            if mix(np.uint64(v) + base) > limit:
-                continue
-            if not direct and (v == i or is_neighbor(bits, indices, start, stop, v)):
-                continue
-            if insert(table, v):
-                if count == len(members):
-                    return count + 1
-                members[count] = v
-                count += 1
+    if one_hop:
+        count = list_one(own, 0, len(own), own, i, True, bits, base, limit, table, members, count)
+    for n in range(len(own)):
+        if count > len(members):
+            break
+        low, high = indptr[rows[n]], indptr[rows[n] + 1]
+        count = list_one(indices, low, high, own, i, False, bits, base, limit, table, members, count)
     return count
 
 
 @njit(nogil=True, cache=True)
 def sample_by_listing(
-    indptr: Any, indices: Any, i: Any, one_hop: bool, paths: Any, bits: Any, state: Any, table: Any, members: Any,
-    row: Any,
+    own: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, paths: Any, bits: Any, state: Any,
+    table: Any, members: Any, row: Any,
 ) -> Any:  # fmt: skip
-    """Fill `row` with distinct nodes; returns how many there are, at most its length.
+    """Fill `row` with distinct nodes; returns how many there are, at most its length. `own` and `rows` as in
+    `list_below`.
 
     Nodes whose random key is small are listed: a random subset of the neighbourhood, so that any of them will do. Too
     few: again with a higher limit, up to none. Too many to hold: again with a lower one and other keys. How often
@@ -288,7 +304,7 @@ def sample_by_listing(
     base = next_bits(state)
     while True:
         limit = _EMPTY if share >= 1.0 else np.uint64(share * 1.8446744073709550e19)
-        count = list_below(indptr, indices, i, one_hop, bits, base, limit, table, members)
+        count = list_below(own, rows, indptr, indices, i, one_hop, bits, base, limit, table, members)
         if count > len(members):
             share *= 0.5
             base = next_bits(state)
@@ -354,6 +370,39 @@ def fill_up(row: Any, count: int, num_nodes: int, state: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def table_size(wanted: int) -> int:
+    """Places of the table for listing: a power of two, some dozen per node wanted."""
+    size = 64
+    while size < 32 * wanted:
+        size *= 2
+    return size
+
+
+@njit(nogil=True, cache=True)
+def num_far(wanted: int, hop1_slots: int, degree: int) -> int:
+    """Slots that are not kept for one-hop neighbours; all of them where these have no slots of their own."""
+    return wanted if hop1_slots < 0 else wanted - min(hop1_slots, degree)
+
+
+@njit(nogil=True, cache=True)
+def complete_row(
+    own: Any, row: Any, count: int, one_hop: bool, num_nodes: int, state: Any, table: Any, members: Any
+) -> None:
+    """The rest of Algorithm 1, when row[:count] are distinct nodes and all that could be found. `own` are the
+    neighbours; `table` and `members` are room."""
+    wanted = len(row)
+    if one_hop and 0 < count < wanted:
+        draw_with_replacement(row, count, members, state)
+    elif one_hop:
+        fill_up(row, count, num_nodes, state)
+    else:
+        near = min(wanted - count, len(own))
+        sample_neighbors(own, 0, len(own), state, table, row[count : count + near])
+        fill_up(row, count + near, num_nodes, state)
+        shuffle(row, state)
+
+
+@njit(nogil=True, cache=True)
 def local_nodes_rows(
     indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, nodes: Any, hop1_slots: int, forced: int, seed: int,
     epoch: int, rows: Any,
@@ -363,23 +412,22 @@ def local_nodes_rows(
     and benches; ANY_WAY chooses."""
     wanted = rows.shape[1] - 1
     num_nodes = len(indptr) - 1
-    size = 64
-    while size < 32 * wanted:
-        size *= 2
+    size = table_size(wanted)
     state, bits = np.zeros(1, np.uint64), np.zeros(FILTER_BITS // 64, np.uint64)
     block_ends = np.zeros(PATH_BLOCKS, np.int64)
     wide_table, members = np.empty(size, np.int64), np.empty(size // 2, np.int64)
     table = wide_table[: size // 8]
+    one_hop = hop1_slots < 0
     for n in range(len(nodes)):
         i = nodes[n]
         rows[n, 0] = i
         row = rows[n, 1:]
         start, stop = indptr[i], indptr[i + 1]
+        own = indices[start:stop]
         start_stream(state, FOR_LOCAL_NODES, seed, epoch, i)
         paths, block = count_paths(indptr, indices, start, stop, block_ends)
         fill_filter(bits, indices, start, stop)
-        one_hop = hop1_slots < 0
-        far = row if one_hop else row[: wanted - min(hop1_slots, stop - start)]
+        far = row[: num_far(wanted, hop1_slots, stop - start)]
         way = choose_way(paths, num_nodes, len(far)) if forced == ANY_WAY else forced
         table[:] = -1
         found = len(far) == 0  # where every slot is for a direct neighbour
@@ -395,14 +443,8 @@ def local_nodes_rows(
             )  # fmt: skip
         count = len(far)
         if not found:
-            count = sample_by_listing(indptr, indices, i, one_hop, paths, bits, state, wide_table, members, far)
-        if one_hop and 0 < count < wanted:
-            draw_with_replacement(row, count, members, state)
-        elif one_hop:
-            fill_up(row, count, num_nodes, state)
-        else:
-            near = min(wanted - count, stop - start)
-            sample_neighbors(indices, start, stop, state, table, row[count : count + near])
-            fill_up(row, count + near, num_nodes, state)
-            shuffle(row, state)
+            count = sample_by_listing(
+                own, own, indptr, indices, i, one_hop, paths, bits, state, wide_table, members, far
+            )
+        complete_row(own, row, count, one_hop, num_nodes, state, table, members)
         clear_filter(bits, indices, start, stop)

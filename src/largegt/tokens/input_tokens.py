@@ -31,6 +31,8 @@ class TokenBatch:
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
     rows: tuple[Tensor, ...] = ()
     """What the model made of each token row beforehand, [b, h·k, …]; `tokens` are then the node's own alone."""
+    label_contexts: Tensor | None = None
+    """[b, h·(c + 1)] training labels around each node, where those were prepared."""
     local_labels: Tensor | None = None
     """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
     read them."""
@@ -41,7 +43,8 @@ class TokenBatch:
     def tensors(self) -> list[Tensor]:
         """All that is there."""
         every = (
-            self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.local_labels, *self.rows
+            self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.label_contexts,
+            self.local_labels, *self.rows
         )  # fmt: skip
         return [tensor for tensor in every if tensor is not None]
 

@@ -17,6 +17,7 @@ import torch
 from ..errors import ConfigError, InputError
 from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
+from ..ranks import ALONE, Ranks
 from ..threads import run_ahead
 from ..types import Array
 from .input_tokens import TokenBatch, distinct_rows, fewer_rows, input_tokens
@@ -42,6 +43,8 @@ class TokenLoader:
     """What local nodes tell of their labels; None: nothing."""
     node_dropout: float = 0.0
     """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
+    ranks: Ranks = ALONE
+    """Of each shuffled batch only this rank's part is gathered."""
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)
@@ -57,6 +60,8 @@ class TokenLoader:
         order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
         aside = Aside(self.device)
         pieces, ahead = torch.split(order, batch_size), self.table.ahead
+        if seed is not None:
+            pieces = tuple(self.ranks.part(piece) for piece in pieces)
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
             gather = partial(self.gather, left_out_by=left_out_by)
@@ -87,6 +92,7 @@ class TokenLoader:
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
             rows=tuple(input_tokens(row, local_rows.to(self.device)) for row in self.rows),
+            label_contexts=self.table.label_contexts[rows] if self.table.label_contexts.shape[1] else None,
             local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
         )
         return batch.to(self.device, non_blocking=True)

@@ -83,7 +83,7 @@ class TokenTable:
         place: Place = "auto",
         form: TokenForm = TokenForm(),
     ) -> None:
-        names = ("nodes", "local_rows", "tokens", "positions", "labels")
+        names = ("nodes", "local_rows", "tokens", "positions", "labels", "label_contexts")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
         self.target, self.form = torch.device(device), form
@@ -108,6 +108,7 @@ class TokenTable:
         self.local_rows_nk: Tensor = tensors["local_rows"]
         self.tokens_rhd: Tensor = tensors["tokens"]
         self.positions_np: Tensor = tensors["positions"]
+        self.label_contexts: Tensor = tensors["label_contexts"].flatten(1)
         self.labels: Tensor = tensors["labels"]
 
     @property

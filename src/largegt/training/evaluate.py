@@ -20,6 +20,7 @@ from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
+from ..ranks import ALONE, Ranks
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
@@ -40,19 +41,23 @@ def evaluate(
     draws: int | None = None,
 ) -> dict[str, float]:
     """Scores of a run's best weights on `split`; with several draws, of their averaged predictions. As many as the run
-    is set to (`train.draws`) when not given."""
+    is set to (`train.draws`) when not given. Under torchrun each process scores a part, and all return the whole."""
     opened = Run.open(run)
     config = opened.train_config(device)
     draws = config.draws if draws is None else draws
-    prepared = opened.prepared(progress, reachable=draws > 1)
+    ranks = Ranks.here(config.device)
+    progress = progress if ranks.is_first else None
+    with ranks.in_turn():
+        prepared = opened.prepared(progress, reachable=draws > 1)
     rows = prepared.split_rows(split)
     if not len(rows):
         raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
-    fabric = make_fabric(config, opened.config.model)
+    rows = ranks.batches_of(rows, config.eval_batch_size)
+    fabric = make_fabric(config, opened.config.model, ranks)
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
-    return score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress)
+    return score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
 
 
 def evaluate_prepared(
@@ -64,14 +69,16 @@ def evaluate_prepared(
     head: TaskHead,
     loader: Loader | None = None,
     draws: int = 1,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
     laying out the token table once more."""
     model = model.to(fabric.device)
     loader = loader or make_loader(prepared, model, config, fabric.device)
     rows, store = prepared.split_rows(split), GraphStore.open(prepared.path.parent.parent)
+    rows = ranks.batches_of(rows, config.eval_batch_size)
     loaders = with_draws(loader, prepared, model, config, store, rows, draws)
-    return score_rows(model, loaders, rows, config, head, fabric)
+    return score_rows(model, loaders, rows, config, head, fabric, ranks=ranks)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
@@ -90,12 +97,14 @@ def score_rows(
     head: TaskHead,
     fabric: Fabric,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws."""
+    """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws. With several
+    ranks each brings rows of its own, and the scores are those of all."""
     scores = Scores(head)
     for _, logits, labels in averaged_logits(model, loaders, rows, config, head, fabric, progress, "evaluate"):
         scores.add(logits, labels)
-    return scores.result()
+    return scores.result_of(ranks)
 
 
 @torch.no_grad()
@@ -113,6 +122,8 @@ def averaged_logits(
     nodes with another draw of local nodes or neighbours."""
     show = progress or silent
     model.eval()
+    if not len(rows):
+        return
     num_done = 0
     for found in zip(*(_predicted(model, loader, rows, config, fabric) for loader in loaders), strict=True):
         nodes, _, labels = found[0]

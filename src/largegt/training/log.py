@@ -14,13 +14,18 @@ from ..folder import write_text_atomically
 
 
 class RunLog:
-    """One line per epoch, everywhere. Opening it at epoch e forgets lines of epochs after e (a killed run's)."""
+    """One line per epoch, everywhere. Opening it at epoch e forgets lines of epochs after e (a killed run's). One that
+    does not write only remembers."""
 
-    def __init__(self, path: Path, config: Config, history: list[dict[str, Any]], epoch: int) -> None:
+    def __init__(
+        self, path: Path, config: Config, history: list[dict[str, Any]], epoch: int, writes: bool = True
+    ) -> None:
+        self.path, self.writes = path, writes
+        self.history = [entry for entry in history if entry["epoch"] <= epoch]
+        if not writes:
+            return
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.path = path
-        self.history = [entry for entry in history if entry["epoch"] <= epoch]
         self._write()
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
         self.wandb = _wandb(config, path) if config.train.wandb else None
@@ -28,6 +33,8 @@ class RunLog:
     def add(self, entry: dict[str, Any]) -> None:
         """Log one epoch: `{"epoch": …, "train": {…}, "valid": {…}, …}`."""
         self.history.append(entry)
+        if not self.writes:
+            return
         self._write()
         flat = flatten(entry)
         for name, value in flat.items():
@@ -38,6 +45,8 @@ class RunLog:
             self.wandb.log(flat, step=entry["epoch"])
 
     def close(self) -> None:
+        if not self.writes:
+            return
         self.board.close()
         if self.wandb is not None:
             self.wandb.finish()

@@ -2,6 +2,9 @@
 
 Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
 train and valid splits; the test split is read by `evaluate` alone, once, with the weights that were best on valid.
+
+Several ranks run this same page. Each trains on its part of every batch and scores its part of the validation nodes;
+what one of them decides from, all have; the first alone writes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
+from ..ranks import Ranks
 from ..tokens.fresh import FreshNeighborhoods
 from ..tokens.loader import TokenLoader
 from ..tokens.table import check_place
@@ -45,6 +50,7 @@ from .setup import (
     make_loader,
     make_optimizer,
     num_draws,
+    over_ranks,
     set_learning_rate,
 )
 from .step import SealedModel, TrainingStep
@@ -67,83 +73,91 @@ def train(
 ) -> Run:
     """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
     preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
-    count. Without `score_test` nothing reads the test split, and its scores stay empty."""
-    show = progress or silent
+    count. Without `score_test` nothing reads the test split, and its scores stay empty. Processes that were started
+    together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
     out = Path(out)
     config = config or Config()
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
         store = GraphStore.open(data.path.parent.parent)
         data.check_serves(config.model.name)
+        data.check_labels(config.model.label_contexts)
         if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
             data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
-    fabric = make_fabric(config.train, config.model)
+    ranks = Ranks.here(config.train.device)
+    show = progress if progress and ranks.is_first else silent
+    fabric = make_fabric(config.train, config.model, ranks)
     check_place(config.tokens.table, fabric.device)
-    prepared = data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
+    with ranks.in_turn():
+        prepared = (
+            data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
+        )
     if not len(prepared.split_rows("train")):
         raise InputError(f"{store.path} has no training nodes: give labels and a split to ingest")
     head = TaskHead.for_training(prepared, config.train)
     monitor, sign = head.monitor(config.train.monitor)
     with disk_errors(out):
-        if overwrite and out.exists():
+        if ranks.is_first and overwrite and out.exists():
             shutil.rmtree(out)
-        run = Run.create(out, config, store)
-        return _train(fabric, run, prepared, head, monitor, sign, show, watch, score_test)
+        with ranks.in_turn():
+            run = Run.create(out, config, store) if ranks.is_first else Run.open(out)
+        return _train(fabric, run, prepared, head, monitor, sign, show, watch, score_test, ranks)
 
 
 def _train(
     fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show,
-    watch: Watch | None, score_test: bool,
+    watch: Watch | None, score_test: bool, ranks: Ranks,
 ) -> Run:  # fmt: skip
     config = run.config.train
     torch.manual_seed(config.seed)
     model = build_model(run.config.model, prepared)
     device = fabric.device
     optimizer = make_optimizer(model, config, device)
-    sealed, optimizer = fabric.setup(SealedModel(model), optimizer)
+    sealed, optimizer = fabric.setup(over_ranks(SealedModel(model), ranks, device), optimizer)
     average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = load_checkpoint(checkpoint, model, optimizer, device, average) if checkpoint.exists() else Progress()
-    loader = make_loader(prepared, model, config, device, run.config.tokens.table, run.store())
-    train_rows, valid_rows = prepared.split_rows("train"), prepared.split_rows("valid")
+    loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, run.store()), ranks=ranks)
+    train_rows = prepared.split_rows("train")
+    valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
     fresh = None
     if config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None:
         fresh = FreshNeighborhoods(run.store(), prepared, loader, train_rows, config.epochs)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
-    if is_compiled:
-        model.compile_for({config.batch_size, config.eval_batch_size})
-    step = TrainingStep(fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average)
+    if is_compiled and (ranks.size == 1 or run.config.model.norm != "batch"):  # sums over ranks are not compiled
+        model.compile_for({*ranks.shares(config.batch_size), config.eval_batch_size})
+    step = TrainingStep(fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks)
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
-    log = RunLog(run.path, run.config, run.history, state.epoch)
+    log = RunLog(run.path, run.config, run.history, state.epoch, writes=ranks.is_first)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
         while state.epoch < config.epochs and not state.stopped:
             epoch_start = time.perf_counter()
             epoch = state.epoch
-            torch.manual_seed(_mixed_seed(config.seed, epoch))
+            torch.manual_seed(_mixed_seed(config.seed, epoch, ranks.rank))
             model.train()
             step.restart()
             train_loader = fresh.loader_of(epoch) if fresh is not None else loader
             batches = train_loader.batches(train_rows, config.batch_size, config.seed, epoch)
             for number, batch in enumerate(batches):
                 set_learning_rate(optimizer, config, epoch * steps_per_epoch + number, config.epochs * steps_per_epoch)
-                step(batch)
+                step(batch, min(config.batch_size, len(train_rows) - step.num_nodes))
                 done = epoch * len(train_rows) + step.num_nodes
                 show(_so_far(log, state, config, monitor), done, config.epochs * len(train_rows))
-                if state.elapsed_s + time.perf_counter() - epoch_start > budget_s:
+                if config.budget and ranks.first_says(state.elapsed_s + time.perf_counter() - epoch_start > budget_s):
                     state.stopped = _OUT_OF_TIME
                     break
-            train_loss = float(step.loss_sum) / step.num_nodes
+            train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
-                valid = score_rows(model, [loader], valid_rows, config, head, fabric)
+                valid = score_rows(model, [loader], valid_rows, config, head, fabric, ranks=ranks)
                 if not math.isfinite(train_loss + valid.get("loss", 0.0)):
                     raise ConfigError(
                         f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
@@ -152,23 +166,24 @@ def _train(
                 state.epoch += 1
                 state.elapsed_s += time.perf_counter() - epoch_start
                 _judge(state, valid, monitor, sign, config)
-                if state.best_epoch == state.epoch:
+                if state.best_epoch == state.epoch and ranks.is_first:
                     save_weights(run.path / "model.safetensors", model)
                 log.add({
                     "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
                     "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
                     "elapsed_s": state.elapsed_s,
                 })  # fmt: skip
-                if watch is not None:
+                if watch is not None and ranks.is_first:
                     watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
-            if is_due or state.best_epoch == state.epoch:  # the best weights and the state never disagree
+            if ranks.is_first and (is_due or state.best_epoch == state.epoch):  # weights and state never disagree
                 save_checkpoint(checkpoint, model, optimizer, state, average)
+            ranks.wait()  # for the first one to have written
     finally:
         log.close()
         if fresh is not None:
             fresh.close()
-    _finish(fabric, run, prepared, loader, head, state, log.history, score_test)
+    _finish(fabric, run, prepared, loader, head, state, log.history, score_test, ranks)
     return run
 
 
@@ -187,7 +202,7 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 def _finish(
     fabric: Fabric, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
-    history: list[dict[str, Any]], score_test: bool,
+    history: list[dict[str, Any]], score_test: bool, ranks: Ranks,
 ) -> None:  # fmt: skip
     """Score the best weights on valid, as while training, and where wanted, for the first time, on test; write them."""
     best = run.load_model(prepared)
@@ -204,12 +219,15 @@ def _finish(
         "train_time_s": state.elapsed_s,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
         "draws": draws,
-        "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader),
+        "devices": ranks.size,
+        "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader, ranks=ranks),
         "test": {},
     }
     if score_test:
-        final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws)
-    write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
+        final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws, ranks)
+    if ranks.is_first:
+        write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
+    ranks.wait()
 
 
 # the parts ------------------------------------------------------------------------------------------------------
@@ -224,9 +242,10 @@ def save_weights(path: Path, model: nn.Module) -> None:
         partial.replace(path)
 
 
-def _mixed_seed(seed: int, epoch: int) -> int:
-    """A seed for torch that neighbouring (seed, epoch) pairs do not share."""
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
+def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
+    """A seed for torch that neighbouring (seed, epoch, rank) do not share; ranks drop out other numbers."""
+    parts = [seed, epoch, rank] if rank else [seed, epoch]
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _so_far(log: RunLog, state: Progress, config: TrainConfig, monitor: str) -> str:

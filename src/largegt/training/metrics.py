@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ..config import TrainConfig
 from ..errors import ConfigError, nearest
 from ..prepare.prepared import Prepared
+from ..ranks import ALONE, Ranks
 from ..types import Task
 
 _METRICS: dict[Task, tuple[str, ...]] = {
@@ -28,6 +29,8 @@ _METRICS: dict[Task, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2"),
 }
 _SMALLER_IS_BETTER = ("rmse", "mae", "loss")
+_NOTHING = 1e-12
+"""Less than any node weighs: what the loss of no nodes is divided by."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,13 @@ class TaskHead:
             weight = _balanced(task, labels, prepared.meta["num_outputs"])
         return cls(task, prepared.meta["num_outputs"], weight, config.label_smoothing, mean, std)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch in float32; missing parts of a multi-label row count nothing."""
+    def loss(self, logits: Tensor, labels: Tensor, ranks: Ranks = ALONE) -> Tensor:
+        """Mean loss of a batch in float32; missing parts of a multi-label row count nothing. With several ranks, this
+        one's part of it: the parts add up to the mean over all nodes of the batch."""
         total, weight = self.loss_terms(logits, labels)
-        return total / weight
+        if ranks.idle:
+            total, weight = 0.0 * total, 0.0 * weight
+        return total / ranks.sum_(weight).clamp(min=_NOTHING)
 
     def on(self, device: torch.device) -> TaskHead:
         """The same with its weights there already."""
@@ -72,7 +78,7 @@ class TaskHead:
         if self.task == "multiclass":
             labels = labels.long()
             total = F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
-            return total, count if weight is None else weight[labels].sum().clamp(min=1e-12)
+            return total, count if weight is None else weight[labels].sum()
         if self.task == "regression":
             target = (labels.float() - self.target_mean) / self.target_std
             return F.mse_loss(logits[:, 0], target, reduction="sum"), count
@@ -81,7 +87,7 @@ class TaskHead:
         known = ~labels.isnan()
         target = labels.float().nan_to_num(0.0) * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
-        return (each * known).sum(), known.sum().clamp(min=1)
+        return (each * known).sum(), known.sum().float()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[b, classes] for multiclass and binary, [b, labels] for multi-label, [b, 1] values for regression."""
@@ -150,7 +156,20 @@ class Scores:
             return {}
         totals, weights = (torch.stack(terms).double().sum() for terms in zip(*self.loss_terms, strict=True))
         predicted, truth = torch.cat(self.predicted), torch.cat(self.truth)
-        return {"loss": float(totals / weights), **_metrics(self.head, predicted, truth)}
+        return {"loss": float(totals / weights.clamp(min=_NOTHING)), **_metrics(self.head, predicted, truth)}
+
+    def result_of(self, ranks: Ranks) -> dict[str, float]:
+        """The result over everything that all ranks counted, on each of them."""
+        if ranks.size == 1:
+            return self.result()
+        every = Scores(self.head)
+        terms = [(total.cpu(), weight.cpu()) for total, weight in self.loss_terms]
+        own = terms, [values.cpu() for values in self.predicted], [values.cpu() for values in self.truth]
+        for theirs in ranks.collected(own):
+            every.loss_terms += theirs[0]
+            every.predicted += theirs[1]
+            every.truth += theirs[2]
+        return ranks.first_says(every.result())
 
 
 def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, float]:

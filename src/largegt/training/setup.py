@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..baselines.gat import GAT
 from ..baselines.goat import GOAT
@@ -27,6 +29,7 @@ from ..graph.store import GraphStore
 from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
+from ..ranks import ALONE, Ranks
 from ..tokens.loader import TokenLoader
 from ..tokens.local_labels import LocalLabels
 from ..tokens.table import Place, TokenForm, TokenTable
@@ -48,8 +51,8 @@ def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     return model
 
 
-def make_fabric(config: TrainConfig, model: ModelConfig | None = None) -> Fabric:
-    """One device, chosen at run time, with the precision that suits it and the model."""
+def make_fabric(config: TrainConfig, model: ModelConfig | None = None, ranks: Ranks = ALONE) -> Fabric:
+    """One device, chosen at run time, with the precision that suits it and the model. Each rank has one of its own."""
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
@@ -59,7 +62,10 @@ def make_fabric(config: TrainConfig, model: ModelConfig | None = None) -> Fabric
         torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
     for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
         logging.getLogger(name).setLevel(logging.WARNING)
-    return Fabric(accelerator=accelerator, devices=1, precision=precision)
+    if ranks.size == 1 or accelerator == "cpu":
+        return Fabric(accelerator=accelerator, devices=1, precision=precision)
+    torch.cuda.set_device(ranks.gpu)
+    return Fabric(accelerator=accelerator, devices=[ranks.gpu], precision=precision)
 
 
 def precision_of(config: TrainConfig, accelerator: str, model: ModelConfig | None = None) -> str:
@@ -127,6 +133,17 @@ def make_loaders(
         raise ConfigError(f"draws is {draws}: it must be at least 1")
     first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table, store)
     return with_draws(first, prepared, model, config, store, rows, draws)
+
+
+def over_ranks(network: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+    """The network with its gradients averaged over the ranks (PyTorch's DDP); as it is for one alone. What a model
+    keeps beside its weights is the same on every rank by itself, so nothing else needs to travel."""
+    if ranks.size == 1:
+        return network
+    ranks.attach(network)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # its new name is not in every torch we take
+        return DistributedDataParallel(network.to(device), broadcast_buffers=False)
 
 
 def with_draws(

@@ -19,6 +19,7 @@ from torch import nn
 from ..config import TrainConfig
 from ..errors import first_line
 from ..model.node_model import NodeModel, NodeOutput
+from ..ranks import ALONE, Ranks
 from ..tokens.input_tokens import TokenBatch
 from .metrics import TaskHead
 from .weight_average import WeightAverage
@@ -27,19 +28,22 @@ _STEPS_BEFORE_RECORDING = 3
 
 
 class TrainingStep:
-    """`step(batch)` trains on a batch. `loss_sum` is the sum of the nodes' losses since the last `restart`."""
+    """`step(batch)` trains on a batch. `loss_sum` is the sum of the nodes' losses since the last `restart`: this rank's
+    part of it, where there are several."""
 
     def __init__(
         self, fabric: Fabric, model: Any, optimizer: Any, head: TaskHead, config: TrainConfig, record: bool,
-        average: WeightAverage | None = None,
+        average: WeightAverage | None = None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        """`model` is a SealedModel, and it and the optimizer are set up by `fabric`. `average` is kept up with it."""
+        """`model` is a SealedModel (`over_ranks`, where there are several), and it and the optimizer are set up by
+        `fabric`. `average` is kept up with it."""
         self.fabric, self.model, self.optimizer, self.config = fabric, model, optimizer, config
-        self.average = average
+        self.average, self.ranks = average, ranks
+        self.own_model: NodeModel = next(part for part in model.modules() if isinstance(part, NodeModel))
         self.head = head.on(fabric.device)
         self.loss_sum = torch.zeros((), device=fabric.device)
         self.num_nodes = 0
-        self._record = record and fabric.device.type == "cuda" and config.precision != "16-mixed"
+        self._record = record and fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
         self._num_steps = 0
         self._aside: torch.cuda.Stream | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -50,10 +54,13 @@ class TrainingStep:
         self.loss_sum.zero_()
         self.num_nodes = 0
 
-    def __call__(self, batch: TokenBatch) -> None:
-        self.num_nodes += len(batch)
+    def __call__(self, batch: TokenBatch, num_nodes: int | None = None) -> None:
+        """`num_nodes` are those of the whole batch, of which a rank has only its part."""
+        num_nodes = len(batch) if num_nodes is None else num_nodes
+        self.num_nodes += num_nodes
+        self.ranks.idle = self.ranks.shares(num_nodes)[self.ranks.rank] == 0
         if not self._record:
-            self._compute(batch)
+            self._compute(batch, num_nodes)
         elif len(batch) != self.config.batch_size or batch.multiplicity is not None:
             self._compute_aside(batch)
         elif self._num_steps < _STEPS_BEFORE_RECORDING:
@@ -62,11 +69,11 @@ class TrainingStep:
         else:
             self._replay(batch)
 
-    def _compute(self, batch: TokenBatch) -> None:
+    def _compute(self, batch: TokenBatch, num_nodes: int) -> None:
         self.optimizer.zero_grad()
         output: NodeOutput = self.model(Sealed(batch)).value
-        loss = self.head.loss(output.logits, batch.labels)
-        self.fabric.backward(loss)
+        loss = self.head.loss(output.logits, batch.labels, self.ranks)
+        self.fabric.backward(loss if self.ranks.size == 1 else loss * self.ranks.size)  # DDP takes the ranks' mean
         if self.config.clip_norm is not None:
             self.fabric.clip_gradients(
                 self.model, self.optimizer, max_norm=self.config.clip_norm, error_if_nonfinite=False
@@ -74,8 +81,8 @@ class TrainingStep:
         self.optimizer.step()
         if self.average is not None:
             self.average.update()
-        self.model.module.model.update_codebook(output)
-        self.loss_sum += loss.detach() * len(batch)
+        self.own_model.update_codebook(output.without_nodes() if self.ranks.idle else output)
+        self.loss_sum += loss.detach() * num_nodes
 
     def _compute_aside(self, batch: TokenBatch) -> None:
         """On the stream that is recorded from: gradients must not remember another one."""
@@ -83,7 +90,7 @@ class TrainingStep:
         self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._aside.wait_stream(now)
         with torch.cuda.stream(self._aside):
-            self._compute(batch)
+            self._compute(batch, len(batch))
         now.wait_stream(self._aside)
 
     def _replay(self, batch: TokenBatch) -> None:
@@ -94,7 +101,7 @@ class TrainingStep:
             except RuntimeError as error:
                 warnings.warn(f"steps are not replayed, since recording failed: {first_line(error)}", stacklevel=3)
                 self._record = False
-                self._compute(batch)
+                self._compute(batch, len(batch))
                 return
         assert self._buffers is not None
         for buffer, tensor in zip(self._buffers.tensors(), batch.tensors(), strict=True):
@@ -105,7 +112,7 @@ class TrainingStep:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
-            self._compute(batch)
+            self._compute(batch, len(batch))
         return graph
 
 

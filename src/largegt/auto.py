@@ -1,0 +1,149 @@
+"""`--recipe auto`: settings for a graph one has just met, from its size, its density and what labels tell of others.
+
+Enters: a store, and whether a GPU will train. Leaves: settings on top of the default recipe, each with its reason.
+Cost: a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and coarse: docs/accuracy.md has what
+they were made from, and `largegt tune` goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .config import AUTO, Config
+from .errors import ConfigError
+from .graph.store import GraphStore
+from .prepare.local_nodes import local_nodes
+from .types import Array, PathLike
+
+_SAMPLED, _LOCAL = 20_000, 16
+_FEW, _MANY = 10_000, 100_000
+"""Training nodes: below the first a model overfits soon, above the second it hardly does."""
+_TELLING, _NEARER, _DENSE = 0.02, 1.3, 20.0
+_STEPS = 4000
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at."""
+
+    num_train: int
+    mean_degree: float
+    """Neighbours of a node, whatever the direction."""
+    told: float | None = None
+    """How much the label of a local node tells of a node's own, 0 nothing to 1 all: `label_information` over samples
+    of both hops. None: no classes."""
+    told_near: float | None = None
+    """The same of direct neighbours."""
+
+    @classmethod
+    def of(cls, store: GraphStore) -> Facts:
+        train = store.splits["train"]
+        ends = store.num_edges * (2 if store.directed else 1)
+        facts = cls(len(train), ends / max(1, store.num_nodes))
+        if store.task not in ("multiclass", "binary") or not len(train):
+            return facts
+        return replace(facts, told=label_information(store, train), told_near=label_information(store, train, 1.0))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting and why it is so."""
+
+    name: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+def auto_config(
+    store: GraphStore | PathLike, overrides: Iterable[str] = (), gpu: bool | None = None
+) -> tuple[Config, list[Choice]]:
+    """A whole configuration for this store, and what was chosen for it; overrides are the last word. `gpu` says whether
+    one will train; by itself, whether there is one."""
+    store = store if isinstance(store, GraphStore) else GraphStore.open(store)
+    if gpu is None:
+        import torch
+
+        gpu = torch.cuda.is_available()
+    given = list(overrides)
+    named = {override.partition("=")[0].strip() for override in given}
+    made = [choice for choice in choose(Facts.of(store), gpu) if choice.name not in named]
+    config = Config.from_recipe("default", [*map(str, made), *given])
+    if not config.model.name.startswith("largegt"):
+        raise ConfigError(
+            f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own: leave it out"
+        )
+    return config, made
+
+
+def config_for(store: GraphStore, recipe: PathLike, overrides: Iterable[str] = ()) -> tuple[Config, list[Choice]]:
+    """A recipe's configuration, where it may be `auto`, and what that chose."""
+    if str(recipe) == AUTO:
+        return auto_config(store, overrides)
+    return Config.from_recipe(recipe, overrides), []
+
+
+def choose(facts: Facts, gpu: bool) -> list[Choice]:
+    """The rules."""
+    few, many = facts.num_train < _FEW, facts.num_train >= _MANY
+    nodes = f"{facts.num_train:,} training nodes"
+    batch = 256 if few else 1024 if many else 512
+    epochs = min(100, max(10, round(_STEPS * batch / max(1, facts.num_train))))
+    near = facts.told_near or 0.0
+    nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
+    share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
+    wide = gpu and not few
+    device = "on a GPU" if gpu else "on a CPU"
+    found = [
+        Choice("prepare.local_nodes.k", "64" if gpu and not few else "32", f"{device}, {nodes}"),
+        Choice("prepare.local_nodes.hop1_share", f"{share}", _of_neighbors(facts)),
+        Choice("prepare.tokens.degrees", "true", "better on every graph it was tried on"),
+        Choice("model.hidden", "256" if wide else "128", f"{device}, {nodes}"),
+        Choice("model.num_layers", "2" if wide else "1", f"{device}, {nodes}"),
+        Choice("model.dropout", "0.4" if few else "0.1" if many else "0.2", nodes),
+        Choice("train.batch_size", f"{batch}", nodes),
+        Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps"),
+        Choice("train.resample", "epoch", "fresh local nodes every epoch overfit less"),
+        Choice("train.draws", "4", "predictions averaged over samples are better"),
+    ]
+    if facts.told is not None:
+        tells = facts.told >= _TELLING
+        reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
+        found.append(Choice("model.label_contexts", "2" if tells else "0", reason))
+        found.append(Choice("model.label_tokens", "true" if tells and not few else "false", reason))
+    return found
+
+
+def _of_neighbors(facts: Facts) -> str:
+    words = f"{facts.mean_degree:.1f} neighbours a node"
+    if facts.told is None or facts.told_near is None:
+        return words
+    near, both = 100 * facts.told_near, 100 * facts.told
+    return f"{words}, whose labels tell {near:.0f}% of its own, those of both hops {both:.0f}%"
+
+
+def label_information(store: GraphStore, train: Array, hop1_share: float | None = None) -> float:
+    """I(Y; Y') / H(Y) for the label Y of a training node and Y' of a training node among its local nodes: 1 where they
+    are always the same or one follows from the other, 0 where they are independent, or there are none."""
+    some = train[:: max(1, -(-len(train) // _SAMPLED))]
+    near = local_nodes(store, some, _LOCAL, hop1_share=hop1_share)[:, 1:]
+    is_train = np.zeros(store.num_nodes, dtype=np.bool_)
+    is_train[train] = True
+    pairs = is_train[near] & (near != some[:, None])
+    labels = np.asarray(store.labels).astype(np.int64)
+    own, other = np.broadcast_to(labels[some][:, None], near.shape)[pairs], labels[near[pairs]]
+    num_classes = int(labels.max()) + 1
+    together = np.bincount(own * num_classes + other, minlength=num_classes**2).reshape(num_classes, num_classes)
+    if not together.any():
+        return 0.0
+    joint = together / together.sum()
+    by_own, by_other = joint.sum(axis=1), joint.sum(axis=0)
+    there = joint > 0
+    information = (joint[there] * np.log(joint[there] / np.outer(by_own, by_other)[there])).sum()
+    entropy = -(by_own[by_own > 0] * np.log(by_own[by_own > 0])).sum()
+    return float(information / entropy) if entropy > 0 else 0.0

@@ -1,0 +1,88 @@
+"""Where preparation runs. `Engine` is this process and its threads; RayEngine (ray.py) a cluster.
+
+A stage asks its engine for the work that grows with the graph, and writes what comes back. Results come in order and do
+not depend on who made them, so every engine leaves the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...config import LocalNodesConfig
+from ...progress import Progress
+from ...threads import run_ranges
+from ...types import Array, Direction
+from .. import kernels
+from ..blocks import Finish, Load, Neighbors, block_sums
+from ..local_nodes import local_nodes
+from ..neighbor_lists import NeighborLists
+
+if TYPE_CHECKING:
+    from ...graph.store import GraphStore
+
+SEGMENT_NODES = 1 << 15
+"""Nodes whose rows are sampled between two commits."""
+
+
+class Engine:
+    """This process. `memory` is what a stage may hold; `neighbors` is the URL of lists to sample from, where that is
+    not the store."""
+
+    def __init__(
+        self, memory: int, threads: int | None = None, progress: Progress | None = None, neighbors: str | None = None
+    ) -> None:
+        self.memory, self.threads, self.progress, self.neighbors = memory, threads, progress, neighbors
+
+    def check_positions(self, method: str) -> None:
+        """Refuse a method that this engine does not run."""
+
+    def lists(self, store: GraphStore, direction: Direction) -> GraphStore | NeighborLists:
+        """What LocalNodes samples from."""
+        if self.neighbors is None:
+            return store
+        from ..redis_lists import RedisLists
+
+        return RedisLists(self.neighbors, direction, store.structure_fingerprint)
+
+    def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int) -> Iterator[Array]:
+        """LocalNodes of `nodes`, segment after segment."""
+        lists = self.lists(store, settings.direction)
+        for start in range(0, len(nodes), SEGMENT_NODES):
+            yield sample_from(lists, nodes[start : start + SEGMENT_NODES], settings, draw, self.threads)
+
+    def map(self, task: Callable[[int, int], Any], bounds: list[int]) -> Iterator[Any]:
+        """`task(low, high)` for each pair of neighbouring bounds; results in order."""
+        yield from run_ranges(task, bounds, self.threads)
+
+    def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
+        """Set `marked` [N] at every neighbour of `nodes`."""
+        kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
+
+    def sums(
+        self, neighbors: Neighbors, nodes: Array | range, sources: Array | None, load: Load, width: int,
+        finish: Finish, stage: str, start: int,
+    ) -> None:  # fmt: skip
+        """Sums over neighbours, as `block_sums` has them."""
+        block_sums(
+            neighbors, nodes, sources, load, width, finish, self.memory, self.threads, self.progress, stage, start
+        )
+
+
+def sample_from(
+    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int,
+    threads: int | None = None, progress: Progress | None = None,
+) -> Array:  # fmt: skip
+    """LocalNodes as configured."""
+    return local_nodes(
+        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share
+    )
+
+
+def mark_bits(neighbors: Neighbors, nodes: Array) -> Array:
+    """Every neighbour of `nodes`, as one bit per node."""
+    marked = np.zeros(neighbors.num_nodes, dtype=np.bool_)
+    kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
+    return np.packbits(marked)

@@ -1,0 +1,95 @@
+"""Ray Train: the same training on workers of a Ray cluster, which Ray places, joins and starts again.
+
+Enters: a store and a run folder that every machine sees under the same path. Leaves: the run. If a worker or a machine
+is lost, Ray starts all workers again and they go on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, build
+from ..errors import ConfigError, LargeGTError, first_line
+from ..folder import write_text_atomically
+from ..graph.store import GraphStore
+from ..ranks import LostRank
+from ..types import PathLike
+from .launch import resume_advice
+from .loop import check_out, train
+from .run import Run
+
+try:
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+except ImportError:
+    raise ConfigError("--engine ray needs Ray: pip install 'largegt[ray]'") from None
+
+_LOST_AT_MOST = 3
+"""So often a worker may be lost before the job ends."""
+_STEP_LIMIT_S = 120
+
+
+def train_on_ray(
+    store: GraphStore,
+    config: Config,
+    out: PathLike,
+    devices: int = 1,
+    address: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    memory: str | int | None = None,
+) -> Run:
+    """Train on so many workers of the cluster at `address`, of the one that this process is connected to, or of a new
+    one on this machine; a GPU each where the cluster has as many. The rest is as in `train`."""
+    out = Path(out).absolute()
+    check_out(out, config, store, resume, overwrite)
+    if overwrite and out.exists():
+        shutil.rmtree(out)
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError as error:
+            raise ConfigError(f"no Ray cluster answers at {address}: {first_line(error)}") from error
+    there = ray.cluster_resources()
+    has_gpus = config.train.device != "cpu" and there.get("GPU", 0) >= devices
+    if there.get("CPU", 0) < devices:
+        raise ConfigError(f"--devices {devices}, but the Ray cluster has {there.get('CPU', 0):.0f} cores")
+    scratch = out.with_name(f".{out.name}.ray")
+    shutil.rmtree(scratch, ignore_errors=True)
+    refusal = scratch / "refusal.txt"
+    job = {
+        "store": str(Path(store.path).absolute()), "out": str(out), "memory": memory, "refusal": str(refusal),
+        "config": config.model_dump(mode="json"),
+    }  # fmt: skip
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config=job,
+        torch_config=TorchConfig(backend="nccl" if has_gpus else "gloo", timeout_s=_STEP_LIMIT_S),
+        scaling_config=ScalingConfig(num_workers=devices, use_gpu=has_gpus),
+        run_config=RunConfig(
+            name="train", storage_path=str(scratch), failure_config=FailureConfig(max_failures=_LOST_AT_MOST)
+        ),
+    )
+    try:
+        trainer.fit()
+        if refusal.exists():
+            raise ConfigError(refusal.read_text(encoding="utf-8"))
+    except LargeGTError:
+        raise
+    except Exception as error:
+        raise LostRank(f"the Ray job ended: {first_line(error)}: {resume_advice(out, devices)}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Run.open(out)
+
+
+def _work(job: dict[str, Any]) -> None:
+    """What each worker does, in a process group that Ray has made. It goes on with what a lost one has left. An error
+    that is the user's to mend would be the same again, so Ray is not told of it."""
+    try:
+        train(job["store"], build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])
+    except LargeGTError as error:
+        write_text_atomically(Path(job["refusal"]), str(error))

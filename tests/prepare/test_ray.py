@@ -1,0 +1,261 @@
+"""The Ray engine on a cluster of three simulated machines: the bytes of the local engine, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import largegt
+from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.errors import ConfigError
+from largegt.prepare.engines.engine import Engine
+from largegt.prepare.local_nodes import local_nodes
+from largegt.prepare.neighbor_lists import MappedCSR
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from largegt.prepare.engines import ray as home  # noqa: E402
+from largegt.prepare.engines.ray import RayEngine  # noqa: E402
+from largegt.prepare.ray_shards import RayShards, start_shards  # noqa: E402
+
+MACHINE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+SOON = {"health_check_period_ms": 1_000, "health_check_timeout_ms": 3_000, "health_check_failure_threshold": 3}
+"""How soon a lost machine is noticed; Ray's own patience is some 15 seconds."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    seen = [str(Path(largegt.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:  # workers see the modules that this process sees
+        patch.setenv("PYTHONPATH", os.pathsep.join(seen))
+        head = {**MACHINE, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            made.add_node(**MACHINE)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        made.wait_for_nodes()
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small graph is many tasks, and its arrays large ones."""
+    monkeypatch.setattr(home, "_FEWEST_SEGMENT_NODES", 90)
+    monkeypatch.setattr(home, "_LARGE_BYTES", 500)
+
+
+@pytest.fixture
+def store(make_store: Any) -> Any:
+    """Hubs, isolated nodes, and labels on a few nodes."""
+    ends = (np.random.default_rng(3).random((2_500, 2)) ** 3 * 600).astype(np.int64)
+    labels = np.where(np.arange(602) % 3 > 0, np.arange(602) % 5, -1)
+    return make_store(ends, 602, undirected=False, labels=labels, width=5)
+
+
+def made_by(engine: Engine, store: Any, config: PrepareConfig) -> dict[str, bytes]:
+    """Every file of a preparation, manifest included; nothing of it stays."""
+    prepared = largegt.prepare(store, config, engine=engine)
+    files = {file.name: file.read_bytes() for file in prepared.path.iterdir()}
+    shutil.rmtree(prepared.path)
+    return files
+
+
+CONFIGS = {
+    "default": PrepareConfig(local_nodes=LocalNodesConfig(k=6)),
+    "out, apart, degrees": PrepareConfig(
+        local_nodes=LocalNodesConfig(k=6, direction="out", hop1_share=0.5),
+        tokens=TokensConfig(contexts="apart", degrees=True, hops=3, nodes="sampled", standardize=True),
+    ),
+    "in, reachable": PrepareConfig(
+        local_nodes=LocalNodesConfig(k=3, direction="in"), tokens=TokensConfig(nodes="reachable", dtype="float32")
+    ),
+    "all, no positions": PrepareConfig(
+        local_nodes=LocalNodesConfig(k=70, nodes="all"), positions=PositionsConfig(method="none")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_bytes_of_the_local_engine(cluster: Any, store: Any, name: str) -> None:
+    expected = made_by(Engine(1 << 28, 1), store, CONFIGS[name])
+    shards = 1 + list(CONFIGS).index(name) % 3
+    assert made_by(RayEngine(shards=shards, memory=8_000 * shards), store, CONFIGS[name]) == expected
+
+
+def test_shards_answer_as_the_store_does(cluster: Any, store: Any) -> None:
+    lists, mapped = start_shards(store, "out", 3), MappedCSR.of_store(store, "out")
+    rng = np.random.default_rng(0)
+    for ours, other in ((lists, mapped), (lists.reverse, mapped.reverse)):
+        nodes = np.sort(rng.choice(602, 200, replace=False))
+        for found, expected in zip(ours.neighbors(nodes), other.neighbors(nodes), strict=True):
+            assert np.array_equal(found, expected)
+        assert np.array_equal(ours.degrees(nodes), other.degrees(nodes))
+        asked, others = rng.integers(0, 602, (2, 500))
+        assert np.array_equal(ours.has(asked, others), other.has(asked, others))
+        asked = asked[other.degrees(asked) > 0]
+        places = rng.integers(0, other.degrees(asked))
+        assert np.array_equal(ours.at(asked, places), other.at(asked, places))
+        assert len(ours.neighbors(nodes[:0])[1]) == len(ours.at(nodes[:0], nodes[:0])) == 0
+    bounds = [*lists.bounds, 602]
+    indptrs = [store.csr(side)[0] for side in ("out", "in")]
+    held = [sum(4 * int(p[b] - p[a]) + 8 * (b - a) for p in indptrs) for a, b in pairwise(bounds)]
+    assert max(held) - min(held) <= 2 * sum(4 * int(np.diff(p).max()) + 8 for p in indptrs)  # about the same each
+    for shard in lists.shards:  # one that dies is started again, and asked again
+        ray.kill(shard, no_restart=False)
+    assert np.array_equal(lists.degrees(nodes), mapped.degrees(nodes))
+
+
+class Counting(RayShards):
+    """Counts calls to shards."""
+
+    calls = 0
+
+    def _ask(self, what: str, nodes: Any, *more: Any) -> Any:
+        Counting.calls += 1
+        return super()._ask(what, nodes, *more)
+
+    @property
+    def reverse(self) -> Any:
+        return Counting(self.shards, self.bounds, self.opposite, self.direction, self.num_nodes)
+
+
+def test_one_request_per_shard_and_hop_not_per_node(cluster: Any, store: Any) -> None:
+    lists = start_shards(store, "both", 2)
+    counting = Counting(lists.shards, lists.bounds, lists.direction, lists.opposite, lists.num_nodes)
+    rows = local_nodes(counting, k=6, threads=1)
+    assert np.array_equal(rows, local_nodes(store, k=6))
+    assert Counting.calls <= 20
+
+
+def test_machines_lost_in_the_middle_change_nothing(cluster: Any, store: Any) -> None:
+    config = CONFIGS["default"]
+    expected = made_by(Engine(1 << 28, 1), store, config)
+    spare = {stage: cluster.add_node(**MACHINE) for stage in ("local nodes", "context C1")}
+    cluster.wait_for_nodes()
+    lost = []
+
+    def lose(stage: str, done: int, total: int | None) -> None:
+        if done and stage in spare:
+            machine = spare.pop(stage)
+            cluster.remove_node(machine, allow_graceful=False)
+            lost.append(machine)
+
+    assert made_by(RayEngine(shards=4, memory=20_000, progress=lose), store, config) == expected
+    assert len(lost) == 2
+    assert not any(machine.any_processes_alive() for machine in lost)
+
+
+def die_once(mark: str, number: int) -> int:
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_task_whose_worker_dies_runs_again(cluster: Any, tmp_path: Path) -> None:
+    calls = [(number,) for number in range(12)]
+    task = partial(die_once, str(tmp_path / "died"))
+    assert list(RayEngine()._run(task, calls)) == [number * number for number in range(12)]
+    assert (tmp_path / "died").exists()
+
+
+def test_a_stopped_run_goes_on_with_any_engine(cluster: Any, store: Any) -> None:
+    config = CONFIGS["default"]
+    expected = made_by(Engine(1 << 28, 1), store, config)
+
+    def stop(name: str, done: int, total: int | None) -> None:
+        if name == "context C1" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made_by(RayEngine(memory=20_000, progress=stop), store, config)
+    seen: list[str] = []
+    engine = Engine(1 << 28, 1, lambda name, done, total: seen.append(name))
+    assert made_by(engine, store, config) == expected
+    assert "local nodes" not in seen
+
+
+def refuse(number: int) -> int:
+    raise ConfigError(f"number {number} is wrong")
+
+
+def test_an_error_of_the_users_comes_back_as_it_was(cluster: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(RayEngine()._run(refuse, [(7,)]))
+    assert str(caught.value) == "number 7 is wrong"
+
+
+@pytest.mark.parametrize("method", ["node2vec", "laplacian"])
+def test_encodings_that_need_the_whole_graph_are_refused(cluster: Any, store: Any, method: Any) -> None:
+    config = PrepareConfig(positions=PositionsConfig(method=method))
+    with pytest.raises(ConfigError, match=f"{method} needs the whole graph in one process"):
+        largegt.prepare(store, config, engine=RayEngine())
+
+
+def test_a_task_that_fits_no_machine_is_refused(cluster: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller --memory"):
+        RayEngine(memory=1 << 40)
+
+
+def test_views_of_files_travel_by_name_and_large_arrays_apart(cluster: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3 << 18).reshape(-1, 4))
+    whole = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for view in (whole, whole[70_001:70_005], whole[-1], whole[2:2]):
+        packed, shared = home._pack(view)
+        assert len(packed) < 1_000
+        assert shared == []
+        assert np.array_equal(home._unpack(packed, []), view)
+    large, small = np.arange(1_000), np.arange(3)
+    packed, shared = home._pack([large, {"same": large}, small, np.array(whole[:, 1])])
+    assert len(packed) < 1_000
+    assert len(shared) == 2
+    first, second, third, fourth = home._unpack(packed, ray.get(shared))
+    assert first is second["same"]
+    assert [a.tolist() for a in (first, third, fourth)] == [a.tolist() for a in (large, small, whole[:, 1])]
+
+
+def test_the_command_line(cluster: Any, store: Any, lg: Any) -> None:
+    found = lg("prepare", store.path, "--engine", "ray", "--shards", "2", "--set", "prepare.local_nodes.k=5", "--json")
+    assert found.code == 0, found.err
+    path = Path(found.json["path"])
+    rows = np.load(path / "token_nodes.npy")[np.load(path / "local_rows.npy")]
+    assert np.array_equal(rows, local_nodes(store, np.load(path / "nodes.npy"), k=5))
+    for wrong, message in (
+        (["--engine", "rya"], "did you mean 'ray'"),
+        (["--shards", "2"], "are for --engine ray"),
+        (["--engine", "ray", "--threads", "2"], "one task per core"),
+    ):
+        refused = lg("prepare", store.path, *wrong)
+        assert refused.code == 2
+        assert message in refused.err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nobody_is_is_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ConfigError, match=rf"no Ray cluster answers at {address} \(.*refused\): start one with ray start"
+    ):
+        RayEngine(address)
+
+
+def test_without_ray_the_extra_is_named(store: Any, lg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "largegt.prepare.engines.ray")
+    refused = lg("prepare", store.path, "--engine", "ray")
+    assert refused.code == 2
+    assert "pip install 'largegt[ray]'" in refused.err

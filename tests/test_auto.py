@@ -1,0 +1,112 @@
+"""`--recipe auto`: what it measures, and what it makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import largegt
+from largegt.auto import Facts, auto_config, choose, label_information
+from largegt.errors import ConfigError
+
+
+def ring_of_pairs(num_pairs: int) -> np.ndarray:
+    """Nodes 2i and 2i + 1 joined, and nothing else."""
+    return np.stack([np.arange(0, 2 * num_pairs, 2), np.arange(1, 2 * num_pairs, 2)])
+
+
+def information(labels: np.ndarray, edges: np.ndarray, tmp_path: Path) -> float:
+    splits = {"train": np.arange(len(labels)), "valid": np.arange(0), "test": np.arange(0)}
+    source = largegt.sources.arrays(edges, np.ones((len(labels), 2), dtype=np.float32), labels, splits)
+    store = largegt.ingest(source, tmp_path / "g", largegt.IngestConfig(undirected=True))
+    return label_information(store, store.splits["train"])
+
+
+def test_labels_that_are_always_alike_tell_all(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(300) % 3, 2)
+    assert information(labels, ring_of_pairs(300), tmp_path) == pytest.approx(1.0)
+
+
+def test_labels_that_are_never_alike_tell_as_much(tmp_path: Path) -> None:
+    """Two classes, and a neighbour is always of the other: no homophily, and all is known."""
+    assert information(np.arange(600) % 2, ring_of_pairs(300), tmp_path) == pytest.approx(1.0)
+
+
+def test_labels_by_chance_tell_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(2000, size=(2, 20_000))
+    assert information(rng.integers(3, size=2000), edges, tmp_path) < 0.01
+
+
+def test_some_of_the_information_against_its_formula(tmp_path: Path) -> None:
+    """Of pairs of two even classes a share p is alike: 1 - H(p) / log 2."""
+    labels = np.arange(4000) // 2 % 2
+    labels[np.arange(1, 4000, 10)] ^= 1
+    alike = (labels[::2] == labels[1::2]).mean()
+    expected = 1 + (alike * np.log2(alike) + (1 - alike) * np.log2(1 - alike))
+    assert information(labels, ring_of_pairs(2000), tmp_path) == pytest.approx(expected, abs=1e-9)
+
+
+def test_only_training_labels_are_read(make_store: Any, random_edges: Any) -> None:
+    edges, labels = random_edges(300, 900), np.arange(300) % 4
+    store = make_store(edges, 300, labels=labels, undirected=False)
+    train = store.splits["train"]
+    changed = labels.copy()
+    changed[np.setdiff1d(np.arange(300), train)] = 3
+    splits = {name: np.asarray(nodes) for name, nodes in store.splits.items()}
+    other = largegt.ingest(
+        largegt.sources.arrays(edges.T, np.ones((300, 2), dtype=np.float32), changed, splits),
+        store.path.parent / "other",
+    )
+    assert np.array_equal(other.splits["train"], train)
+    assert Facts.of(other) == Facts.of(store)
+
+
+def named(facts: Facts, gpu: bool = False) -> dict[str, str]:
+    return {choice.name: choice.value for choice in choose(facts, gpu)}
+
+
+def test_rules() -> None:
+    small = Facts(num_train=2000, mean_degree=4.0, told=0.5, told_near=0.55)
+    large = Facts(num_train=200_000, mean_degree=4.0, told=0.5, told_near=0.55)
+    assert named(small)["model.label_tokens"] == "false", "few labels are learned by heart"
+    assert named(large)["model.label_tokens"] == "true"
+    assert named(Facts(200_000, 4.0, told=0.0, told_near=0.0))["model.label_tokens"] == "false"
+    assert "model.label_tokens" not in named(Facts(200_000, 4.0)), "no classes, no choice"
+    assert named(small)["prepare.local_nodes.hop1_share"] == "0.5"
+    assert named(Facts(2000, 40.0))["prepare.local_nodes.hop1_share"] == "0.75"
+    assert named(Facts(2000, 4.0, told=0.2, told_near=0.4))["prepare.local_nodes.hop1_share"] == "0.75"
+    assert int(named(large, gpu=True)["model.hidden"]) > int(named(large)["model.hidden"])
+    assert float(named(small)["model.dropout"]) > float(named(large)["model.dropout"])
+    steps = 200_000 / int(named(large)["train.batch_size"]) * int(named(large)["train.epochs"])
+    assert 2000 < steps < 8000
+    assert all(choice.reason for choice in choose(small, False))
+
+
+def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None:
+    store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
+    config, chosen = auto_config(store, ["model.hidden=48", "train.epochs=2"], gpu=False)
+    assert config.model.hidden == 48
+    assert not {"model.hidden", "train.epochs"} & {choice.name for choice in chosen}
+    assert config.prepare.local_nodes.k == 32
+    with pytest.raises(ConfigError, match="has a recipe of its own"):
+        auto_config(store, ["model.name=gat"])
+
+
+def test_auto_without_a_store_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"lg\.auto_config\(store\)"):
+        largegt.Config.from_recipe("auto")
+
+
+def test_auto_from_the_command_line(lg: Any, make_store: Any, random_edges: Any, tmp_path: Path) -> None:
+    store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
+    few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4"]
+    result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    said = [line for line in result.err.splitlines() if line.startswith("auto: ")]
+    assert any("train.batch_size=256" in line and "training nodes" in line for line in said)
+    assert not any("hidden" in line for line in said), "what was set is not chosen"
+    assert "batch_size = 256" in (tmp_path / "run" / "config.toml").read_text()
