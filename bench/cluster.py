@@ -1,6 +1,6 @@
 """Preparation on a Ray cluster of three simulated machines: the same bytes, a machine lost, memory, rates.
 
-    python bench/cluster.py --data ../shared/data/npm-deps2017 --out /tmp/cluster
+    python bench/cluster.py --data data/npm-deps2017 --out /tmp/cluster
 
 Prints one line per measurement:
 
