@@ -75,9 +75,7 @@ def auto_config(
     made = [choice for choice in choose(Facts.of(store), gpu) if choice.name not in named]
     config = Config.from_recipe("default", [*map(str, made), *given])
     if not config.model.name.startswith("largegt"):
-        raise ConfigError(
-            f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own: leave it out"
-        )
+        raise ConfigError(f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
     return config, made
 
 
