@@ -13,7 +13,7 @@ from largegt.graph.store import GraphStore
 from largegt.training.loop import train
 from run_helpers import easy_store, final, history, left_in, one_thread, small  # noqa: F401
 
-pytest.importorskip("ray.train.torch", reason="Ray Train is not installed")
+pytest.importorskip("ray.train.torch", reason="Ray Train is not installed", exc_type=ImportError)
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=37")
 
