@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,25 @@ def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> C
         return Result(0 if code is None else code, out, err)
 
     return call
+
+
+class Killed(BaseException):
+    """Stands for a kill: not even `except Exception` sees it."""
+
+
+@contextmanager
+def stopped_at(where: Any, name: str, call: int, error: type[BaseException] = Killed) -> Iterator[None]:
+    """Inside, the so-manyth call of `where.name` raises `error`, which must come out."""
+    real, calls = getattr(where, name), 0
+
+    def fail(*args: Any, **rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error
+        return real(*args, **rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, fail)
+        with pytest.raises(error):
+            yield

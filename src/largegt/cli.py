@@ -287,6 +287,11 @@ def prepare(
     _show_folder(prepared.path, as_json, verify=False)
 
 
+def _check_engine(name: str) -> None:
+    if name not in ("local", "ray"):
+        raise ConfigError(f"engine {name!r} is not one of local, ray{nearest(name, ('local', 'ray'))}")
+
+
 def _engine(
     name: str, address: str | None, shards: int | None, neighbors: str | None, threads: int | None,
     memory: str | None, progress: Any,
@@ -295,8 +300,7 @@ def _engine(
     from .memory import memory_budget, parse_bytes
     from .prepare.engines.engine import Engine
 
-    if name not in ("local", "ray"):
-        raise ConfigError(f"engine {name!r} is not one of local, ray{nearest(name, ('local', 'ray'))}")
+    _check_engine(name)
     if name == "local":
         if address is not None or shards is not None:
             raise ConfigError("--address and --shards are for --engine ray")
@@ -410,8 +414,7 @@ def train(
         data = GraphStore.open(store)
         config = _config(data, recipe, model, original, overrides, as_json)
     check_out(out, config, data, resume, overwrite)
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"engine {engine!r} is not one of local, ray{nearest(engine, ('local', 'ray'))}")
+    _check_engine(engine)
     if engine == "local" and check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], lambda: resume_advice(out, devices)))
     quiet = as_json or not is_first_here()
@@ -481,8 +484,7 @@ def tune(
     """
     from .tuning.tune import tune as run_tune
 
-    if original and (recipe or not model):
-        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+    _check_original(recipe, model, original)
     with _progress(as_json) as progress:
         found = run_tune(
             store, out, trials, budget, model, recipe, settings or [], search or [], only=only, original=original,
@@ -773,6 +775,11 @@ def _leave_ranks(error: Exception) -> None:
     os._exit(code)
 
 
+def _check_original(recipe: str | None, model: str | None, original: bool) -> None:
+    if original and (recipe or not model):
+        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+
+
 def _config(
     store: Any, recipe: str | None, model: str | None, original: bool, overrides: list[str], as_json: bool
 ) -> Any:
@@ -781,8 +788,7 @@ def _config(
     from .auto import config_for
     from .config import recipe_for
 
-    if original and (recipe or not model):
-        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+    _check_original(recipe, model, original)
     own = recipe_for(model, original) if model else "default"
     config, chosen = config_for(store, recipe or own, [*overrides, *([f"model.name={model}"] if model else [])])
     if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:

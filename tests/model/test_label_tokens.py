@@ -22,7 +22,7 @@ from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
 from largegt.training.step import SealedModel, TrainingStep
-from run_helpers import easy_store, final, history, homophilous, one_thread, small, thirds  # noqa: F401
+from run_helpers import easy_store, final, history, homophilous, one_thread, small, stopped_at, thirds  # noqa: F401
 
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
 ON = "model.label_tokens=true"
@@ -243,23 +243,12 @@ def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest
     assert {k for training, k in seen if not training} == {9}
 
 
-def test_resumed_equals_unbroken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "g")
     config = small(ON, "model.node_dropout=0.4", "train.epochs=4")
     lg.train(store, config, tmp_path / "whole")
-    real, calls = TaskHead.loss, 0
-
-    def dies(self: TaskHead, *args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise KeyboardInterrupt
-        return real(self, *args)
-
-    monkeypatch.setattr(TaskHead, "loss", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(TaskHead, "loss", 8, KeyboardInterrupt):
         lg.train(store, config, tmp_path / "broken")
-    monkeypatch.setattr(TaskHead, "loss", real)
     lg.train(store, config, tmp_path / "broken", resume=True)
     assert history(tmp_path / "broken") == history(tmp_path / "whole")
     assert final(tmp_path / "broken") == final(tmp_path / "whole")

@@ -10,9 +10,10 @@ import pytest
 
 import largegt as lg
 from largegt.folder import ArrayFolder, FolderWriter
+from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine
-from largegt.prepare.label_contexts import num_labels_of, write_label_contexts
+from largegt.prepare.label_contexts import write_label_contexts
 
 GRAPHS = {
     "random": np.random.default_rng(0).integers(0, 60, size=(2, 150)),
@@ -41,7 +42,7 @@ def walked(store: GraphStore, node: int, hops: int) -> np.ndarray:
     around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(store.num_nodes)]
     train = set(store.splits["train"].tolist())
     labels = np.asarray(store.labels)
-    width = num_labels_of(store)
+    width = num_label_columns(store.task, store.num_outputs)
     rows = np.zeros((hops, width + 1))
     for hop in range(hops):
         ends = [(j, 1 / len(around[node])) for j in around[node]]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from list_helpers import answers_alike
 
 import largegt as lg
 from largegt.config import LocalNodesConfig, PrepareConfig
@@ -120,23 +121,7 @@ def test_the_same_rows_as_from_the_store(server: Server, store: Any, direction: 
 def test_each_question_is_answered_as_by_the_store(server: Server, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "_KEYS_PER_COMMAND", 7)
     lists, mapped = home.load_lists(store, server.url("ask"), "out"), MappedCSR.of_store(store, "out")
-    rng = np.random.default_rng(0)
-    for ours, other in ((lists, mapped), (lists.reverse, mapped.reverse)):
-        nodes = np.sort(rng.choice(602, 200, replace=False))
-        for found, expected in zip(ours.neighbors(nodes), other.neighbors(nodes), strict=True):
-            assert np.array_equal(found, expected)
-        assert np.array_equal(ours.degrees(nodes), other.degrees(nodes))
-        asked, others = rng.integers(0, 602, (2, 900))
-        assert np.array_equal(ours.has(asked, others), other.has(asked, others))
-        asked = asked[other.degrees(asked) > 0]
-        places = rng.integers(0, other.degrees(asked))
-        assert np.array_equal(ours.at(asked, places), other.at(asked, places))
-        assert (
-            len(ours.neighbors(nodes[:0])[1])
-            == len(ours.degrees(nodes[:0]))
-            == len(ours.has(nodes[:0], nodes[:0]))
-            == 0
-        )
+    answers_alike(lists, mapped)
 
 
 def test_an_undirected_graph_is_stored_once(server: Server, make_store: Any) -> None:

@@ -39,7 +39,7 @@ from largegt.training.launch import launch, resume_advice
 from largegt.training.loop import train
 from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
-from run_helpers import SMALL, easy_store, final, history, left_in, one_thread, small  # noqa: F401
+from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small  # noqa: F401
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
@@ -214,10 +214,6 @@ def ones(store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in CASES:
         train(store, config_of(name), folder / name)
     return folder
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
 
 
 def kill(_model: Any, epoch: int, _elapsed_s: float) -> None:

@@ -14,7 +14,7 @@ import largegt as lg
 from largegt.errors import ConfigError
 from largegt.prepare.prepared import sample_rows
 from largegt.training.metrics import TaskHead
-from run_helpers import easy_store, small
+from run_helpers import easy_store, small, stopped_at
 
 FRESH = "train.resample=epoch"
 
@@ -58,21 +58,10 @@ def test_validation_keeps_its_sample(store: lg.GraphStore, tmp_path: Path) -> No
     assert again == pytest.approx(run.metrics["valid"])
 
 
-def test_resumed_equals_unbroken(store: lg.GraphStore, tmp_path: Path, monkeypatch: Any) -> None:
+def test_resumed_equals_unbroken(store: lg.GraphStore, tmp_path: Path) -> None:
     whole = lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "whole")
-    real, calls = TaskHead.loss, 0
-
-    def dies(self: TaskHead, *args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise KeyboardInterrupt
-        return real(self, *args)
-
-    monkeypatch.setattr(TaskHead, "loss", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(TaskHead, "loss", 8, KeyboardInterrupt):
         lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "broken")
-    monkeypatch.setattr(TaskHead, "loss", real)
     resumed = lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "broken", resume=True)
     assert lines(resumed) == lines(whole)
     assert resumed.metrics["test"] == whole.metrics["test"]

@@ -23,14 +23,10 @@ from largegt.training.log import RunLog
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
-from run_helpers import SMALL, easy_store, final, history, left_in, one_thread, small  # noqa: F401
+from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small, stopped_at  # noqa: F401
 
 # dropout, batch norm, the codebook and a schedule: everything that has a state
 STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.patience=6")
-
-
-class Killed(BaseException):
-    """Stands for a kill: not even `except Exception` sees it."""
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +65,10 @@ def same(one: Path, other: Path) -> None:
     ],
 )
 def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(
-    where: Any, name: str, call: int, alone: Run, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Any, name: str, call: int, alone: Run, prepared: Prepared, tmp_path: Path
 ) -> None:
-    real, calls = getattr(where, name), 0
-
-    def fail(*args: Any, **rest: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Killed
-        return real(*args, **rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, fail)
-        with pytest.raises(Killed):
-            train(prepared, alone.config, tmp_path / "run")
+    with stopped_at(where, name, call):
+        train(prepared, alone.config, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()
     torch.manual_seed(99)
     train(prepared, alone.config, tmp_path / "run", resume=True)

@@ -22,7 +22,7 @@ from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.step import TrainingStep
 from largegt.training.weight_average import WeightAverage
-from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401
+from run_helpers import easy_store, final, history, one_thread, small, stopped_at  # noqa: F401
 
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
 AVERAGED = ("train.weight_average=0.8", "model.norm=batch", "model.dropout=0.2", "train.epochs=6")
@@ -145,10 +145,6 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
     assert ("average" in ends[0], "average" in ends[1]) == (True, False)
 
 
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
 @pytest.mark.parametrize(
     ("where", "name", "call"),
     [
@@ -160,21 +156,10 @@ class Killed(BaseException):
     ],
 )
 def test_a_resumed_run_has_the_same_bits(
-    where: Any, name: str, call: int, prepared: Prepared, alone: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Any, name: str, call: int, prepared: Prepared, alone: Run, tmp_path: Path
 ) -> None:
-    real, calls = getattr(where, name), 0
-
-    def fail(*args: Any, **rest: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Killed
-        return real(*args, **rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, fail)
-        with pytest.raises(Killed):
-            train(prepared, alone.config, tmp_path / "run")
+    with stopped_at(where, name, call):
+        train(prepared, alone.config, tmp_path / "run")
     torch.manual_seed(99)
     train(prepared, alone.config, tmp_path / "run", resume=True)
     assert history(tmp_path / "run") == history(alone.path)

@@ -24,14 +24,10 @@ from largegt.training.run import Run
 from largegt.tuning import tune as module
 from largegt.tuning.output import Tuned
 from largegt.tuning.tune import tune
-from run_helpers import SMALL, Cli, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
+from run_helpers import SMALL, Cli, Killed, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 BASE = [*(item for item in SMALL if not item.startswith("train.learning")), "train.epochs=2"]
 SEARCH = ["train.learning_rate=1e-3..1e-1:log", "model.dropout=0..0.5", "prepare.local_nodes.k=3,4"]
-
-
-class Killed(BaseException):
-    """Ends the process, as far as the code can tell."""
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,11 @@ def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encod
     return _classes(column, task)
 
 
+def num_label_columns(task: str, num_outputs: int) -> int:
+    """Columns that labels are counted or looked up in: two for binary, where a model has one output."""
+    return 2 if task == "binary" else num_outputs
+
+
 def labelled(values: Array, task: str) -> Array:
     """Boolean [n]: which encoded values are labels."""
     if task == "multilabel":

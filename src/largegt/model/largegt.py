@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import ConfigError
+from ..graph.labels import num_label_columns
 from ..ranks import ALONE, Ranks
 from ..tokens.input_tokens import TokenBatch
 from ..types import Task
@@ -53,16 +54,15 @@ class LargeGT(NodeModel):
             raise ConfigError(f"model.name={config.name} is not a LargeGT: choose largegt-full, -local or -global")
         self.local_module: LocalModule | None = None
         self.global_module: GlobalModule | None = None
-        width = config.hidden
+        width, num_labels = config.hidden, num_label_columns(task, num_outputs)
         if config.name != "largegt-global":
-            num_labels = 2 if task == "binary" else num_outputs
             self.local_module = LocalModule(num_features, config, hops, num_labels if config.label_tokens else 0)
             self.reads_labels, self.node_dropout = config.label_tokens, config.node_dropout
         else:
             self.num_local_nodes = 1
         if config.name != "largegt-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
-        self.label_width = config.label_contexts * (1 + (2 if task == "binary" else num_outputs))
+        self.label_width = config.label_contexts * (1 + num_labels)
         self.labels = label_encoder(self.label_width, config) if self.label_width else None
         self.input = PaddedLinear(num_features, width) if config.residual else None
         joined = width * sum(part is not None for part in (self.local_module, self.global_module, self.labels))

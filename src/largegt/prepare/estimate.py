@@ -17,13 +17,13 @@ import numpy as np
 
 from ..config import PrepareConfig
 from ..graph.csr import index_dtype
+from ..graph.labels import num_label_columns
 from ..graph.store import GraphStore
 from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .features import NodeFeatures
-from .label_contexts import num_labels_of
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import directions_of, nodes_to_prepare, prepared_path, sample, settled
@@ -246,7 +246,7 @@ def _label_contexts(
     hops = config.labels.hops
     if not hops:
         return []
-    width = num_labels_of(store)
+    width = num_label_columns(store.task, store.num_outputs)
     kept, counts = 2 * len(nodes) * hops * (width + 1), 4 * store.num_nodes * width
     at_once, sources = plan(store.num_nodes, store.num_nodes, width, budget)
     num_edges = len(store.csr("both")[1])

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..folder import FolderWriter, require_space
+from ..graph.labels import num_label_columns
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..types import Array
@@ -37,7 +38,7 @@ _LOT, _CHUNK = 1 << 15, 512
 
 def write_label_contexts(writer: FolderWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine) -> None:
     """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped."""
-    num_labels = num_labels_of(store)
+    num_labels = num_label_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
     out = writer.grow("label_contexts", "float16", (hops, num_labels + 1))
     counted = writer.grow(_COUNTS, "float32", (num_labels,))
@@ -67,11 +68,6 @@ def check_labels(store: GraphStore, hops: int) -> None:
     """Refuse labels that cannot be counted."""
     if hops and store.task == "regression":
         raise ConfigError("label contexts count labels, and those of regression are values: leave out label_contexts")
-
-
-def num_labels_of(store: GraphStore) -> int:
-    """Columns that labels are counted in: two for binary, where an output has one."""
-    return 2 if store.task == "binary" else store.num_outputs
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,16 @@ class TokenBatch:
 
 
 def input_tokens(table_rhd: Tensor, local_rows_bk: Tensor) -> Tensor:
-    """[b, h·k, d] tokens of Algorithm 2; float16, a format to store in and not to compute in, becomes float32."""
+    """[b, h·k, d] tokens of Algorithm 2, computable."""
     b, k = local_rows_bk.shape
     num_rows, h, width = table_rhd.shape
     gathered = table_rhd.view(num_rows, h * width).index_select(0, local_rows_bk.reshape(-1))
-    tokens_btd = gathered.view(b, h * k, width)
-    return tokens_btd.float() if tokens_btd.dtype == torch.float16 else tokens_btd
+    return computable(gathered.view(b, h * k, width))
+
+
+def computable(tokens: Tensor) -> Tensor:
+    """float16, a format to store in and not to compute in, as float32."""
+    return tokens.float() if tokens.dtype == torch.float16 else tokens
 
 
 def fewer_rows(local_rows_bk: Tensor, dropout: float, seed: int) -> Tensor:

@@ -34,7 +34,7 @@ from ..prepare.prepared import Prepared
 from ..threads import num_threads, take_rows
 from ..types import Array
 from .bus import read_over_bus
-from .input_tokens import input_tokens
+from .input_tokens import computable, input_tokens
 from .rounding import take_rounded
 
 Place = Literal["auto", "gpu", "host", "disk"]
@@ -158,7 +158,7 @@ class TokenTable:
         if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
             rows = local_rows_bk.reshape(-1).to(self.target, non_blocking=True)
             tokens_nhd = read_over_bus(self.tokens_rhd, rows, self.width)
-            return _computable(tokens_nhd.view(len(local_rows_bk), -1, self.width))
+            return computable(tokens_nhd.view(len(local_rows_bk), -1, self.width))
         if not self.is_cold:  # in memory, or in the page cache after one epoch
             if self.target.type == "cpu":
                 self._check(self.tokens_rhd, local_rows_bk)
@@ -208,11 +208,6 @@ def choose_place(place: Place, num_bytes: int, device: torch.device) -> Place:
             f"use --set tokens.table={other}"
         )
     return place
-
-
-def _computable(tokens: Tensor) -> Tensor:
-    """float16, a format to store in and not to compute in, as float32."""
-    return tokens.float() if tokens.dtype == torch.float16 else tokens
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -15,6 +15,7 @@ from ..errors import ConfigError, LargeGTError, first_line
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..ranks import LostRank
+from ..ray_cluster import connect
 from ..types import PathLike
 from .launch import resume_advice
 from .loop import check_out, train
@@ -48,11 +49,7 @@ def train_on_ray(
     check_out(out, config, store, resume, overwrite)
     if overwrite and out.exists():
         shutil.rmtree(out)
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise ConfigError(f"no Ray cluster answers at {address}: {first_line(error)}") from error
+    connect(address)
     there = ray.cluster_resources()
     has_gpus = config.train.device != "cpu" and there.get("GPU", 0) >= devices
     if there.get("CPU", 0) < devices:

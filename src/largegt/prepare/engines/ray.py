@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...config import LocalNodesConfig
-from ...errors import ConfigError, LargeGTError, first_line
+from ...errors import ConfigError, LargeGTError
 from ...memory import format_bytes
 from ...progress import Progress, silent
+from ...ray_cluster import connect
 from ...types import Array, Direction
 from ..blocks import Finish, Load, Neighbors, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
@@ -61,15 +61,7 @@ class RayEngine(Engine):
         progress: Progress | None = None, neighbors: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(memory, None, progress, neighbors)
-        if not ray.is_initialized():
-            try:
-                _knock(address)
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            except OSError as error:
-                raise ConfigError(
-                    f"no Ray cluster answers at {address} ({first_line(error)}): start one with ray start --head, "
-                    "or leave --address out"
-                ) from error
+        connect(address)
         self.num_shards = shards
         largest = max((machine["Resources"].get("memory", 0) for machine in _machines()), default=0)
         if memory > largest:
@@ -195,13 +187,6 @@ def _each(task: Callable[[int, int], Any], ranges: list[tuple[int, int]]) -> lis
 
 def _some(nodes: Array | range, low: int, high: int) -> Array | range:
     return nodes[low:high] if isinstance(nodes, range) else numbers(nodes[low:high])
-
-
-def _knock(address: str | None) -> None:
-    """See that something listens at host:port: Ray itself would try for many minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _machines() -> list[dict[str, Any]]:
