@@ -179,7 +179,7 @@ def run_all(args: argparse.Namespace) -> None:
             store = make_store(folder, args.out / "stores" / f"{kind}-{which}", split, svd, cache)
             out = args.out / "runs" / f"{kind}-{protocol}-{model}-{label}" / str(number)
             if not (out / "metrics.json").is_file():
-                config = lg.Config.from_recipe("default", [f"model.name={model}", *settings, f"train.seed={number}"])
+                config = lg.Config.from_recipe("plain", [f"model.name={model}", *settings, f"train.seed={number}"])
                 lg.train(store, config, out, resume=out.exists())
             found.append(json.loads((out / "metrics.json").read_text()))
         report(args, kind, protocol, model, label, found, " ".join(chosen_here))

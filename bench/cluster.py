@@ -1,6 +1,7 @@
-"""Preparation on a Ray cluster of three simulated machines: the same bytes, a machine lost, memory, rates.
+"""A Ray cluster of three simulated machines: the same bytes, a machine lost, memory, rates.
 
     python bench/cluster.py --data data/npm-deps2017 --out /tmp/cluster
+    python bench/cluster.py --data data/npm-deps2017 --out /tmp/cluster --ingest --copies 8
 
 Prints one line per measurement:
 
@@ -8,25 +9,37 @@ Prints one line per measurement:
 2. memory: the peak of anonymous memory of shards and of tasks, less that of the same process on a graph of some
    hundred nodes (Python, Ray, compiled kernels), against the shard's share of the graph and the task's memory;
 3. rates of one worker: nodes sampled per second through shards and bytes fetched for each, edges summed per second.
+
+With --ingest: the graph (or some copies of it, side by side) is written as Parquet files, with whole numbers and with
+text for ids and no node table, and ingested by the local engine and by the cluster. Prints for each whether all bytes
+are the same, also with a machine killed in the middle, how long it took, and the peaks of anonymous memory of tasks
+(above those of an ingest of some hundred edges) and of the driver (above what it held before).
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
+import gc
 import os
 import shutil
 import threading
 import time
 from collections import defaultdict
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import ray
 from ray.cluster_utils import Cluster
 
 import largegt as lg
-from largegt.memory import format_bytes
+from largegt.memory import format_bytes, held_bytes
 from largegt.prepare.blocks import Neighbors, block_sums
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.engines.ray import RayEngine
@@ -37,10 +50,11 @@ MACHINE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 
 
 class Memory:
-    """Peak of anonymous memory of each Ray worker, by what it was doing."""
+    """Peak of anonymous memory of each Ray worker, by what it was doing, and of this process."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, dict[int, int]] = defaultdict(dict)
+        self.own = 0
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -57,6 +71,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self.done.wait(0.02):
+            self.own = max(self.own, held_bytes())
             for folder in Path("/proc").glob("[0-9]*"):
                 try:
                     title = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
@@ -128,6 +143,77 @@ def made_by(engine: Engine, store: Any) -> tuple[dict[str, bytes], float]:
     return files, elapsed_s
 
 
+def export(data: Path, out: Path, copies: int, text: bool) -> Path:
+    """The edges as eight Parquet files; ids are scattered, so that they are no rows."""
+    if out.exists():
+        return out
+    out.mkdir(parents=True)
+    edges = np.load(data / "edge_index.npy").astype(np.int64)
+    step = int(edges.max()) + 1
+    bounds = np.linspace(0, edges.shape[1], 9 // max(1, min(copies, 8)) + 1).astype(int)
+    for copy in range(copies):
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            ids = (edges[:, low:high] + copy * step) * 7919
+            columns = [pa.array(row) for row in ids]
+            if text:
+                columns = [pc.binary_join_element_wise("package/", row.cast("string"), "") for row in columns]
+            table = pa.table({"source": columns[0], "target": columns[1]})
+            pq.write_table(table, out / f"part-{copy:03}-{part}.parquet", row_group_size=1 << 18)
+    return out
+
+
+def measure_ingest(args: argparse.Namespace, cluster: Cluster, machines: list[Any]) -> None:
+    config = lg.IngestConfig(name="g")
+    engine = partial(RayEngine, memory=args.memory)
+    few = np.random.default_rng(0).integers(0, 500, (2, 900))
+    for text in (False, True):
+        kind = "text" if text else "numbers"
+        files = export(args.data, args.out / f"{args.data.name}-{args.copies}-{kind}", args.copies, text)
+        small = args.out / f"few-{kind}.parquet"
+        names = [pa.array(row) if not text else pa.array(row).cast("string") for row in few * 7919]
+        pq.write_table(pa.table({"source": names[0], "target": names[1]}), small)
+        start = time.perf_counter()
+        store = lg.ingest(
+            lg.sources.files(files), args.out / "ingested" / "local", config, overwrite=True, memory="1GiB"
+        )
+        local_s = time.perf_counter() - start
+        print(f"ids are {kind}: {store.num_nodes:,} nodes, {store.num_edges:,} edges; local engine {local_s:.1f} s")
+        with Memory() as idle:
+            lg.ingest(lg.sources.files(small), args.out / "ingested" / "few", config, overwrite=True, engine=engine())
+        gc.collect()
+        before = held_bytes()
+        with Memory() as busy:
+            start = time.perf_counter()
+            lg.ingest(lg.sources.files(files), args.out / "ingested" / "ray", config, overwrite=True, engine=engine())
+            elapsed_s = time.perf_counter() - start
+        print(f"  ray: same bytes {same(args.out / 'ingested')}, {elapsed_s:.1f} s")
+        print(
+            f"  memory of a task: {format_bytes(busy.of('_remote') - idle.of('_remote'))} above an idle one "
+            f"({format_bytes(idle.of('_remote'))}), of the driver {format_bytes(busy.own - before)}; "
+            f"a task may hold {format_bytes(args.memory)}"
+        )
+        spare = machines.pop()
+
+        def lose(stage: str, done: int, total: int | None, spare: Any = spare) -> None:
+            if stage == "read edges" and spare.any_processes_alive():
+                cluster.remove_node(spare, allow_graceful=False)
+
+        start = time.perf_counter()
+        ray_out = args.out / "ingested" / "ray"
+        lg.ingest(lg.sources.files(files), ray_out, config, overwrite=True, progress=lose, engine=engine())
+        elapsed_s = time.perf_counter() - start
+        gone = not spare.any_processes_alive()
+        print(
+            f"  one machine killed in the middle ({gone}): same bytes {same(args.out / 'ingested')}, {elapsed_s:.1f} s"
+        )
+
+
+def same(folder: Path) -> bool:
+    names = [sorted(file.name for file in (folder / engine).iterdir()) for engine in ("local", "ray")]
+    alike = [filecmp.cmp(folder / "local" / name, folder / "ray" / name, shallow=False) for name in names[0]]
+    return names[0] == names[1] and all(alike)
+
+
 def rates(store: Any, shards: int, num_nodes: int) -> None:
     lists = Counted(start_shards(store, "both", shards))
     nodes = np.random.default_rng(0).choice(store.num_nodes, min(store.num_nodes, num_nodes), replace=False)
@@ -161,14 +247,33 @@ def rates(store: Any, shards: int, num_nodes: int) -> None:
         )
 
 
+def started(num_machines: int) -> tuple[Cluster, list[Any]]:
+    """A cluster of so many machines with a core each, and one more for the driver alone."""
+    cluster = Cluster(initialize_head=True, head_node_args={**MACHINE, "num_cpus": 0, "include_dashboard": False})
+    machines = [cluster.add_node(**MACHINE) for _ in range(num_machines)]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster.wait_for_nodes()
+    return cluster, machines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="scratch folder for the store")
     parser.add_argument("--memory", type=int, default=1 << 26, help="bytes of a task")
     parser.add_argument("--nodes", type=int, default=100_000, help="nodes to sample for the rate")
+    parser.add_argument("--ingest", action="store_true", help="measure ingest instead")
+    parser.add_argument("--copies", type=int, default=1, help="copies of the graph to ingest as one")
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(lg.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    if args.ingest:
+        cluster, machines = started(4)
+        try:
+            measure_ingest(args, cluster, machines)
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+        return
     store = ingested(args.data, args.out / args.data.name)
     rng = np.random.default_rng(0)
     shutil.rmtree(args.out / "tiny", ignore_errors=True)
@@ -181,12 +286,8 @@ def main() -> None:
     print(f"{store.name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features")
     expected, local_s = made_by(Engine(1 << 30), store)
     print(f"local engine: {local_s:.1f} s")
-    cluster = Cluster(initialize_head=True, head_node_args={**MACHINE, "num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        cluster.add_node(**MACHINE)
-    spare = cluster.add_node(**MACHINE)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    cluster.wait_for_nodes()
+    cluster, machines = started(3)
+    spare = machines.pop()
     try:
         with Memory() as idle:
             made_by(RayEngine(shards=3, memory=args.memory), tiny)

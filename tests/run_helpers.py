@@ -65,7 +65,7 @@ def easy_store(path: Path, labels: Any = None, splits: Any = "thirds", **setting
     return ingest(source, path, IngestConfig(undirected=True, **settings), threads=1)
 
 
-def small(*overrides: str, recipe: str = "default") -> Config:
+def small(*overrides: str, recipe: str = "plain") -> Config:
     return Config.from_recipe(recipe, [*SMALL, *overrides])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import largegt
-from largegt.auto import Facts, auto_config, choose, label_information
+from largegt.auto import Facts, auto_config, choose, label_information, share_of_zeros
 from largegt.errors import ConfigError
 
 
@@ -82,8 +82,21 @@ def test_rules() -> None:
     assert int(named(large, gpu=True)["model.hidden"]) > int(named(large)["model.hidden"])
     assert float(named(small)["model.dropout"]) > float(named(large)["model.dropout"])
     steps = 200_000 / int(named(large)["train.batch_size"]) * int(named(large)["train.epochs"])
-    assert 2000 < steps < 8000
+    assert 2000 < steps < 3000
+    assert int(named(small)["train.epochs"]) == 40, "few nodes are not gone over forever"
+    assert "prepare.tokens.standardize" not in named(small)
+    assert named(Facts(2000, 4.0, zeros=0.95))["prepare.tokens.standardize"] == "whole"
     assert all(choice.reason for choice in choose(small, False))
+
+
+def test_bags_of_words_are_told_by_their_zeros(make_store: Any) -> None:
+    """A node without any feature, as the authors among papers are, does not count."""
+    features = np.zeros((6, 10), dtype=np.float32)
+    features[:4, 0] = 1
+    features[0, 1:3] = 2
+    store = make_store([(0, 1), (2, 3), (4, 5)], 6, features=features)
+    assert share_of_zeros(store, np.arange(6)) == pytest.approx(1 - 6 / 40)
+    assert share_of_zeros(store, np.array([4, 5])) == 0.0
 
 
 def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None:

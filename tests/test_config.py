@@ -37,7 +37,7 @@ def test_every_recipe_builds_and_says_what_it_is(name: str) -> None:
 
 
 def test_the_default_recipe_is_the_defaults() -> None:
-    assert Config.from_recipe("default") == Config()
+    assert Config.from_recipe("plain") == Config()
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -49,7 +49,7 @@ def test_a_configuration_survives_its_toml(name: str, tmp_path: Path) -> None:
 
 
 def test_none_is_written_as_a_word_and_read_back() -> None:
-    config = Config.from_recipe("default", ["train.clip_norm=none", "train.patience=5"])
+    config = Config.from_recipe("plain", ["train.clip_norm=none", "train.patience=5"])
     assert config.train.clip_norm is None
     tree = tomllib.loads(config.to_toml())
     assert tree["train"]["clip_norm"] == "none"
@@ -58,7 +58,7 @@ def test_none_is_written_as_a_word_and_read_back() -> None:
 
 
 def test_none_is_kept_as_a_word_where_it_is_a_choice() -> None:
-    config = Config.from_recipe("default", ["prepare.positions.method=none", "train.class_weights=none"])
+    config = Config.from_recipe("plain", ["prepare.positions.method=none", "train.class_weights=none"])
     assert config.prepare.positions.method == "none"
     assert config.train.class_weights == "none"
 
@@ -75,7 +75,7 @@ def test_any_number_survives_toml(value: float) -> None:
 
 def test_an_infinite_setting_is_refused_or_survives_toml() -> None:
     try:
-        config = Config.from_recipe("default", ["train.weight_decay=inf"])
+        config = Config.from_recipe("plain", ["train.weight_decay=inf"])
     except ConfigError:
         return
     assert build(Config, tomllib.loads(config.to_toml())) == config
@@ -94,7 +94,7 @@ def test_an_infinite_setting_is_refused_or_survives_toml() -> None:
 )
 def test_an_unknown_setting_names_the_nearest(override: str, suggestion: str) -> None:
     with pytest.raises(ConfigError, match="unknown setting") as caught:
-        Config.from_recipe("default", [override])
+        Config.from_recipe("plain", [override])
     assert f"did you mean {suggestion!r}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -122,7 +122,7 @@ def test_an_unknown_key_in_a_file_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_out_of_range_is_one_line_that_names_the_setting(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Config.from_recipe("default", [override])
+        Config.from_recipe("plain", [override])
     assert override.split("=")[0] in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -130,13 +130,13 @@ def test_out_of_range_is_one_line_that_names_the_setting(override: str) -> None:
 @pytest.mark.parametrize("override", ["train.epochs", "=3", "", "train.epochs 5"])
 def test_a_malformed_override_is_refused(override: str) -> None:
     with pytest.raises(ConfigError, match="not of the form"):
-        Config.from_recipe("default", [override])
+        Config.from_recipe("plain", [override])
 
 
 @pytest.mark.parametrize("override", ["train..epochs=3", ".epochs=3", "train.=3", "train.epochs.more=3"])
 def test_a_crooked_name_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
-        Config.from_recipe("default", [override])
+        Config.from_recipe("plain", [override])
 
 
 OWN_ROW = ("mlp", "sgc", "sign", "nagphormer", "goat-global", "largegt-global")
@@ -151,7 +151,7 @@ def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
         "prepare.tokens.dtype=float16",
         f"model.name={name}",
     ]
-    config = Config.from_recipe("default", settings)
+    config = Config.from_recipe("plain", settings)
     prepare = config.preparation
     found = (prepare.local_nodes.k, prepare.tokens.hops, prepare.tokens.nodes)
     expected = (1, 5, "sampled") if name in OWN_ROW else (1, 0, "all") if name in ALL_FEATURES else (9, 5, "sampled")
@@ -176,7 +176,7 @@ def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
     ],
 )
 def test_fresh_samples_need_rows_only_where_something_is_sampled(settings: list[str], rows: str) -> None:
-    config = Config.from_recipe("default", ["train.resample=epoch", *settings])
+    config = Config.from_recipe("plain", ["train.resample=epoch", *settings])
     assert config.preparation.tokens.nodes == rows
     assert config.preparation.can_resample
     assert config.preparation.reachable() == config.preparation
@@ -187,26 +187,26 @@ def test_fresh_samples_need_rows_only_where_something_is_sampled(settings: list[
     [("20,10", (20, 10)), ("[15, 10, 5]", (15, 10, 5)), ("7", (7,)), ("-1", (-1,)), ("5,-1", (5, -1))],
 )
 def test_fanouts_as_on_a_command_line_or_in_a_recipe(text: str, value: tuple[int, ...]) -> None:
-    config = Config.from_recipe("default", [f"model.fanouts={text}"])
+    config = Config.from_recipe("plain", [f"model.fanouts={text}"])
     assert config.model.fanouts == value
     assert build(Config, tomllib.loads(config.to_toml())) == config
 
 
 def test_the_step_size_does_not_end_above_its_peak() -> None:
     settings = ["train.learning_rate=1e-3", "train.end_learning_rate=1e-2"]
-    assert Config.from_recipe("default", settings).train.end_learning_rate == 1e-2, "one-cycle does not read it"
+    assert Config.from_recipe("plain", settings).train.end_learning_rate == 1e-2, "one-cycle does not read it"
     with pytest.raises(ConfigError, match="end_learning_rate"):
-        Config.from_recipe("default", [*settings, "train.schedule=polynomial"])
-    config = Config.from_recipe("default", ["train.schedule=polynomial", "train.warmup_steps=1000"])
+        Config.from_recipe("plain", [*settings, "train.schedule=polynomial"])
+    config = Config.from_recipe("plain", ["train.schedule=polynomial", "train.warmup_steps=1000"])
     assert (config.train.warmup_steps, config.train.end_learning_rate) == (1000, 0.0)
 
 
 def test_the_token_table_is_no_part_of_the_preparation() -> None:
-    config = Config.from_recipe("default", ["tokens.table=disk"])
+    config = Config.from_recipe("plain", ["tokens.table=disk"])
     assert config.tokens.table == "disk"
     assert config.preparation == Config().preparation
     with pytest.raises(ConfigError, match=r"tokens\.table cannot be 'ram'"):
-        Config.from_recipe("default", ["tokens.table=ram"])
+        Config.from_recipe("plain", ["tokens.table=ram"])
 
 
 def test_a_value_is_no_table() -> None:
@@ -222,7 +222,7 @@ def test_the_last_override_wins_and_spaces_do_not_matter() -> None:
 
 def test_override_values_are_toml_or_words() -> None:
     config = Config.from_recipe(
-        "default",
+        "plain",
         ["model.hop_embeddings=false", "train.learning_rate=1e-4", 'model.name="mlp"',
          "prepare.positions.method=node2vec", "prepare.positions.projection_weights=[1.0, 0.5]"],
     )  # fmt: skip
@@ -235,7 +235,7 @@ def test_override_values_are_toml_or_words() -> None:
 
 def test_a_bare_number_is_a_budget_too() -> None:
     """`seconds` says that a bare number is fine, so `--budget 90` has to be."""
-    assert seconds(str(Config.from_recipe("default", ["train.budget=90"]).train.budget)) == 90.0
+    assert seconds(str(Config.from_recipe("plain", ["train.budget=90"]).train.budget)) == 90.0
 
 
 def test_a_split_can_be_written_as_the_error_message_writes_it() -> None:
@@ -438,17 +438,17 @@ def test_an_unknown_model(name: str, hint: str) -> None:
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_model_does_without_a_norm(name: str) -> None:
-    config = Config.from_recipe("default", [f"model.name={name}", "model.norm=none"])
+    config = Config.from_recipe("plain", [f"model.name={name}", "model.norm=none"])
     assert config.model.norm == "none"
     assert build(Config, tomllib.loads(config.to_toml())) == config
 
 
 def test_a_wrong_choice_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"model\.name cannot be 'goat-fulll' \(did you mean 'goat-full'\?\)"):
-        Config.from_recipe("default", ["model.name=goat-fulll"])
+        Config.from_recipe("plain", ["model.name=goat-fulll"])
     with pytest.raises(ConfigError, match=r"train\.inference cannot be 'ful' \(did you mean 'full'\?\)"):
-        Config.from_recipe("default", ["train.inference=ful"])
-    assert Config.from_recipe("default", ["train.inference=sampled"]).train.inference == "sampled"
+        Config.from_recipe("plain", ["train.inference=ful"])
+    assert Config.from_recipe("plain", ["train.inference=sampled"]).train.inference == "sampled"
 
 
 def test_configurations_are_frozen() -> None:

@@ -32,7 +32,7 @@ def prepared(tmp_path: Path) -> lg.Prepared:
     ends = ends[:, label[ends[0]] == label[ends[1]]]
     features = (rng.normal(size=(500, 8)) + label[:, None]).astype(np.float32)
     store = lg.ingest(lg.sources.arrays(ends, features, label), tmp_path / "g")
-    return lg.prepare(store, lg.Config.from_recipe("default", ["prepare.local_nodes.k=12"]).prepare)
+    return lg.prepare(store, lg.Config.from_recipe("plain", ["prepare.local_nodes.k=12"]).prepare)
 
 
 def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
@@ -50,7 +50,7 @@ def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
 @pytest.mark.parametrize("distinct", ["yes", "no"])
 def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, distinct: str) -> None:
     config = lg.Config.from_recipe(
-        "default",
+        "plain",
         ["model.hidden=32", "train.epochs=15", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
          f"train.precision={precision}", f"train.distinct={distinct}"],
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: str, mo
 def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
     config = lg.Config.from_recipe(
-        "default",
+        "plain",
         ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
          "train.resample=epoch", "train.learning_rate=5e-3", f"tokens.table={place}"],
     )  # fmt: skip
@@ -138,7 +138,7 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
         "model.hidden=32", f"model.head_width={head_width}", "train.batch_size=64", "train.learning_rate=5e-3",
         "train.device=cuda", "train.compile=yes", "train.schedule=constant", "train.epochs=12",
     ]  # fmt: skip
-    config = lg.Config.from_recipe("default", settings)
+    config = lg.Config.from_recipe("plain", settings)
 
     def stop(stage: str, done: int, total: int | None) -> None:
         if "epoch 7/" in stage:
@@ -158,7 +158,7 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     from largegt.training.step import SealedModel, TrainingStep
 
     config = lg.Config.from_recipe(
-        "default",
+        "plain",
         ["model.hidden=32", "model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25",
          "train.precision=32-true", "train.device=cuda", "model.codebook.revive_below=0"],
     )  # fmt: skip
@@ -189,7 +189,7 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
     from largegt.training.weight_average import WeightAverage
 
     decay = 0.5
-    config = lg.Config.from_recipe("default", ["model.hidden=32", "train.batch_size=12", "train.device=cuda"])
+    config = lg.Config.from_recipe("plain", ["model.hidden=32", "train.batch_size=12", "train.device=cuda"])
     torch.manual_seed(0)
     fabric = make_fabric(config.train)
     model = build_model(config.model, prepared)
@@ -231,7 +231,7 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
 def test_weight_average_of_a_compiled_run(prepared: lg.Prepared, tmp_path: Path) -> None:
     """What is scored while training is what is kept, also when it was interrupted."""
     config = lg.Config.from_recipe(
-        "default",
+        "plain",
         ["model.hidden=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
          "train.compile=yes", "train.epochs=12", "train.weight_average=0.9", "train.precision=32-true"],
     )  # fmt: skip
@@ -312,7 +312,7 @@ def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width
 @pytest.mark.parametrize("head_width", [16, 32])
 def test_rows_computed_beforehand_on_the_gpu(prepared: lg.Prepared, tmp_path: Path, head_width: int) -> None:
     config = lg.Config.from_recipe(
-        "default",
+        "plain",
         ["model.hidden=32", f"model.head_width={head_width}", "train.epochs=3", "train.batch_size=64",
          "train.device=cuda", "train.reuse=yes", "train.compile=yes", "train.eval_batch_size=128"],
     )  # fmt: skip

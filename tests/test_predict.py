@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,13 @@ def test_files_say_what_the_table_says(suffix: str, run: Run, tmp_path: Path) ->
     assert np.array(columns["probability"], dtype=float) == pytest.approx(table["probability"].to_numpy(), rel=1e-6)
 
 
-def test_a_file_that_is_there_is_replaced(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
     out.write_text("old")
-    predict(run.path, out, split="test")
+    with pytest.raises(InputError, match=r"p\.csv already exists: .* --overwrite"):
+        predict(run.path, out, split="test")
+    assert out.read_text() == "old"
+    predict(run.path, out, split="test", overwrite=True)
     assert out.read_text().startswith('"node"')
 
 
@@ -219,13 +223,11 @@ def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Pat
 
 
 def test_rows_computed_beforehand_change_no_prediction(run: Run) -> None:
-    file = run.path / "config.toml"
-    text = file.read_text()
     found = []
     for reuse in ("no", "yes"):
-        file.write_text(text.replace('reuse = "auto"', f'reuse = "{reuse}"'))
-        found.append(predict(run.path, all_probabilities=True, draws=2))
-    file.write_text(text)
+        settings = run.config.train.model_copy(update={"reuse": reuse})
+        changed = replace(run, config=run.config.model_copy(update={"train": settings}))
+        found.append(predict(changed, all_probabilities=True, draws=2))
     for name in found[0].column_names[2:]:
         assert np.allclose(found[0][name], found[1][name], atol=1e-5)
     assert found[0]["label"] == found[1]["label"]

@@ -1,4 +1,4 @@
-"""ruff and mypy --strict are part of the tests."""
+"""ruff, mypy --strict and bandit are part of the tests."""
 
 import subprocess
 import sys
@@ -15,8 +15,9 @@ ROOT = Path(__file__).parent.parent
         ["ruff", "check", "src", "tests", "bench", "examples"],
         ["ruff", "format", "--check", "src", "tests", "bench", "examples"],
         ["mypy"],
+        ["bandit", "-q", "-c", "pyproject.toml", "-r", "src"],
     ],
-    ids=["ruff", "ruff-format", "mypy"],
+    ids=["ruff", "ruff-format", "mypy", "bandit"],
 )
 def test_clean(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)

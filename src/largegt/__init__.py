@@ -38,20 +38,34 @@ _HOMES = {
     "train": ".training.loop",
     "evaluate": ".training.evaluate",
     "predict": ".predict",
+    "embed": ".embed",
+    "nearest_nodes": ".embed",
+    "explain": ".explain.node",
     "report": ".report.page",
     "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
     "tune": ".tuning.tune",
     "auto_config": ".auto",
+    "LargeGTClassifier": ".estimators",
+    "LargeGTRegressor": ".estimators",
+    "pyg": ".pyg",
+    "from_pyg": ".pyg",
+    "to_pyg": ".pyg",
     "LargeGTError": ".errors",
 }
+_MODULES = ("sources", "pyg")
 
 if TYPE_CHECKING:
+    from . import pyg
     from .auto import auto_config
     from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
     from .datasets.synthetic import synthetic
+    from .embed import embed, nearest_nodes
     from .errors import LargeGTError
+    from .estimators import LargeGTClassifier as LargeGTClassifier
+    from .estimators import LargeGTRegressor as LargeGTRegressor
     from .experiments.reproduce import reproduce
+    from .explain.node import explain
     from .graph import sources
     from .graph.ingest import ingest
     from .graph.store import GraphStore
@@ -59,6 +73,7 @@ if TYPE_CHECKING:
     from .predict import predict
     from .prepare.local_nodes import local_nodes
     from .prepare.prepared import Prepared, prepare
+    from .pyg import from_pyg, to_pyg
     from .report.page import report
     from .tokens.input_tokens import TokenBatch
     from .tokens.loader import token_batches
@@ -69,22 +84,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
-    "Run", "TokenBatch", "TrainConfig", "__version__", "auto_config", "evaluate", "ingest", "local_nodes", "predict",
-    "prepare", "report", "reproduce", "sources", "synthetic", "token_batches", "train", "tune",
+    "Run", "TokenBatch", "TrainConfig", "__version__", "auto_config", "embed", "evaluate", "explain", "from_pyg",
+    "ingest", "local_nodes", "nearest_nodes", "predict", "prepare", "pyg", "report", "reproduce", "sources",
+    "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
+_OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'largegt' has no attribute {name!r}")
     home = import_module(_HOMES[name], __name__)
-    value = home if name == "sources" else getattr(home, name)
+    value = home if name in _MODULES else getattr(home, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_OF_EXTRAS))
 
 
 class _Package(ModuleType):
@@ -92,7 +109,7 @@ class _Package(ModuleType):
     submodule would otherwise put the module of the same name in their place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and name != "sources" and isinstance(value, ModuleType):
+        if name in _HOMES and name not in _MODULES and isinstance(value, ModuleType):
             return
         super().__setattr__(name, value)
 

@@ -1,7 +1,7 @@
-"""`--recipe auto`: settings for a graph one has just met, from its size, its density and what labels tell of others.
+"""`--recipe auto`: settings for a graph one has just met, from its size, density, features and what labels tell of others.
 
 Enters: a store, and whether a GPU will train. Leaves: settings on top of the default recipe, each with its reason.
-Cost: a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and coarse: docs/accuracy.md has what
+Cost: features of a thousand nodes, and a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and coarse: docs/accuracy.md has what
 they were made from, and `largegt tune` goes on from there.
 """
 
@@ -18,11 +18,11 @@ from .graph.store import GraphStore
 from .prepare.local_nodes import local_nodes
 from .types import Array, PathLike
 
-_SAMPLED, _LOCAL = 20_000, 16
+_SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000
 _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
-_TELLING, _NEARER, _DENSE = 0.02, 1.3, 20.0
-_STEPS = 4000
+_TELLING, _NEARER, _DENSE, _BAG = 0.02, 1.3, 20.0, 0.8
+_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,14 @@ class Facts:
     of both hops. None: no classes."""
     told_near: float | None = None
     """The same of direct neighbours."""
+    zeros: float = 0.0
+    """Share of zeros in the features of nodes that have any."""
 
     @classmethod
     def of(cls, store: GraphStore) -> Facts:
         train = store.splits["train"]
         ends = store.num_edges * (2 if store.directed else 1)
-        facts = cls(len(train), ends / max(1, store.num_nodes))
+        facts = cls(len(train), ends / max(1, store.num_nodes), zeros=share_of_zeros(store, train))
         if store.task not in ("multiclass", "binary") or not len(train):
             return facts
         return replace(facts, told=label_information(store, train), told_near=label_information(store, train, 1.0))
@@ -91,29 +93,26 @@ def choose(facts: Facts, gpu: bool) -> list[Choice]:
     few, many = facts.num_train < _FEW, facts.num_train >= _MANY
     nodes = f"{facts.num_train:,} training nodes"
     batch = 256 if few else 1024 if many else 512
-    epochs = min(100, max(10, round(_STEPS * batch / max(1, facts.num_train))))
+    epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
     near = facts.told_near or 0.0
     nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
     share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
     wide = gpu and not few
     device = "on a GPU" if gpu else "on a CPU"
     found = [
-        Choice("prepare.local_nodes.k", "64" if gpu and not few else "32", f"{device}, {nodes}"),
         Choice("prepare.local_nodes.hop1_share", f"{share}", _of_neighbors(facts)),
-        Choice("prepare.tokens.degrees", "true", "better on every graph it was tried on"),
         Choice("model.hidden", "256" if wide else "128", f"{device}, {nodes}"),
         Choice("model.num_layers", "2" if wide else "1", f"{device}, {nodes}"),
         Choice("model.dropout", "0.4" if few else "0.1" if many else "0.2", nodes),
         Choice("train.batch_size", f"{batch}", nodes),
-        Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps"),
-        Choice("train.resample", "epoch", "fresh local nodes every epoch overfit less"),
-        Choice("train.draws", "4", "predictions averaged over samples are better"),
+        Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps at most"),
     ]
+    if facts.zeros >= _BAG:
+        found.append(Choice("prepare.tokens.standardize", "whole", f"{100 * facts.zeros:.0f}% of the features are 0"))
     if facts.told is not None:
-        tells = facts.told >= _TELLING
+        tells = facts.told >= _TELLING and not few
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
-        found.append(Choice("model.label_contexts", "2" if tells else "0", reason))
-        found.append(Choice("model.label_tokens", "true" if tells and not few else "false", reason))
+        found.append(Choice("model.label_tokens", "true" if tells else "false", reason))
     return found
 
 
@@ -145,3 +144,11 @@ def label_information(store: GraphStore, train: Array, hop1_share: float | None 
     information = (joint[there] * np.log(joint[there] / np.outer(by_own, by_other)[there])).sum()
     entropy = -(by_own[by_own > 0] * np.log(by_own[by_own > 0])).sum()
     return float(information / entropy) if entropy > 0 else 0.0
+
+
+def share_of_zeros(store: GraphStore, train: Array) -> float:
+    """Of the features of some training nodes, leaving out nodes that have none at all."""
+    some = train[:: max(1, -(-len(train) // _FEATURE_ROWS))]
+    is_there = np.asarray(store.features[some]) != 0
+    is_there = is_there[is_there.any(axis=1)]
+    return float(1 - is_there.mean()) if is_there.size else 0.0

@@ -7,17 +7,36 @@ import json
 import os
 import sys
 import traceback
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import __version__
-from .errors import ConfigError, LargeGTError, nearest
+from .errors import AGAIN, ConfigError, DiskError, LargeGTError, machine_refusal, nearest
+from .stopping import end_with_parent, exit_code, listen
+
+_how_to_go_on: list[Callable[[], str]] = []
+"""What the verb that runs now says of going on, once it has something to go on from."""
+
+
+class _Verbs(TyperGroup):
+    """Verbs that a signal ends with one line and the code that shells expect."""
+
+    def invoke(self, ctx: Any) -> Any:
+        _how_to_go_on.clear()
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise SystemExit(_stopped(error)) from None
+
 
 app = typer.Typer(
     name="largegt",
+    cls=_Verbs,
     help="Train a graph transformer on one very large graph and predict labels for its nodes.\n\n"
     "The walk: [bold]ingest[/] (your files → a store) → [bold]train[/] (it prepares what is missing) → "
     "[bold]evaluate[/], [bold]predict[/], [bold]report[/]. Begin with [bold]largegt demo[/].",
@@ -160,10 +179,14 @@ def synthesize(
 
 @app.command()
 def ingest(
-    out: Annotated[Path, typer.Option(help="The store's folder.")],
-    edges: Annotated[
-        list[Path], typer.Option(help="Edges: .parquet, .csv or .tsv (also .gz), .npy, or a folder of Parquet files.")
-    ],
+    out: Annotated[Path, typer.Option(help="The store: a folder or a URL.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[EDGES]...", help="Edges: .parquet, .csv or .tsv (also .gz), .npy; folders, globs, URLs of them."
+        ),
+    ] = None,
+    edges: Annotated[list[Path] | None, typer.Option(help="The same as EDGES.")] = None,
     nodes: Annotated[
         Path | None, typer.Option(help="Node table: an id column, and features, labels, split as columns.")
     ] = None,
@@ -192,6 +215,13 @@ def ingest(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
     settings: Settings = None,
     memory: Memory = None,
+    engine: Annotated[str, typer.Option(help="Who does the work: local (this process) or ray (a cluster).")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="With --engine ray: the cluster's address; auto finds one, else one starts here.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="With --engine ray: parts to read the edges in; four per core.", min=1)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn your files into a store.
@@ -200,42 +230,55 @@ def ingest(
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
 
+    From a bucket, on a Ray cluster:  largegt ingest 's3://bucket/edges/*.parquet' --out /shared/g --engine ray
+
     Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
     predicted. Without a split, labelled nodes are split at random. Settings: undirected=true, task, split,
     split_seed, stratify, feature_dtype, unknown_ids, fill_missing (see `largegt settings`).
 
     Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
+    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
     from .config import IngestConfig, parse_overrides
     from .graph import sources
     from .graph.ingest import ingest as run_ingest
 
+    edges = [*(files or []), *(edges or [])]
+    if not edges:
+        raise ConfigError("which edges? name their files: largegt ingest edges.parquet --out data/g")
     config = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
     given = sources.files(
         edges if len(edges) > 1 else edges[0], nodes=nodes, features=features, labels=labels, splits=splits,
         source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
         num_nodes=num_nodes,
     )  # fmt: skip
-    with _progress(as_json) as progress:
-        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, memory=memory)
+    with _progress(as_json) as progress, _goes_on(), redirect_stdout(sys.stderr):  # where Ray says what it has to say
+        means: dict[str, Any] = {"memory": memory}
+        if (engine, address, shards) != ("local", None, None):
+            means = {"engine": _engine(engine, address, shards, None, None, memory, progress)}
+        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, **means)
     if not as_json:
         print("\n".join(given.notes))
-    _show_folder(store.path, as_json, verify=False)
+    _show_folder(store.place, as_json, verify=False)
 
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A store, a prepared folder or a run.")],
+    path: Annotated[Path, typer.Argument(help="A store, a preparation or a run; the first two may be URLs.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a folder holds: sizes, degrees, labels, splits, scores."""
+    """Say what a folder holds: sizes, degrees, labels, splits, scores.
+
+    --verify reads everything first: a store and its preparations, or a run, its store and those. Each damaged file is
+    named, and then the exit code is 1.
+    """
     _show_folder(path, as_json, verify)
 
 
 @app.command()
 def prepare(
-    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
     recipe: Recipe = None,
     settings: Settings = None,
     model: Model = None,
@@ -264,7 +307,7 @@ def prepare(
 
     With --model, what that model needs, which may be less:  largegt prepare data/g --model graphsage
 
-    On a Ray cluster that sees the store's folder:  largegt prepare data/g --engine ray --address auto
+    On a Ray cluster that sees the store:  largegt prepare s3://bucket/g --engine ray --address auto
 
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
@@ -278,13 +321,13 @@ def prepare(
         from .prepare.estimate import estimate
 
         found = estimate(opened, config, memory, threads)
-        _print_json(found.as_dict()) if as_json else _print_estimate(found.as_dict(), f"To prepare {store}")
+        _print_json(found.as_dict()) if as_json else _print_estimate(found.as_dict(), f"To prepare {opened.place}")
         return
     _say_stale(opened, config, as_json)
-    with _progress(as_json) as progress, redirect_stdout(sys.stderr):  # where Ray says what it has to say
+    with _progress(as_json) as progress, redirect_stdout(sys.stderr), _goes_on():  # where Ray says what it has to say
         worker = _engine(engine, address, shards, neighbors, threads, memory, progress)
         prepared = run_prepare(opened, config, engine=worker)
-    _show_folder(prepared.path, as_json, verify=False)
+    _show_folder(prepared.place, as_json, verify=False)
 
 
 def _check_engine(name: str) -> None:
@@ -314,7 +357,7 @@ def _engine(
 
 @app.command("redis-load")
 def redis_load(
-    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
     url: Annotated[str, typer.Argument(help="Where to: redis://host:port/name, with a name of your choice.")],
     direction: Annotated[
         str, typer.Option(help="The prepare.local_nodes.direction to be sampled along: both, out or in.")
@@ -341,12 +384,13 @@ def redis_load(
     if as_json:
         _print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
     else:
-        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: largegt prepare {store} --neighbors {url}")
+        next_step = f"largegt prepare {opened.place} --neighbors {url}"
+        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")
 
 
 @app.command()
 def train(
-    store: Annotated[Path | None, typer.Argument(help="The store's folder; not needed with --resume.")] = None,
+    store: Annotated[Path | None, typer.Argument(help="The store, a path or URL; not needed with --resume.")] = None,
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
     recipe: Recipe = None,
     settings: Settings = None,
@@ -415,8 +459,13 @@ def train(
         config = _config(data, recipe, model, original, overrides, as_json)
     check_out(out, config, data, resume, overwrite)
     _check_engine(engine)
+
+    def how() -> str:
+        return resume_advice(out, devices) if (out / "config.toml").is_file() else AGAIN
+
     if engine == "local" and check_devices(devices):
-        raise SystemExit(launch(devices, sys.argv[1:], lambda: resume_advice(out, devices)))
+        with _goes_on(how):
+            raise SystemExit(launch(devices, sys.argv[1:], how))
     quiet = as_json or not is_first_here()
     _say_stale(data, config.preparation, quiet)
     if engine == "ray":
@@ -424,7 +473,7 @@ def train(
 
         finished = train_on_ray(data, config, out, devices, address, resume, overwrite, memory)
     else:
-        with _progress(quiet) as progress:
+        with _progress(quiet) as progress, _goes_on(how):
             finished = run_train(data, config, out, resume, overwrite, progress, memory)
     if not is_first_here():
         return
@@ -437,7 +486,7 @@ def train(
 
 @app.command()
 def tune(
-    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
     out: Annotated[Path, typer.Option(help="Folder for the trials and what they show.")] = Path("tune"),
     trials: Annotated[int, typer.Option(help="Trials in all, those that are in --out already included.", min=1)] = 30,
     budget: Annotated[
@@ -485,7 +534,7 @@ def tune(
     from .tuning.tune import tune as run_tune
 
     _check_original(recipe, model, original)
-    with _progress(as_json) as progress:
+    with _progress(as_json) as progress, _goes_on():
         found = run_tune(
             store, out, trials, budget, model, recipe, settings or [], search or [], only=only, original=original,
             final=final, seed=seed, progress=progress, memory=memory,
@@ -535,25 +584,107 @@ def predict(
     device: Device = None,
     devices: Devices = 1,
     memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result."""
-    from .predict import predict as run_predict
+    from .predict import predict_to_file
+    from .prediction_files import check_prediction_file
     from .ranks import check_devices, is_first_here
     from .training.launch import launch
 
+    check_prediction_file(out, overwrite)
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
     with _progress(as_json or not is_first_here()) as progress:
-        table = run_predict(run, out, node, split, probabilities, device, progress, draws, memory)
+        written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
     if not is_first_here():
         return
     if as_json:
-        _print_json({"out": str(out), "rows": table.num_rows, "columns": table.column_names})
+        _print_json({"out": str(out), "rows": written.num_rows, "columns": written.columns})
         return
-    first = table.slice(0, 5).to_pylist()
-    _print_table(f"{table.num_rows:,} predictions in {out}", table.column_names[:6],
-                 [[_short(row[name]) for name in table.column_names[:6]] for row in first])  # fmt: skip
+    shown = written.columns[:6]
+    rows = [[_short(row[name]) for name in shown] for row in written.first.to_pylist()]
+    _print_table(f"{written.num_rows:,} predictions in {out}", shown, rows)
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="Where to: .parquet, .npy or .npz.")] = Path("embeddings.parquet"),
+    part: Annotated[str, typer.Option(help="joined (what the head reads), local or global.")] = "joined",
+    node: Annotated[list[str] | None, typer.Option(help="Embed this node (your own id). Repeat as needed.")] = None,
+    split: Annotated[str | None, typer.Option(help="Embed this split; with --nearest, look there.")] = None,
+    nearest: Annotated[
+        str | None, typer.Option(metavar="ID", help="Write nothing: show the nodes nearest to this one.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="With --nearest: so many.", min=1)] = 10,
+    draws: Draws = None,
+    device: Device = None,
+    devices: Devices = 1,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one."""
+    from .embed import check_embedding_file, embed_to_file, nearest_nodes
+    from .ranks import check_devices, is_first_here
+    from .training.launch import launch
+
+    if nearest is not None:
+        if node or devices > 1:
+            raise ConfigError("--nearest looks for one node in one process: leave out --node and --devices")
+        with _progress(as_json) as progress:
+            found = nearest_nodes(run, nearest, top, split, part, device, progress, draws, memory).to_pylist()
+        if as_json:
+            _print_json({"node": nearest, "part": part, "nearest": found})
+            return
+        rows = [(one["node"], _plain(one["label"]), f"{one['similarity']:.4f}") for one in found]
+        _print_table(f"Nearest to {nearest} ({part})", ("node", "label", "similarity"), rows, left=("label",))
+        return
+    check_embedding_file(out, overwrite)
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
+    with _progress(as_json or not is_first_here()) as progress:
+        written = embed_to_file(run, out, node, split, part, device, progress, draws, memory, overwrite)
+    if not is_first_here():
+        return
+    width = written.first.schema.field("embedding").type.list_size
+    if as_json:
+        _print_json({"out": str(out), "rows": written.num_rows, "width": width, "part": part})
+    else:
+        print(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    node: Annotated[str, typer.Option(help="The node (your own id).")],
+    out: Annotated[Path | None, typer.Option(help="Also write a .html page, a .svg picture or .json.")] = None,
+    label: Annotated[str | None, typer.Option(help="The class or label to explain; else what is predicted.")] = None,
+    top: Annotated[int, typer.Option(help="Rows of each table.", min=1)] = 15,
+    draws: Draws = None,
+    device: Device = None,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node."""
+    from .explain.files import check_explanation_file, write_explanation
+    from .explain.node import explain as run_explain
+
+    if out is not None:
+        check_explanation_file(out, overwrite)
+    with _progress(as_json) as progress:
+        found = run_explain(run, node, label, device, progress, draws, memory)
+    if out is not None:
+        write_explanation(found, out)
+    if as_json:
+        _print_json(found.as_dict())
+        return
+    print(found.text(top), end="")
+    if out is not None:
+        print(f"\nWritten to {out}")
 
 
 @app.command()
@@ -618,7 +749,7 @@ def reproduce(
     from .experiments.reproduce import reproduce as run_reproduce
 
     chosen = [name.strip() for name in models.split(",") if name.strip()] if models else None
-    with _progress(as_json) as progress:
+    with _progress(as_json) as progress, _goes_on():
         files = run_reproduce(what, dataset, out, runs, budget, chosen, settings or [], like, progress)
     if as_json:
         _print_json({"files": [str(file) for file in files]})
@@ -674,7 +805,7 @@ def download(
     """Fetch a dataset, check it and unpack it. An interrupted download goes on where it stopped."""
     from .datasets.download import download_dataset
 
-    with _progress(as_json) as progress:
+    with _progress(as_json) as progress, _goes_on():
         folder = download_dataset(name, root, progress, url=url, keep_archive=keep_archive)
     if as_json:
         _print_json({"folder": str(folder)})
@@ -685,7 +816,7 @@ def download(
 @datasets_app.command(name="ingest")
 def ingest_named(
     name: Annotated[str, typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.")],
-    out: Annotated[Path, typer.Option(help="The store's folder.")],
+    out: Annotated[Path, typer.Option(help="The store: a folder or a URL.")],
     root: Root = Path("datasets"),
     memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
@@ -698,7 +829,7 @@ def ingest_named(
 
     changed = parse_overrides(IngestConfig, [_without_prefix(item, "ingest.") for item in settings or []])
     config = ingest_config(name, **changed.model_dump(exclude_unset=True))
-    with _progress(as_json) as progress:
+    with _progress(as_json) as progress, _goes_on():
         ingest_dataset(name, root, out, config, overwrite=overwrite, progress=progress, memory=memory)
     _show_folder(out, as_json, verify=False)
 
@@ -745,6 +876,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our signs shows question marks
+    listen()
+    if "LARGEGT_LAUNCHED" in os.environ:
+        end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
         app()
     except LargeGTError as error:
@@ -753,7 +887,37 @@ def main() -> None:
         raise SystemExit(2) from None
     except Exception as error:
         _leave_ranks(error)
-        raise
+        if not (reason := machine_refusal(error)):
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@contextmanager
+def _goes_on(how: Callable[[], str] | None = None) -> Iterator[None]:
+    """Within, work is done that the same command goes on with, or the one that `how` names: it is told after a signal
+    and after a full disk."""
+    _how_to_go_on.append(how or (lambda: f"{AGAIN}, it goes on where it stopped"))
+    try:
+        yield
+    except DiskError as error:
+        if how is None:
+            raise
+        raise DiskError(str(error).replace(f", then {AGAIN}", f"; {how()}")) from error
+
+
+def _stopped(error: KeyboardInterrupt) -> int:
+    """Say how to go on; the exit code. A rank leaves at once, and silently where another process speaks for it."""
+    code = exit_code(error)
+    is_launched = "LARGEGT_LAUNCHED" in os.environ
+    if not is_launched:
+        print(f"stopped: {_how_to_go_on[-1]() if _how_to_go_on else AGAIN}", file=sys.stderr)
+    ranks = sys.modules.get("largegt.ranks")
+    if is_launched or (ranks is not None and ranks.is_joined()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _leave_ranks(error: Exception) -> None:
@@ -858,10 +1022,13 @@ def _print_tuned(found: Any) -> None:
     print(f"Next: largegt train {found.store} --recipe {found.recipe} --out runs/best")
 
 
-def _show_folder(path: Path, as_json: bool, verify: bool) -> None:
+def _show_folder(path: Path | str, as_json: bool, verify: bool) -> None:
     from .inspection import inspect as run_inspect
+    from .storage import is_url, local_path, shown
 
-    facts = run_inspect(path, verify)
+    path = shown(local_path(path)) if is_url(path) else path
+    found = _verified(path, as_json) if verify else {}
+    facts = run_inspect(path) | found
     if as_json:
         _print_json(facts | {"path": str(path)})
         return
@@ -878,6 +1045,23 @@ def _show_folder(path: Path, as_json: bool, verify: bool) -> None:
         _print_estimate(facts["preparation"], "To prepare it as the default recipe says")
     if "metrics" in facts:
         _print_metrics(facts["metrics"])
+
+
+def _verified(path: Path | str, as_json: bool) -> dict[str, Any]:
+    """Compare everything with its checksums; damage is said, and ends the command."""
+    from .verification import verify
+
+    with _progress(as_json) as progress:
+        found = verify(path, progress)
+    if found.damaged:
+        if as_json:
+            _print_json({"path": str(path), **found.as_dict()})
+        for damage in [] if as_json else found.damaged:
+            print(f"damaged: {damage}")
+        for note in [] if as_json else found.notes:
+            print(f"note: {note}")
+        raise typer.Exit(1)
+    return {"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes}
 
 
 def _print_estimate(found: dict[str, Any], title: str) -> None:
@@ -923,9 +1107,9 @@ def _print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
 
 def _say_stale(store: Any, config: Any, quiet: bool) -> None:
     """Tell which settings differ from an earlier preparation before running a new one."""
-    from .prepare.prepared import prepared_path, stale_note
+    from .prepare.prepared import is_prepared, stale_note
 
-    if not quiet and not prepared_path(store, config).exists() and (note := stale_note(store, config)):
+    if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
         print(f"note: {note}; preparing what changed", file=sys.stderr)
 
 

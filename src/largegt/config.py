@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import reduce
 from importlib import resources
 from pathlib import Path
@@ -20,11 +21,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, first_line, nearest
 from .types import Direction, PathLike, Task
 
 
@@ -44,10 +46,38 @@ class Settings(BaseModel):
             for key, value in tree.items()
         }
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _keep_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic or a later stage would take for something else: a flag for a number, a whole number that
+        no array can count to, text that cannot be written to a file."""
+        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
+        takes_flags = annotation is bool or bool in get_args(annotation)
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool) and not takes_flags:
+                raise ValueError(f"{str(one).lower()} is not a value that it takes")
+            if isinstance(one, int) and abs(one) >= 2**63:
+                raise ValueError("a whole number must fit 64 bits with sign")
+            if isinstance(one, str) and not _is_writable(one):
+                raise ValueError(f"{one!r} holds characters that are no text")
+        return value
+
+
+def _is_writable(text: str) -> bool:
+    """Whether text can be encoded: bytes of a command line that are no UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 Seed = Field(default=0, ge=0, lt=2**63)
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+_WIDE, _MANY = 1 << 16, 1 << 20
+"""The most that a width and a count may be: beyond it is a slip of the finger, and would end for lack of memory."""
 
 AUTO = "auto"
 """The recipe that is made for a store when it is asked for (auto.py)."""
@@ -95,7 +125,7 @@ class IngestConfig(Settings):
 class LocalNodesConfig(Settings):
     """The paper's LocalNodes (Algorithm 1)."""
 
-    k: int = Field(default=50, ge=1)
+    k: int = Field(default=50, ge=1, le=_MANY)
     """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
     direction: Direction = "both"
     """Which edges lead to neighbours: out, in, or both (the undirected view). Contexts too, unless apart."""
@@ -116,11 +146,11 @@ class LocalNodesConfig(Settings):
 class TokensConfig(Settings):
     """The rows that tokens are gathered from."""
 
-    hops: int = Field(default=2, ge=0)
+    hops: int = Field(default=2, ge=0, le=100)
     """A token row holds the node's features H and their contexts ÃH, Ã²H, … up to this power; the paper has 2."""
 
-    standardize: bool = True
-    """Bring every feature to mean 0 and variance 1 before contexts are computed. Off in the paper's recipes."""
+    standardize: bool | Literal["whole"] = True
+    """Bring every feature to mean 0 and variance 1; whole: divide all by one number, for bags of words. Paper: no."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
     nodes: Literal["sampled", "reachable", "all"] = "sampled"
@@ -136,27 +166,27 @@ class PositionsConfig(Settings):
 
     method: Literal["projection", "node2vec", "laplacian", "none"] = "projection"
     """projection: powers of the adjacency, seconds. node2vec: the paper's, slow. laplacian: eigenvectors. none."""
-    dim: int = Field(default=64, ge=1)
+    dim: int = Field(default=64, ge=1, le=_WIDE)
     """Width of the encoding."""
     seed: int = Seed
     """Seed of the projection or of the walks and the skip-gram."""
     projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
     """projection: weight of each power of the adjacency, from the first on."""
-    walk_length: int = Field(default=40, ge=2)
+    walk_length: int = Field(default=40, ge=2, le=_MANY)
     """node2vec: nodes in a walk."""
-    context: int = Field(default=20, ge=2)
+    context: int = Field(default=20, ge=2, le=_MANY)
     """node2vec: nodes in a window of the walk."""
-    walks_per_node: int = Field(default=10, ge=1)
+    walks_per_node: int = Field(default=10, ge=1, le=_MANY)
     """node2vec: walks that start at each node."""
     p: float = Field(default=1.0, gt=0)
     """node2vec: return parameter; small values go back often."""
     q: float = Field(default=1.0, gt=0)
     """node2vec: in-out parameter; small values go outwards."""
-    negatives: int = Field(default=1, ge=1)
+    negatives: int = Field(default=1, ge=1, le=_MANY)
     """node2vec: random walks contrasted with each real one."""
     epochs: int = Field(default=1, ge=1)
     """node2vec: passes over all walks."""
-    batch_size: int = Field(default=256, ge=1)
+    batch_size: int = Field(default=256, ge=1, lt=2**31)
     """node2vec: start nodes per step."""
     learning_rate: float = Field(default=0.01, gt=0)
     """node2vec: SparseAdam's step size."""
@@ -219,13 +249,13 @@ class PrepareConfig(Settings):
 class CodebookConfig(Settings):
     """The GlobalModule's codebook and its attention (Algorithm 3)."""
 
-    centroids: int = Field(default=1024, ge=1)
+    centroids: int = Field(default=1024, ge=1, le=2**24)
     """Size of the codebook (the paper's B, 4096 there)."""
-    width: int = Field(default=64, ge=1)
+    width: int = Field(default=64, ge=1, le=_WIDE)
     """Width of MLP_a's output, the feature half of a centroid."""
-    heads: int = Field(default=2, ge=1)
+    heads: int = Field(default=2, ge=1, le=_WIDE)
     """Attention heads over the codebook."""
-    head_width: int | None = Field(default=None, ge=1)
+    head_width: int | None = Field(default=None, ge=1, le=_WIDE)
     """Width of a head; hidden / heads when not given."""
     decay: float = Field(default=0.99, gt=0, lt=1)
     """Decay of the EMA k-means."""
@@ -269,17 +299,17 @@ class ModelConfig(Settings):
 
     name: ModelName = "largegt-full"
     """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule), or one of the baselines."""
-    hidden: int = Field(default=128, ge=1)
+    hidden: int = Field(default=128, ge=1, le=_WIDE)
     """Hidden width."""
-    heads: int = Field(default=2, ge=1)
+    heads: int = Field(default=2, ge=1, le=_WIDE)
     """Attention heads of the LocalModule, and of the baselines that attend."""
-    head_width: int | None = Field(default=None, ge=1)
+    head_width: int | None = Field(default=None, ge=1, le=_WIDE)
     """Width of each head; hidden / heads when not given. The published configuration has hidden."""
-    num_layers: int = Field(default=1, ge=1)
+    num_layers: int = Field(default=1, ge=1, le=1000)
     """Encoder layers of the LocalModule and of nagphormer; hidden layers of sign's head, one fewer than mlp's."""
     fanouts: tuple[int, ...] = (20, 10)
     """Neighbours drawn per hop, from the node outwards; its length is the number of layers; -1 takes all."""
-    encoder_ffn: float = Field(default=2.0, ge=0)
+    encoder_ffn: float = Field(default=2.0, ge=0, le=1000)
     """Width of the encoder's feed-forward part as a multiple of hidden; 0 leaves it out, as published."""
     hop_embeddings: bool = True
     """Add a learned vector to each token that says its hop and whether it is the node's own. Off as published."""
@@ -313,7 +343,7 @@ class ModelConfig(Settings):
     @field_validator("fanouts")
     @classmethod
     def _check_fanouts(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
-        if not fanouts or any(fanout < 1 and fanout != -1 for fanout in fanouts):
+        if not 1 <= len(fanouts) <= 100 or any((fanout < 1 and fanout != -1) or fanout > _MANY for fanout in fanouts):
             raise ValueError(
                 f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
             )
@@ -335,13 +365,13 @@ class TrainConfig(Settings):
     """Seed of initialisation, shuffling and dropout."""
     epochs: int = Field(default=30, ge=1)
     """Passes over the training nodes, at most."""
-    batch_size: int = Field(default=512, ge=1)
+    batch_size: int = Field(default=512, ge=1, lt=2**31)
     """Nodes per training step."""
-    eval_batch_size: int = Field(default=2048, ge=1)
+    eval_batch_size: int = Field(default=2048, ge=1, lt=2**31)
     """Nodes per step of evaluation and prediction."""
     resample: Literal["never", "epoch"] = "never"
     """epoch: train on fresh local nodes every epoch, drawn in the background. Needs the store while training."""
-    draws: int = Field(default=1, ge=1)
+    draws: int = Field(default=1, ge=1, le=_MANY)
     """Draws of local nodes that test scores and predictions are averaged over; validation has one."""
     weight_average: float = Field(default=0.0, ge=0, lt=1)
     """Score an exponential moving average of the weights, with this decay per step; 0: the weights themselves."""
@@ -425,9 +455,10 @@ class Config(Settings):
     tokens: TableConfig = TableConfig()
 
     @classmethod
-    def from_recipe(cls, recipe: PathLike = "default", overrides: Iterable[str] = ()) -> Config:
-        """The recipe of this name (`recipe_names()` lists them) or TOML file, with `a.b=c` overrides on top."""
-        tree = read_recipe(recipe)
+    def from_recipe(cls, recipe: PathLike | Config = "default", overrides: Iterable[str] = ()) -> Config:
+        """The recipe of this name (`recipe_names()` lists them), TOML file or a whole configuration, with `a.b=c`
+        overrides on top."""
+        tree = recipe.model_dump(mode="json") if isinstance(recipe, Config) else read_recipe(recipe)
         for override in overrides:
             _apply_override(tree, override)
         return build(cls, tree)
@@ -464,7 +495,7 @@ def recipes_by_dataset() -> dict[str, dict[str, str]]:
         form = name.removesuffix("-original")
         model = max((model for model in MODEL_NAMES if form.endswith(model)), key=len, default="")
         dataset = form.removesuffix(model).removesuffix("-")
-        groups.setdefault(dataset if dataset not in ("", "default") else "your own graph", {})[name] = about
+        groups.setdefault(dataset if dataset not in ("", "default", "plain") else "your own graph", {})[name] = about
     return groups
 
 
@@ -512,8 +543,9 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
     file, known = folder / recipe, recipe_names()
     if recipe in _included():
         return recipe
-    if file.is_file():
-        return file
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if file.is_file():
+            return file
     if file.suffix == ".toml":
         raise ConfigError(f"recipe file {file} does not exist")
     if recipe == AUTO:
@@ -535,8 +567,10 @@ def _load_recipe(recipe: str | Path) -> dict[str, Any]:
     file = recipe if isinstance(recipe, Path) else resources.files("largegt") / "recipes" / f"{recipe}.toml"
     try:
         return tomllib.loads(file.read_bytes().decode("utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"recipe {recipe} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"recipe {recipe} is not valid TOML: {first_line(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {recipe} cannot be read: {error.strerror}") from error
 
 
 def _identity(recipe: str | Path) -> str | Path:
@@ -574,6 +608,8 @@ def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
         return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
     if first["type"] == "value_error":
         return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
+    if first["type"] == "model_type":
+        return ConfigError(f"{name} is a table of settings and cannot be {first['input']!r}: set {name}.NAME=VALUE")
     if first["type"] == "literal_error":
         hint = nearest(str(first["input"]), re.findall(r"'([^']+)'", first["ctx"]["expected"]))
         return ConfigError(f"setting {name} cannot be {first['input']!r}{hint}: {first['msg'].lower()}")
@@ -604,13 +640,19 @@ def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT
     return build(cls, tree)
 
 
+_LONGEST_S = 1e10
+
+
 def seconds(duration: str) -> float:
     """Seconds in `90s`, `30m`, `4h`, `1h30m` or a bare number."""
     text = duration.strip().lower()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([hms]?)", text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([hms]?)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ConfigError(f"{duration!r} is not a duration: write 90s, 30m, 4h or 1h30m")
-    return sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}[unit] for number, unit in parts)
+    total = sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}[unit] for number, unit in parts)
+    if not total < _LONGEST_S:
+        raise ConfigError(f"{duration!r} is longer than anything runs: write 90s, 30m, 4h or 1h30m")
+    return total
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:
@@ -632,7 +674,7 @@ def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None
 
 def _toml_value(value: Any) -> str:
     """JSON's notation, which TOML shares but for infinities and NaN."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(text, text)
 
 
@@ -647,11 +689,14 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"override {override!r}: {table!r} is a value, not a table")
         tree = below
-    tree[leaf] = _override_value(text.strip())
+    value = _override_value(text.strip())
+    below = tree.get(leaf)
+    tree[leaf] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
 
 
 def _override_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # RecursionError: thousands of brackets
         return text
+    return tree["value"] if len(tree) == 1 else text  # a second line is no part of a value

@@ -51,7 +51,7 @@ def demo(out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | Non
               progress=progress),
         train(prepared, config, folder / "runs" / config.model.name, overwrite=True, progress=progress),
     ]  # fmt: skip
-    predict(runs[-1].path, folder / "predictions.parquet", split="test", progress=progress)
+    predict(runs[-1].path, folder / "predictions.parquet", split="test", progress=progress, overwrite=True)
     majority = majority_scores(prepared)
     scores = {"majority class": majority} | {
         run.path.name: {split: run.metrics[split]["accuracy"] for split in ("valid", "test")} for run in runs

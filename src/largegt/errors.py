@@ -7,14 +7,28 @@ of ours and keeps its traceback.
 from __future__ import annotations
 
 import errno
+import os
+import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+_LONGEST = 1200
+
 
 class LargeGTError(Exception):
     """Base of every error that is the user's to mend."""
+
+    def __str__(self) -> str:
+        """One line of moderate length that a terminal can show, however odd the names and values in it."""
+        text = super().__str__()
+        if not text.isprintable():
+            text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+        return text
 
 
 class InputError(LargeGTError):
@@ -39,23 +53,76 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def machine_refusal(error: Exception) -> str:
+    """A line for what is neither the input's fault nor ours: a path that the system will not have, memory that it does
+    not have. Empty for any other error."""
+    if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
+        return str(InputError(f"{error.filename}: {os.strerror(error.errno or 0)}; give another path"))
+    is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_memory or "can't allocate memory" in str(error):
+        return str(
+            InputError(
+                f"not enough memory ({first_line(error)}): a smaller train.batch_size, model.hidden or "
+                "prepare.local_nodes.k takes less"
+            )
+        )
+    return ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or an empty string: glue it behind a message."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+AGAIN = "run the same command again"
+_NO_PATH = (
+    errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
+)  # fmt: skip
+_FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (errno.EACCES, errno.EROFS, errno.EPERM)
+
+
 @contextmanager
-def disk_errors(path: str | Path) -> Iterator[None]:
-    """Turn the operating system's refusals while writing below `path` into one-line errors."""
+def disk_errors(path: str | Path, num_bytes: int = 0) -> Iterator[None]:
+    """Turn the operating system's refusals while writing below `path` into one-line errors, which say how much was to
+    be written where `num_bytes` is known."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskError(
-                f"no space left on the disk that holds {path}: free some or write elsewhere, "
-                "then run the same command again"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise DiskError(f"cannot write to {path}: {error.strerror}; choose another folder with --out") from error
+    except LargeGTError:
         raise
+    except Exception as error:
+        code = _refusal(error)
+        if code in _FULL:
+            raise DiskError(
+                f"no space left on the disk that holds {path}{_room(Path(path), num_bytes)}: free some or write "
+                f"elsewhere, then {AGAIN}"
+            ) from error
+        if code in _FORBIDDEN:
+            raise DiskError(
+                f"cannot write to {path}: {os.strerror(code)}; make it writable or choose another folder, then {AGAIN}"
+            ) from error
+        raise
+
+
+def _refusal(error: Exception) -> int:
+    """The system's error number; also behind errors that do not carry it, as those of safetensors and NumPy."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    text = str(error)
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", text):
+        return errno.ENOSPC
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else 0
+
+
+def _room(path: Path, num_bytes: int) -> str:
+    """` (3.0 MiB are needed, 12.0 KiB are free)`, as far as it is known."""
+    from .memory import format_bytes
+
+    needed = [f"{format_bytes(num_bytes)} are needed"] if num_bytes else []
+    try:
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        needed.append(f"{format_bytes(shutil.disk_usage(there).free)} are free")
+    except OSError:
+        pass
+    return f" ({', '.join(needed)})" if needed else ""

@@ -4,35 +4,56 @@ A folder holds `manifest.json` and one `.npy` file per array. Anyone can read th
 `np.load(file, mmap_mode="r", allow_pickle=False)`; the manifest adds what NumPy cannot say (bfloat16, the
 configuration, fingerprints). A folder is written aside and renamed into place when whole, so a reader never sees
 half of one. What an interrupted writer has done lies in `.NAME.partial` beside it until the same command goes on.
+A folder at a URL is read and written through its twin in the cache (storage.py).
+
+A folder may come from a stranger: before an array is mapped its manifest, its name, its size and its header agree, and
+nothing is unpickled. `integrity.py` says which damage is found when.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from .errors import DiskError, FormatError, InputError, LargeGTError, disk_errors
+from . import storage
+from .errors import AGAIN, DiskError, FormatError, InputError, LargeGTError, disk_errors
+from .integrity import (
+    SMALL_BYTES,
+    USED_BYTES,
+    BlockDigests,
+    Damage,
+    file_checksum,
+    is_checker,
+    leaves,
+    mismatch,
+    npy_fault,
+    read_sealed,
+    sealed,
+    url_mismatch,
+)
+from .locks import Lock, check_free
 from .memory import format_bytes
 from .progress import Progress, silent
-from .threads import run_ranges
+from .ranged import RangedArray
 from .types import Array, PathLike
 
-FORMAT_VERSION = 2
-_HASH_BLOCK_BYTES = 1 << 26
-_READ_BYTES = 1 << 20
+FORMAT_VERSION = 3
+_OLD_VERSION = 2
+"""Without a checksum of the manifest itself; otherwise the same."""
 _WRITE_BYTES = 1 << 30
 _HEADER_BYTES = 128
-_JOURNAL, _LOCK = "progress.json", "lock"
+_FREE: Mapping[str, int] = {}
+_JOURNAL = "progress.json"
 
 
 def fingerprint(value: Any) -> str:
@@ -41,36 +62,23 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def file_checksum(path: PathLike) -> str:
-    """BLAKE2b-128 of the BLAKE2b-128 digests of a file's blocks of 64 MiB, which are read on all cores."""
-    size = os.path.getsize(path)
-    bounds = [*range(0, size, _HASH_BLOCK_BYTES), size]
-    digest = hashlib.blake2b(digest_size=16)
-    for part in run_ranges(lambda low, high: _digest_of(path, low, high), bounds):
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _digest_of(path: PathLike, low: int, high: int) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb", buffering=0) as stream:
-        stream.seek(low)
-        while low < high:
-            piece = stream.read(min(_READ_BYTES, high - low))
-            if not piece:
-                break
-            digest.update(piece)
-            low += len(piece)
-    return digest.digest()
-
-
 class ArrayFolder:
     """A finished folder, opened for reading. Arrays are memory-mapped on first use."""
 
-    def __init__(self, path: PathLike, kind: str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: PathLike, kind: str, check: bool = True) -> None:
+        self.path = storage.local_path(path)
+        self.url = storage.url_of(self.path)
+        storage.refresh(self.path)
         self.manifest = _read_manifest(self.path, kind)
         self._open: dict[str, Array] = {}
+        if check and self.url is None:  # what lies at a URL is checked when it is brought
+            for name, entry in self.manifest["arrays"].items():
+                self._refuse(name, self._fault(name, full=int(entry["bytes"]) <= SMALL_BYTES))
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as a user says it: a path or a URL."""
+        return self.url or str(self.path)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -102,32 +110,110 @@ class ArrayFolder:
         """The array `name`, read-only and memory-mapped; bfloat16 comes as its uint16 bits."""
         if name not in self._open:
             entry = self._entry(name)
-            file = self.path / f"{name}.npy"
-            try:
-                array = np.load(file, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
-                raise FormatError(f"{file} is missing or damaged ({error}); make {self.path} again") from error
-            if list(array.shape) != list(entry["shape"]):
-                raise FormatError(
-                    f"{file} has shape {list(array.shape)}, its manifest says {entry['shape']}; make {self.path} again"
-                )
-            self._open[name] = array
+            self._refuse(name, self._fault(name, full=int(entry["bytes"]) <= USED_BYTES))
+            self._open[name] = np.load(self.file(name), mmap_mode="r", allow_pickle=False)
         return self._open[name]
 
-    def verify(self) -> None:
-        """Read every byte and compare with the manifest's checksums."""
-        for name, entry in self.manifest["arrays"].items():
-            file = self.path / f"{name}.npy"
-            if not file.exists() or file_checksum(file) != entry["checksum"]:
-                raise FormatError(
-                    f"{file} does not match its checksum: it was damaged or changed; make {self.path} again"
-                )
+    def file(self, name: str) -> Path:
+        """Where the array `name` lies on this machine; one at a URL is brought here first."""
+        file = self.path / f"{name}.npy"
+        if self.url is not None and not file.is_file():
+            num_bytes, checksum = int(self._entry(name)["bytes"]), self.checksum(name)
+            require_space(file, num_bytes, f"a copy of {self.url}/{name}.npy")
+            storage.bring(file, f"{self.url}/{name}.npy", num_bytes, lambda copy: mismatch(copy, num_bytes, checksum))
+        return file
+
+    def ranged(self, name: str) -> Array:
+        """The array `name`, to be read in ranges: as `array`, but one at a URL stays there (ranged.py)."""
+        if self.url is None:
+            return self.array(name)
+        entry = self._entry(name)
+        stored = "uint16" if entry["dtype"] == "bfloat16" else entry["dtype"]
+        return cast(Array, RangedArray(f"{self.url}/{name}.npy", stored, tuple(entry["shape"])))
+
+    @property
+    def seals_manifest(self) -> bool:
+        """Whether the manifest carries its own checksum; those from before do not."""
+        return int(self.manifest["version"]) != _OLD_VERSION
+
+    def check(
+        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
+    ) -> None:
+        """Before a stage works with arrays of any size: read every byte of them, and refuse what is damaged. Once in
+        a process, by one process of a machine. `below`: arrays of whole numbers that are less than that."""
+        if is_checker() and self.url is None:
+            self.verify(names, progress, below)
+
+    def verify(
+        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
+    ) -> None:
+        """Read every byte of these arrays, or of all, and refuse the first that is damaged."""
+        for damage in self.damages(names, progress, below):
+            raise FormatError(f"{damage}: it was damaged or changed; {self.advice}")
+
+    def damages(
+        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
+    ) -> Iterator[Damage]:
+        """Each array that is not what was written. Reads every byte."""
+        show = progress or silent
+        chosen = {name: self._entry(name) for name in (self.manifest["arrays"] if names is None else names)}
+        total, done = sum(int(entry["bytes"]) for entry in chosen.values()), 0
+        for name, entry in chosen.items():
+            show("check", done, total)
+            if self.url is not None:
+                file = f"{self.url}/{name}.npy"
+                if (fault := url_mismatch(file, int(entry["bytes"]), entry["checksum"])) is not None:
+                    yield Damage(file, fault)
+            else:
+                try:
+                    fault = self._fault(name, full=True, below=below.get(name))
+                except DiskError as error:
+                    fault = str(error.__cause__)
+                if fault is not None:
+                    yield Damage(self.file(name), fault)
+            done += int(entry["bytes"])
+        show("check", total, total)
+
+    @property
+    def advice(self) -> str:
+        """What to do about damage."""
+        return _advice(self.path, str(self.manifest["format"]).removeprefix("largegt-"))
+
+    def _fault(self, name: str, full: bool, below: int | None = None) -> str | None:
+        """What is wrong with an array's file: by its header and its size, or by all of its bytes."""
+        file, entry = self.file(name), self._entry(name)
+        if leaves(self.path, file):
+            return "leads out of its folder"
+        try:
+            fault = npy_fault(file, entry["shape"], entry["dtype"])
+            return mismatch(file, entry["bytes"], entry["checksum"], below) if fault is None and full else fault
+        except OSError as error:
+            raise DiskError(f"{file} cannot be read: {error.strerror or error}; mend that and try again") from error
+
+    def _refuse(self, name: str, fault: str | None) -> None:
+        if fault is not None:
+            raise FormatError(f"{self.file(name)} {fault}: it was damaged or changed; {self.advice}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array, without opening it; of none, if there is none."""
+        entry = self.manifest["arrays"].get(name)
+        return () if entry is None else tuple(entry["shape"])
+
+    def require(self, kinds: Mapping[str, type], lengths: Mapping[str, int]) -> None:
+        """Refuse a folder whose notes are not of these kinds, or whose arrays have not this many rows."""
+        for key, kind in kinds.items():
+            if not isinstance(value := self.meta.get(key), kind) or (kind is int and isinstance(value, bool)):
+                raise FormatError(f"{self.path / 'manifest.json'} says {key}={value!r}, which cannot be; {self.advice}")
+        for name, rows in lengths.items():
+            if self.shape(name)[:1] != (rows,):
+                found = f"has shape {list(self.shape(name))}" if name in self else "is missing"
+                raise FormatError(f"{self.file(name)} {found}, {rows} rows are expected; {self.advice}")
 
     def _entry(self, name: str) -> dict[str, Any]:
         try:
             entry: dict[str, Any] = self.manifest["arrays"][name]
         except KeyError:
-            raise FormatError(f"{self.path} has no array {name!r}; make it again with this version") from None
+            raise FormatError(f"{self.place} has no array {name!r}; make it again with this version") from None
         return entry
 
 
@@ -138,7 +224,10 @@ class ArrayAppender:
         self.file, self.dtype, self.row_shape, self.rows = file, dtype, row_shape, rows
         self.stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         self._row_bytes = self.stored.itemsize * math.prod(row_shape)
+        self.digests = BlockDigests(self.num_bytes)
         with disk_errors(file.parent):
+            if not rows:
+                file.unlink(missing_ok=True)  # it may be a link to an array of another folder
             self._stream = open(file, "r+b" if rows else "w+b", buffering=0)  # noqa: SIM115 - closed by close
             self._stream.truncate(self.num_bytes)
             self._stream.seek(0, os.SEEK_END)
@@ -147,10 +236,12 @@ class ArrayAppender:
         """Write these rows behind the last one."""
         rows = np.ascontiguousarray(rows, dtype=self.stored)
         assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
-        with disk_errors(self.file.parent):
+        with disk_errors(self.file.parent, rows.nbytes):
             left = memoryview(rows.reshape(-1).view(np.uint8)) if rows.size else memoryview(b"")  # type: ignore[arg-type]
             while left:
-                left = left[self._stream.write(left[:_WRITE_BYTES]) :]
+                count = self._stream.write(left[:_WRITE_BYTES])
+                self.digests.add(left[:count])
+                left = left[count:]
         self.rows += len(rows)
 
     @property
@@ -201,23 +292,26 @@ class FolderWriter:
     """
 
     def __init__(self, path: PathLike, kind: str, replace: bool = False, identity: Any = None) -> None:
-        self.path = Path(path)
+        self.path = storage.local_path(path)
         self.kind = kind
-        if self.path.exists() and not replace and not (self.path.is_dir() and not any(self.path.iterdir())):
-            raise InputError(f"{self.path} already exists: choose another --out, or say --overwrite to replace it")
-        if self.path.exists() and replace and not _replaceable(self.path, kind):
-            raise InputError(f"{self.path} is not a largegt {kind}, so it is not overwritten: choose another --out")
+        storage.refresh(self.path)
+        _check_target(self.path, kind, replace)
         self.partial = self.path.parent / f".{self.path.name}.partial"
         self.resumable = identity is not None
         self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
-        self._made_parents = _missing_parents(self.path)
-        with disk_errors(self.path):
-            self._lock = _locked(self.partial)
-            for old in self.path.parent.glob(f".{self.path.name}.old-*"):
-                shutil.rmtree(old, ignore_errors=True)
-            found = _read_journal(self.partial, self._journal) if self.resumable else {}
-            if not found:
-                _empty(self.partial)
+        self._lock = Lock(self.path)
+        try:
+            with disk_errors(self.path):
+                _restore(self.path)
+                _check_target(self.path, kind, replace)  # another process may have made it just now
+                self.partial.mkdir(exist_ok=True)
+                found = _read_journal(self.partial, self._journal) if self.resumable else {}
+                if not found:
+                    _empty(self.partial)
+            storage.announce(self.partial)
+        except BaseException:
+            self._lock.release()
+            raise
         self._arrays: dict[str, dict[str, Any]] = found.get("arrays", {})
         self._rows: dict[str, list[int]] = found.get("rows", {})
         self._growing: dict[str, ArrayAppender] = {}
@@ -235,9 +329,8 @@ class FolderWriter:
         failed_for_good = isinstance(error, LargeGTError) and not isinstance(error, DiskError)
         if error is None or failed_for_good or not self.resumable:
             shutil.rmtree(self.partial, ignore_errors=True)
-            if not self.path.exists():
-                _remove_empty(self._made_parents)
-        os.close(self._lock)
+            self._leave_url()
+        self._lock.release()
         if isinstance(error, OSError):
             with disk_errors(self.path):
                 raise error
@@ -273,7 +366,8 @@ class FolderWriter:
     def save(self, name: str, array: Array, dtype: str | None = None) -> None:
         """Write a whole array. `dtype` names what the bits stand for when NumPy cannot (`bfloat16`)."""
         array = np.asarray(array)
-        with disk_errors(self.path):
+        with disk_errors(self.path, array.nbytes):
+            self._file(name).unlink(missing_ok=True)  # it may be a link to an array of another folder
             np.save(self._file(name), array, allow_pickle=False)
         self._note(name, array.shape, dtype or array.dtype.name)
 
@@ -289,6 +383,7 @@ class FolderWriter:
         array.close()
         self._rows.pop(name, None)
         self._note(name, array.shape, array.dtype)
+        self._arrays[name]["checksum"] = file_checksum(self._file(name), array.digests.known)
 
     def drop(self, name: str) -> None:
         """Remove an array: scratch that has served, or a result that is not wanted after all."""
@@ -299,6 +394,7 @@ class FolderWriter:
         self._rows.pop(name, None)
         self._arrays.pop(name, None)
         self.commit()  # first the promise goes, then the file
+        storage.withdraw(self._file(name))
         self._file(name).unlink(missing_ok=True)
 
     def rename(self, name: str, new: str) -> None:
@@ -310,15 +406,16 @@ class FolderWriter:
         self.drop(name)
 
     def link(self, name: str, source: ArrayFolder) -> None:
-        """Take an array that another finished folder already has: a hard link where possible, else a copy."""
+        """Take a sound array that another finished folder already has: a hard link where possible, else a copy."""
+        source.check([name])
         entry = source.manifest["arrays"][name]
         target = self._file(name)
         target.unlink(missing_ok=True)
         with disk_errors(self.path):
             try:
-                os.link(source.path / f"{name}.npy", target)
+                os.link(source.file(name), target)
             except OSError:
-                shutil.copyfile(source.path / f"{name}.npy", target)
+                shutil.copyfile(source.file(name), target)
         self._arrays[name] = dict(entry)
 
     def finish(self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None) -> Path:
@@ -337,6 +434,7 @@ class FolderWriter:
                 if "checksum" not in entry:
                     entry["checksum"] = file_checksum(file)
                     self.commit()
+                sync(file)
                 done += entry["bytes"]
             show("checksums", total, total)
             if identity is None:
@@ -349,18 +447,46 @@ class FolderWriter:
                 "arrays": self._arrays,
             }
             for file in self.partial.iterdir():
-                if file.name not in (_JOURNAL, _LOCK) and (file.suffix != ".npy" or file.stem not in self._arrays):
+                if file.name != _JOURNAL and (file.suffix != ".npy" or file.stem not in self._arrays):
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
-            with open(self.partial / "manifest.json", "w", encoding="utf-8") as stream:
-                json.dump(manifest, stream, indent=1, ensure_ascii=False)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if self.path.exists():
-                _retire(self.path, self.kind)
+            (self.partial / "manifest.json").write_text(sealed(manifest), encoding="utf-8", newline="\n")
+            sync(self.partial / "manifest.json")
+            sync(self.partial)
+            self._upload(show)
+            old = _retire(self.path, self.kind) if self.path.exists() else None
             os.replace(self.partial, self.path)
-            for name in (_JOURNAL, _LOCK):
-                (self.path / name).unlink(missing_ok=True)
+            sync(self.path.parent)
+            (self.path / _JOURNAL).unlink(missing_ok=True)
+            if old is not None:
+                shutil.rmtree(old, ignore_errors=True)
         return self.path
+
+    def _upload(self, show: Progress) -> None:
+        """Put a folder that belongs to a URL there: first what it replaces stops opening, last comes the manifest."""
+        if (url := storage.url_of(self.path)) is None:
+            return
+        if (self.path / storage.MANIFEST).is_file():
+            replaced = _read_manifest(self.path, self.kind)["arrays"]
+            for name in (storage.MANIFEST, *(f"{array}.npy" for array in replaced), "prepared"):
+                storage.remove(f"{url}/{name}")
+        there: list[str] = self.state.setdefault("uploaded", [])
+        total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
+        for name, entry in self._arrays.items():
+            show("upload", done, total)
+            target = f"{url}/{name}.npy"
+            if name not in there or storage.size(target) != entry["bytes"]:
+                storage.put(self._file(name), target)
+                there.append(name)
+                self.commit()
+            done += entry["bytes"]
+        show("upload", total, total)
+        storage.put(self.partial / storage.MANIFEST, f"{url}/{storage.MANIFEST}")
+
+    def _leave_url(self) -> None:
+        """Remove what work in the making has left at the URL. That it cannot be removed is no reason to fail."""
+        if (url := storage.url_of(self.partial)) is not None:
+            with suppress(LargeGTError):
+                storage.remove(url)
 
     def _file(self, name: str) -> Path:
         return self.partial / f"{name}.npy"
@@ -378,17 +504,35 @@ def require_space(path: PathLike, num_bytes: int, what: str) -> None:
     if num_bytes > free:
         raise DiskError(
             f"{what} needs {format_bytes(num_bytes)} on the disk that holds {path}, {format_bytes(free)} are free: "
-            "free some, then run the same command again; it goes on where it stopped"
+            f"free some, then {AGAIN}; it goes on where it stopped"
         )
 
 
-def write_text_atomically(path: PathLike, text: str) -> None:
-    """Replace a small text file in one step: readers see the old one or the new one, whole."""
+def sync(path: PathLike) -> None:
+    """Wait until a file, or the names in a folder, are on the disk itself: before something else relies on them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed process left of files that it was replacing in this folder."""
+    for file in folder.glob(".*.partial*"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+
+
+def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> None:
+    """Replace a small text file in one step: readers see the old one or the new one, whole. `durable`: also after a
+    power cut."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with disk_errors(path.parent):
         try:
             partial.write_text(text, encoding="utf-8")
+            if durable:
+                sync(partial)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -396,64 +540,81 @@ def write_text_atomically(path: PathLike, text: str) -> None:
 
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
     file = path / "manifest.json"
+    place = storage.shown(path)
     if not path.exists():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else ""))
     if not file.is_file():
         raise FormatError(
-            f"{path} is not a largegt {kind}: it has no manifest.json"
-            + ("; make one with: largegt ingest --out " + str(path) if kind == "store" else "")
+            f"{place} is not a largegt {kind}: it has no manifest.json"
+            + ("; make one with: largegt ingest --out " + place if kind == "store" else "")
         )
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{file} cannot be read ({error}); make {path} again") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != f"largegt-{kind}":
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise FormatError(f"{path} is not a largegt {kind} (its manifest says {found!r})")
+    manifest, fault = read_sealed(file, _advice(path, kind))
+    if manifest.get("format") != f"largegt-{kind}":
+        raise FormatError(f"{place} is not a largegt {kind} (its manifest says {manifest.get('format')!r})")
     version = manifest.get("version")
-    if version != FORMAT_VERSION:
+    if version not in (_OLD_VERSION, FORMAT_VERSION):
         raise FormatError(
-            f"{path} has format version {version}, this largegt reads {FORMAT_VERSION}: "
+            f"{place} has format version {version}, this largegt reads {FORMAT_VERSION}: "
             "upgrade largegt if yours is older, or make the folder again with this version"
         )
-    if not isinstance(manifest.get("arrays"), dict) or not isinstance(manifest.get("meta"), dict):
-        raise FormatError(f"{file} is incomplete; make {path} again")
-    for name in manifest["arrays"]:
+    if fault is not None and not (version == _OLD_VERSION and "missing" in fault):
+        raise FormatError(f"{file} {fault}; {_advice(path, kind)}")
+    if not all(isinstance(manifest.get(part), dict) for part in ("arrays", "meta")) or "fingerprint" not in manifest:
+        raise FormatError(f"{file} is incomplete; {_advice(path, kind)}")
+    for name, entry in manifest["arrays"].items():
         if not name.isidentifier():
             raise FormatError(f"{file} names an array {name!r}, which is no plain name")
+        if not _is_description(entry):
+            raise FormatError(f"{file} does not describe its array {name!r}; {_advice(path, kind)}")
     return manifest
+
+
+def _is_description(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("dtype", "checksum")):
+        return False
+    numbers = [entry.get("bytes"), *shape] if isinstance(shape := entry.get("shape"), list) else [None]
+    return all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+
+
+def _advice(path: Path, kind: str) -> str:
+    """What to do about a damaged folder."""
+    place = storage.shown(path)
+    again = f"ingest {place} again with --overwrite" if kind == "store" else f"delete {place} and make it again"
+    return f"{again}, or bring a whole copy (largegt inspect {place} --verify names all that is damaged)"
+
+
+def tidy(path: Path) -> None:
+    """Remove what a process has left beside and in a whole folder that was killed just after it gave it its name."""
+    with suppress(LargeGTError, OSError):  # in use, or read-only: then it is another's, or harmless
+        check_free(path)
+        if (path / _JOURNAL).exists() and (path / "manifest.json").exists():
+            (path / _JOURNAL).unlink(missing_ok=True)
+
+
+def _check_target(path: Path, kind: str, replace: bool) -> None:
+    """Refuse to write where something else is."""
+    place = storage.shown(path)
+    if path.exists() and not replace and not (path.is_dir() and not any(path.iterdir())):
+        tidy(path)
+        raise InputError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
+    if path.exists() and replace and not _replaceable(path, kind):
+        raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")
 
 
 def _replaceable(path: Path, kind: str) -> bool:
     try:
         _read_manifest(path, kind)
-    except FormatError:
-        return path.is_dir() and not any(path.iterdir())
+    except FormatError:  # damaged ones are ours too
+        return path.is_dir() and (not any(path.iterdir()) or _says(path / "manifest.json", f'"largegt-{kind}"'))
     return True
 
 
-def _locked(folder: Path) -> int:
-    """Make `folder` and hold its lock until the process ends or closes it; refuse when another process does."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.read(lock, 32).decode(errors="replace").strip()
-            os.close(lock)
-            raise InputError(
-                f"another process ({owner or 'unknown'}) is writing {folder.parent / folder.name[1:-8]}: "
-                "wait for it or stop it, then run the same command again"
-            ) from None
-        try:
-            if os.fstat(lock).st_ino == (folder / _LOCK).stat().st_ino:
-                os.truncate(lock, 0)
-                os.pwrite(lock, str(os.getpid()).encode(), 0)
-                return lock
-        except FileNotFoundError:
-            pass
-        os.close(lock)  # its folder was finished and renamed while we waited for the lock
+def _says(file: Path, word: str) -> bool:
+    try:
+        with open(file, "rb") as stream:
+            return word.encode() in stream.read(1 << 16)
+    except OSError:
+        return False
 
 
 def _read_journal(folder: Path, expected: dict[str, str]) -> dict[str, Any]:
@@ -469,11 +630,11 @@ def _read_journal(folder: Path, expected: dict[str, str]) -> dict[str, Any]:
 
 
 def _empty(folder: Path) -> None:
-    """Remove everything but the lock."""
+    """Remove everything in it."""
     for file in folder.iterdir():
         if file.is_dir():
             shutil.rmtree(file, ignore_errors=True)
-        elif file.name != _LOCK:
+        else:
             file.unlink()
 
 
@@ -491,25 +652,20 @@ def _mapped(file: Path, dtype: Any, shape: tuple[int, ...]) -> Array:
     return np.memmap(file, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=shape)
 
 
-def _missing_parents(path: Path) -> list[Path]:
-    """The folders above `path` that do not exist yet, the innermost first."""
-    return [parent for parent in path.parents if not parent.exists()]
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    """Remove these folders as far as they are empty."""
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-
-
-def _retire(path: Path, kind: str) -> None:
-    """Move the folder that is being replaced out of the way, then delete it."""
+def _retire(path: Path, kind: str) -> Path:
+    """Move the folder that is being replaced out of the way; where it is now."""
     old = path.parent / f".{path.name}.old-{os.getpid()}"
     try:
         os.replace(path, old)
     except OSError as error:
         raise DiskError(f"cannot replace the {kind} at {path}: {error.strerror}") from error
-    shutil.rmtree(old, ignore_errors=True)
+    return old
+
+
+def _restore(path: Path) -> None:
+    """After a kill between moving the old folder away and the new one in: the old one again. Else it has served."""
+    for old in path.parent.glob(f".{path.name}.old-*"):
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import storage
 from .errors import FormatError, InputError
 from .types import PathLike
 
@@ -20,32 +21,33 @@ if TYPE_CHECKING:
 
 
 def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
-    """Facts about the folder at `path`. `verify` reads every byte and compares checksums; for a run, those of the
-    store and the preparation it stands on."""
-    path = Path(path)
+    """Facts about the folder at `path`. `verify` reads every byte and compares checksums first (verification.py)."""
+    if verify:
+        from .verification import verify as verified
+
+        for damage in verified(path).damaged:
+            raise FormatError(
+                f"{damage}: it was damaged or changed; largegt inspect {path} --verify names all such files"
+            )
+    path = storage.local_path(path)
+    storage.refresh(path)
     if not path.exists():
-        raise InputError(f"{path} does not exist")
+        raise InputError(
+            f"{storage.shown(path)} does not exist" + (" or has no manifest.json" if storage.url_of(path) else "")
+        )
     if (path / "config.toml").is_file():
         from .training.run import Run
 
-        run = Run.open(path)
-        folders = [run.store().folder, run.prepared().folder] if verify else []
-        facts = _run(run)
+        facts = _run(Run.open(path))
     elif _kind(path) == "largegt-store":
         from .graph.store import GraphStore
 
-        store = GraphStore.open(path)
-        folders, facts = [store.folder], _store(store)
+        facts = _store(GraphStore.open(path).in_ranges())
     else:
         from .prepare.prepared import Prepared
 
-        prepared = Prepared.open(path)
-        folders, facts = [prepared.folder], _prepared(prepared)
-    if verify:
-        for folder in folders:
-            folder.verify()
-        facts["verified"] = True
-    return facts
+        facts = _prepared(Prepared.open(path))
+    return facts | ({"verified": True} if verify else {})
 
 
 class _Degrees:
@@ -73,7 +75,7 @@ def _store(store: GraphStore) -> dict[str, Any]:
     if store.task in ("multiclass", "binary"):
         counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=len(store.classes))
         by_class = {str(name): int(count) for name, count in zip(store.classes, counts, strict=True)}
-    prepared = sorted(folder.name for folder in (Path(store.path) / "prepared").glob("[0-9a-f]*"))
+    prepared = [folder.name for folder in storage.folders(store.path / "prepared")]
     return {
         "kind": "store",
         "name": store.name,
@@ -102,13 +104,14 @@ def _store(store: GraphStore) -> dict[str, Any]:
 
 
 def _preparation(store: GraphStore) -> dict[str, Any]:
-    """What preparing it by the default recipe would take, for a store that can be and is not yet."""
+    """What preparing it by the default recipe would take, for a store that can be and is not yet. To know it, some of
+    that work is tried, for which the graph must be on this machine."""
     from .config import Config
     from .prepare.estimate import estimate
-    from .prepare.prepared import prepared_path
+    from .prepare.prepared import is_prepared
 
-    config = Config.from_recipe().prepare
-    if not store.labelled.any() or prepared_path(store, config).exists():
+    config = Config.from_recipe().preparation
+    if store.folder.url or not store.labelled.any() or is_prepared(store, config):
         return {}
     return {"preparation": estimate(store, config).as_dict()}
 
@@ -135,7 +138,7 @@ def _run(run: Run) -> dict[str, Any]:
     history = run.history
     return {
         "kind": "run",
-        "store": str(run.store_path),
+        "store": storage.shown(run.store_path),
         "model": run.config.model.name,
         "epochs": f"{len(history)} of {run.config.train.epochs}",
         "finished": finished,

@@ -22,10 +22,11 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 
 
 def parse_bytes(text: str | int) -> int:
     """Bytes of `4GiB`, `500MB`, `2g` or a plain number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b?)\s*", str(text).lower())
-    if match is None:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?(b?)\s*", str(text).lower())
+    size = float(match[1]) * _UNITS[match[2] or ""] if match else -1.0
+    if not 0 <= size < 2**63:
         raise ConfigError(f"{text!r} is no size: write 4GiB, 500MB or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return int(size)
 
 
 def format_bytes(size: float) -> str:

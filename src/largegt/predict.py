@@ -1,44 +1,64 @@
 """Predict: a run's best weights → labels and probabilities for all nodes, some nodes, or one split.
 
-Enters: a run folder and the nodes asked for. Leaves: a table with the user's own ids, and a Parquet, CSV or npz file.
-Cost: memory is the prediction table, two numbers per node unless every probability is asked for; a node that was not
-prepared is prepared first.
+Enters: a run folder and the nodes asked for. Leaves: a Parquet, CSV or npz file with the user's own ids, a table of the
+same, or both. A node that was not prepared is prepared first.
+
+Rows are written as they are made, in groups of fixed size, so memory does not grow with the number of nodes: it is that
+of the model, of one segment of nodes, and of the rows computed beforehand where that pays (tokens/rows.py). Who wants
+the table holds the table; named nodes are held, since they come in the order they were named in. Of several ranks each
+keeps what it predicts in a file of its own, and the first one takes them in order: the same bytes as one rank writes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import chain, islice
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from .baselines.loader import NeighborLoader
-from .config import TrainConfig
+from .baselines.message_passing import MessagePassing
 from .errors import ConfigError, disk_errors
+from .graph.splits import SPLIT_CODES
 from .graph.store import GraphStore
+from .memory import memory_budget
 from .model.node_model import NodeModel
+from .prediction_files import check_prediction_file, prediction_file
 from .prepare.prepared import Prepared, prepare
-from .progress import Progress
+from .progress import Progress, silent
 from .ranks import Ranks
-from .tokens.loader import TokenLoader
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import Loader, is_worth_compiling, make_fabric, make_loaders
+from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
 from .types import Array, PathLike
 
-_BATCHES_AT_ONCE = 16
-_T = TypeVar("_T")
-_SUFFIXES = (".parquet", ".csv", ".npz")
+_SEGMENT_ROWS = 1 << 18
+"""Nodes whose row numbers, and fresh draws of local nodes, are held at once."""
+_GROUP_ROWS, _GROUP_NUMBERS = 1 << 20, 1 << 22
+"""A group that is written has so many rows, or fewer if they are wide: whatever the batches and ranks."""
+_NUMBERS_AT_ONCE = 1 << 20
+"""Outputs of small batches are taken together, about so many numbers at a time: fewer copies from a GPU."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a prediction has written."""
+
+    out: Path
+    num_rows: int
+    columns: list[str]
+    first: pa.Table
+    """Some rows to look at."""
 
 
 def predict(
@@ -51,80 +71,292 @@ def predict(
     progress: Progress | None = None,
     draws: int | None = None,
     memory: str | int | None = None,
+    overwrite: bool = False,
 ) -> pa.Table:
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
     With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
-    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
-    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
-    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz.
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet, and for rows computed
+    beforehand. Under torchrun each process predicts a part; the first one writes and returns the whole, the others
+    return a table without rows. Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in
+    .parquet, .csv or .npz, and is not replaced without `overwrite`. The table is held in memory: `predict_to_file`
+    only writes it.
     """
-    if out is not None and Path(out).suffix not in _SUFFIXES:
-        raise ConfigError(f"cannot write {out}: predictions end in {', '.join(_SUFFIXES)}")
+    kept: list[pa.Table] = []
+    _predicted(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite, kept)
+    return pa.concat_tables(kept)
+
+
+def predict_to_file(
+    run: PathLike | Run,
+    out: PathLike,
+    ids: Iterable[Any] | str | int | None = None,
+    split: str | None = None,
+    all_probabilities: bool = False,
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """The same as `predict` into a file, in memory that does not grow with the number of nodes."""
+    num_rows, first = _predicted(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
+    return Written(Path(out), num_rows, first.column_names, first)
+
+
+def _predicted(
+    run: PathLike | Run, out: PathLike | None, ids: Iterable[Any] | str | int | None, split: str | None,
+    all_probabilities: bool, device: str | None, progress: Progress | None, draws: int | None,
+    memory: str | int | None, overwrite: bool, kept: list[pa.Table] | None = None,
+) -> tuple[int, pa.Table]:  # fmt: skip
+    """Write to `out`, if it is given, and to the list of tables, if that is; how many rows, and some of them."""
+    if out is not None:
+        check_prediction_file(out, overwrite)
     if ids is not None and split is not None:
         raise ConfigError("give predict ids or a split, not both")
-    opened = Run.open(run)
-    config = opened.train_config(device)
-    draws = config.draws if draws is None else draws
-    store = opened.store()
-    ranks = Ranks.here(config.device)
-    progress = progress if ranks.is_first else None
-    with ranks.in_turn():
-        prepared = opened.prepared(progress, reachable=draws > 1, memory=memory)
-    if split is not None:
-        nodes = np.asarray(prepared.nodes[prepared.split_rows(split)])
-    else:
-        wanted = [ids] if isinstance(ids, str | int) else ids
-        nodes = np.arange(store.num_nodes) if wanted is None else store.nodes_of(list(wanted))
-    fabric = make_fabric(config, opened.config.model, ranks)
-    model = opened.load_model(prepared).to(fabric.device)
-    head = opened.head(prepared)
-    with ranks.in_turn():
-        prepared = _covering(prepared, store, nodes, progress, memory)
-    rows, place = np.unique(prepared.rows_of(nodes), return_inverse=True)
-    own_rows = ranks.batches_of(rows, config.eval_batch_size)
-    if is_worth_compiling(config, fabric.device, len(own_rows) // config.eval_batch_size):
-        model.compile_for({config.eval_batch_size})
-    loaders = make_loaders(prepared, model, config, fabric.device, store, own_rows, draws, opened.config.tokens.table)
-    loaders = _reusing(loaders, model.eval(), config, len(rows), fabric)
-    batches = averaged_logits(model, loaders, own_rows, config, head, fabric, progress, "predict")
-    every = all_probabilities or store.task in ("multilabel", "regression")
-    parts = ranks.collected(_collected((logits for _, logits, _ in batches), head, every, len(own_rows)))
-    if not ranks.is_first:
-        return _table(store, nodes[:0], np.empty((0, _width(head, every)), np.float32), all_probabilities)
-    table = _table(store, nodes, np.concatenate(parts)[place], all_probabilities)
-    if out is not None:
-        write_table(table, out)
-    return table
+    prediction = Prediction(run, ids, split, all_probabilities, device, progress, draws, memory)
+    return write_rows(prediction, out, overwrite, kept)
 
 
-def _reusing(
-    loaders: list[Loader], model: NodeModel, config: TrainConfig, num_rows: int, fabric: Fabric
-) -> list[Loader]:
-    """Loaders of rows computed beforehand, where that is asked for or pays."""
-    first = loaders[0]
-    if isinstance(first, NeighborLoader) or config.reuse == "no":
-        return loaders
-    if config.reuse == "auto" and not is_worth_reusing(first, num_rows * len(loaders)):
-        return loaders
-    rows = with_rows(first, model, fabric.autocast()).rows
-    return [replace(loader, rows=rows) for loader in loaders if isinstance(loader, TokenLoader)]
+def write_rows(
+    prediction: Prediction, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None
+) -> tuple[int, pa.Table]:
+    """Write what is predicted to `out` and to the list, where they are given; how many rows, and some of them."""
+    num_rows = 0
+    with ExitStack() as stack:
+        file = None
+        if out is not None and prediction.ranks.is_first:
+            file = stack.enter_context(prediction_file(out, overwrite))
+        first = prediction.table(0, np.empty((0, prediction.width), np.float32))
+        for table in chain([first], prediction.tables(Path(out or ".").parent)):
+            if file is not None:
+                file.add(table)
+            if kept is not None:
+                kept.append(table)
+            if not num_rows:
+                first = table.slice(0, 5)
+            num_rows += table.num_rows
+    return num_rows, first
 
 
-def _collected(batches: Iterator[Tensor], head: TaskHead, every: bool, num_rows: int) -> Array:
-    """[n, c] probabilities of every class, or [n, 2] the best class and its probability."""
-    by_row = np.empty((num_rows, _width(head, every)), dtype=np.float32)
-    done = 0
-    together = (torch.cat(several) for several in _several(batches, _BATCHES_AT_ONCE))
-    for found in _on_the_host(_decided(head.probabilities(logits), every) for logits in together):
-        by_row[done : done + len(found)] = found
-        done += len(found)
-    return by_row
+class Prediction:
+    """A run, opened to predict some of its nodes."""
+
+    def __init__(
+        self, run: PathLike | Run, ids: Iterable[Any] | str | int | None, split: str | None, all_probabilities: bool,
+        device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None,
+    ) -> None:  # fmt: skip
+        opened = Run.open(run)
+        self.config = config = opened.train_config(device)
+        self.draws = config.draws if draws is None else draws
+        if self.draws < 1:
+            raise ConfigError(f"draws is {self.draws}: it must be at least 1")
+        self.store = opened.store()
+        self.ranks = Ranks.here(config.device)
+        self.show = progress if progress and self.ranks.is_first else silent
+        with self.ranks.in_turn():
+            prepared = opened.prepared(self.show, reachable=self.draws > 1, memory=memory)
+        self.nodes: Array | None = None
+        """The nodes that were named, in that order."""
+        if ids is not None:
+            self.nodes = self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
+        self.fabric = make_fabric(config, opened.config.model, self.ranks)
+        self.model, self.head = self.opened_model(opened, prepared)
+        self.model = self.model.to(self.fabric.device)
+        self.every = all_probabilities or self.store.task in ("multilabel", "regression")
+        self.all_probabilities = all_probabilities
+        self.width = self.row_width()
+        self.group_rows = max(1, min(_GROUP_ROWS, _GROUP_NUMBERS // self.width))
+        if split is None:
+            with self.ranks.in_turn():
+                prepared = _covering(prepared, self.store, self.nodes, self.show, memory)
+        self.prepared = prepared
+        self.place: Array | None = None
+        """Where among the sorted rows those of the named nodes are."""
+        self.rows: Array | range | _SplitRows
+        if self.nodes is not None:
+            self.rows, self.place = np.unique(prepared.rows_of(self.nodes), return_inverse=True)
+        else:
+            self.rows = range(len(prepared.nodes)) if split is None else _SplitRows(prepared, split)
+        self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
+        """The places among `rows` that are this rank's."""
+        if is_worth_compiling(config, self.fabric.device, len(self.own) // config.eval_batch_size):
+            self.model.compile_for({config.eval_batch_size})
+        place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
+        where, device_used = "auto" if place == "gpu" else place, self.fabric.device
+        self.loader = self._reusing(
+            make_loader(prepared, self.model.eval(), config, device_used, where, self.store), memory
+        )
+
+    def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
+        """What computes rows, and what makes of its outputs what is written."""
+        return run.load_model(prepared), run.head(prepared)
+
+    def row_width(self) -> int:
+        """Numbers that are written of a node."""
+        return _width(self.head, self.every)
+
+    def _reusing(self, loader: Loader, memory: str | int | None) -> Loader:
+        """The loader with rows computed beforehand, where that is asked for or pays."""
+        if isinstance(loader, NeighborLoader) or self.config.reuse == "no":
+            return loader
+        draws = num_draws(self.model, self.config, self.draws)
+        if self.config.reuse == "auto" and not is_worth_reusing(loader, len(self.rows) * draws):
+            return loader
+        limit = {} if memory is None else {"limit_bytes": memory_budget(memory)}
+        return with_rows(loader, self.model, self.fabric.autocast(), **limit)
+
+    def tables(self, folder: Path) -> Iterator[pa.Table]:
+        """Predictions group by group, in order: on the first rank, those of all. Others keep theirs in `folder` until
+        they are taken, and have no tables."""
+        done = 0
+        for group in self.groups(folder):
+            yield self.table(done, group)
+            done += len(group)
+
+    def groups(self, folder: Path) -> Iterator[Array]:
+        """[·, w] the same as numbers."""
+        found = self.ranks_found(folder)
+        if self.place is not None:  # named nodes: as many as someone has written down
+            every = np.concatenate([np.empty((0, self.width), np.float32), *found])
+            found = iter([every[self.place]] if self.ranks.is_first else [])
+        return _groups(found, self.group_rows)
+
+    def ranks_found(self, folder: Path) -> Iterator[Array]:
+        """[·, w] what is predicted of `rows`, in order: of this rank and those behind it on the first, nothing on the
+        others, which keep theirs in a file that has no name, so that nothing is left of it whatever happens."""
+        if self.ranks.is_first:
+            yield from self.found()
+            for rank in range(1, self.ranks.size):
+                while (rows := self.ranks.taken(rank, self.width)) is not None:
+                    yield rows.numpy()
+            return
+        with disk_errors(folder), TemporaryFile(dir=folder if folder.is_dir() else None) as stream:
+            for rows_nw in self.found():
+                stream.write(rows_nw.tobytes())
+            stream.seek(0)
+            while piece := stream.read(4 * self.width * self.group_rows):
+                self.ranks.give(torch.frombuffer(bytearray(piece), dtype=torch.float32).view(-1, self.width))
+        self.ranks.give(torch.empty(0, self.width))
+
+    def found(self) -> Iterator[Array]:
+        """[·, w] what this rank predicts of its part of `rows`, in order: probabilities of every class, or the best
+        class and its probability."""
+        outputs = _together(chain.from_iterable(map(self._logits_of, self._segments())), _NUMBERS_AT_ONCE)
+        return _on_the_host(_decided(self.head.probabilities(logits), self.every) for logits in outputs)
+
+    def _logits_of(self, part: range) -> Iterator[Tensor]:
+        rows = _cut(self.rows, part)
+        loaders = with_draws(self.loader, self.prepared, self.model, self.config, self.store, rows, self.draws)
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            self.show(stage, part.start - self.own.start + done, len(self.own))
+
+        for _, logits, _ in averaged_logits(
+            self.model, loaders, rows, self.config, self.head, self.fabric, show, "predict"
+        ):
+            yield logits
+
+    def _segments(self) -> list[range]:
+        """This rank's places in pieces of whole batches. None ends in less than a batch if that can be, since such a
+        one is filled up where batches are compiled for. Message passing over all neighbours is not cut: it would
+        compute its layers once for each piece."""
+        size = self.config.eval_batch_size
+        step = max(1, _SEGMENT_ROWS // size) * size
+        if isinstance(self.model, MessagePassing) and self.config.inference == "full":
+            step = max(1, len(self.own))
+        starts = list(range(self.own.start, self.own.stop, step))
+        if len(starts) > 1 and self.own.stop - starts[-1] < size:
+            del starts[-1]
+        return [range(low, high) for low, high in pairwise([*starts, self.own.stop])]
+
+    def table(self, done: int, found: Array) -> pa.Table:
+        """The predictions of nodes from place `done` on, as the user reads them."""
+        return _table(self.store, self.nodes_of(done, found), found, self.all_probabilities)
+
+    def nodes_of(self, done: int, found: Array) -> Array:
+        """The nodes from place `done` on that these rows are of; refused where a row is no number."""
+        part = range(done, done + len(found))
+        nodes = self.prepared.nodes[_cut(self.rows, part)] if self.nodes is None else self.nodes[done : part.stop]
+        good = np.isfinite(found).all(axis=1)
+        if not good.all():
+            raise self._not_a_number(int(nodes[int(np.argmin(good))]))
+        return np.asarray(nodes)
+
+    def _not_a_number(self, node: int) -> ConfigError:
+        """The error for a node of which the model says no number: whose fault it is, and what to do."""
+        said = f"what the model says of node {self.store.ids_of(np.array([node]))[0]!r} is not a finite number"
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            return ConfigError(f"{said}, since its weights are not: train it again")
+        return ConfigError(
+            f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
+            f"with --set prepare.tokens.standardize=true (largegt inspect {self.store.path} --verify looks for damage)"
+        )
+
+
+class _SplitRows:
+    """The rows of a split, looked up piece by piece."""
+
+    def __init__(self, prepared: Prepared, split: str) -> None:
+        prepared.check_split(split)
+        self.split, self.code = prepared.folder.array("split"), SPLIT_CODES[split]
+        counts = [int(np.count_nonzero(self._are(start))) for start in range(0, len(self.split), _SEGMENT_ROWS)]
+        self.bounds = np.cumsum([0, *counts])
+
+    def _are(self, start: int) -> Array:
+        return np.asarray(self.split[start : start + _SEGMENT_ROWS] == self.code)
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    def __getitem__(self, part: slice) -> Array:
+        pieces = [np.empty(0, np.int64)]
+        at = int(np.searchsorted(self.bounds, part.start, side="right")) - 1
+        while at < len(self.bounds) - 1 and self.bounds[at] < part.stop:
+            start = at * _SEGMENT_ROWS
+            rows = np.flatnonzero(self._are(start)) + start
+            pieces.append(rows[max(0, part.start - self.bounds[at]) : part.stop - self.bounds[at]])
+            at += 1
+        return np.concatenate(pieces)
+
+
+def _cut(rows: Array | range | _SplitRows, part: range) -> Array:
+    if isinstance(rows, range):
+        return np.arange(part.start, part.stop)
+    return np.asarray(rows[part.start : part.stop])
+
+
+def _groups(pieces: Iterator[Array], size: int) -> Iterator[Array]:
+    """The same rows in pieces of `size`, the last one shorter."""
+    waiting: list[Array] = []
+    count = 0
+    for piece in pieces:
+        while len(piece):
+            waiting.append(piece[: size - count])
+            piece = piece[len(waiting[-1]) :]
+            count += len(waiting[-1])
+            if count == size:
+                yield np.concatenate(waiting)
+                waiting, count = [], 0
+    if count:
+        yield np.concatenate(waiting)
 
 
 def _width(head: TaskHead, every: bool) -> int:
     return {"binary": 2, "regression": 1}.get(head.task, head.num_outputs) if every else 2
+
+
+def _together(tensors: Iterator[Tensor], num_numbers: int) -> Iterator[Tensor]:
+    """Small ones joined to ones of about so many numbers."""
+    waiting: list[Tensor] = []
+    for tensor in tensors:
+        waiting.append(tensor)
+        if sum(each.numel() for each in waiting) >= num_numbers:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def _on_the_host(tensors: Iterator[Tensor]) -> Iterator[Array]:
@@ -156,41 +388,12 @@ def _copied(found: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return copy, torch.cuda.current_stream(found.device).record_event()
 
 
-def _several(items: Iterator[_T], count: int) -> Iterator[list[_T]]:
-    """Lists of up to `count` items."""
-    while several := list(islice(items, count)):
-        yield several
-
-
-def write_table(table: pa.Table, out: PathLike) -> None:
-    """Write aside and rename, in the format the name asks for."""
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}{out.suffix}")
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if out.suffix == ".parquet":
-                import pyarrow.parquet as pq
-
-                pq.write_table(table, partial)
-            elif out.suffix == ".csv":
-                from pyarrow import csv
-
-                csv.write_csv(table, partial)
-            else:
-                columns: dict[str, Any] = {name: _plain(table[name]) for name in table.column_names}
-                np.savez(partial, **columns)
-            os.replace(partial, out)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
 def _covering(
-    prepared: Prepared, store: GraphStore, nodes: Array, progress: Progress | None, memory: str | int | None
+    prepared: Prepared, store: GraphStore, nodes: Array | None, progress: Progress | None, memory: str | int | None
 ) -> Prepared:
-    """A Prepared that has a row for every node asked for. Sampling depends on (seed, node) alone, so the rows that
-    both have are the same."""
-    if (prepared.rows_of(nodes) >= 0).all():
+    """A Prepared that has a row for every node asked for, all when None. Sampling depends on (seed, node) alone, so
+    the rows that both have are the same."""
+    if len(prepared.nodes) == store.num_nodes or (nodes is not None and (prepared.rows_of(nodes) >= 0).all()):
         return prepared
     everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
     config = prepared.config.model_copy(update={"local_nodes": everyone})
@@ -217,9 +420,3 @@ def _table(store: GraphStore, nodes: Array, found: Array, all_probabilities: boo
             for number, name in enumerate(store.classes):
                 columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(found[:, number]))
     return pa.table(columns)
-
-
-def _plain(column: Any) -> Array:
-    """A column as a NumPy array that needs no pickle."""
-    values: Array = column.to_numpy(zero_copy_only=False)
-    return values.astype(str) if values.dtype == object else values

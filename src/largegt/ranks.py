@@ -35,6 +35,7 @@ LOST_RANK_CODE = 75
 """A launched rank leaves with this exit code, and silently, when it is another one that is gone."""
 
 Rows = TypeVar("Rows", Tensor, Array)
+Cut = TypeVar("Cut", Array, range)
 T = TypeVar("T")
 
 
@@ -99,7 +100,7 @@ class Ranks:
         mine = rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
         return mine if len(mine) else rows[:1]
 
-    def batches_of(self, rows: Array, batch_size: int) -> Array:
+    def batches_of(self, rows: Cut, batch_size: int) -> Cut:
         """This rank's of these rows, in order, perhaps none: whole batches, so that they are composed as for one
         process and give the same floats."""
         num_batches = -(-len(rows) // batch_size)
@@ -179,6 +180,22 @@ class Ranks:
         values: list[Any] | None = [None] * self.size if self.is_first else None
         dist.gather_object(value, values, dst=0, group=self._patient)
         return values or []
+
+    def give(self, rows_nw: Tensor) -> None:
+        """Hand float32 rows to the first rank, which takes those of one rank after the other's. No rows: the end."""
+        dist.send(torch.tensor([len(rows_nw)]), 0, group=self._patient)
+        if len(rows_nw):
+            dist.send(rows_nw, 0, group=self._patient)
+
+    def taken(self, rank: int, width: int) -> Tensor | None:
+        """[·, width] the next rows that a rank gives; None when there are no more."""
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, rank, group=self._patient)
+        if not int(count):
+            return None
+        rows_nw = torch.empty(int(count), width)
+        dist.recv(rows_nw, rank, group=self._patient)
+        return rows_nw
 
     def first_says(self, value: T) -> T:
         """What the first rank has."""

@@ -148,7 +148,7 @@ def test_an_mlp_is_the_same_on_what_was_prepared_for_it_and_for_largegt(graph: A
     """From the store nothing is sampled; a preparation with samples serves as well, and its run can be opened again."""
     store, _ = graph
     overrides = ["model.name=mlp", "model.hidden=8", "train.epochs=2", "prepare.local_nodes.k=5"]
-    config = Config.from_recipe("default", overrides)
+    config = Config.from_recipe("plain", overrides)
     from_store = train(store, config, tmp_path / "from_store")
     assert from_store.prepared().k == 1
     assert from_store.config == config

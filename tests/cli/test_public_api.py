@@ -84,7 +84,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 
     edges, features, labels = homophilous()
     store = lg.ingest(lg.sources.arrays(edges, features, labels), out=tmp_path / "g")
-    prepared = lg.prepare(store, Config.from_recipe("default", SMALL).prepare)
+    prepared = lg.prepare(store, Config.from_recipe("plain", SMALL).prepare)
     torch.manual_seed(0)
     model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -107,7 +107,7 @@ def test_the_design_s_own_loop_needs_no_cast_of_labels(tmp_path: Path) -> None:
 
     edges, features, labels = homophilous()
     store = lg.ingest(lg.sources.arrays(edges, features, labels), out=tmp_path / "g")
-    prepared = lg.prepare(store, Config.from_recipe("default", SMALL).prepare)
+    prepared = lg.prepare(store, Config.from_recipe("plain", SMALL).prepare)
     model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=8))
     batch = next(iter(lg.token_batches(prepared, split="train", batch_size=25, seed=0)))
     assert F.cross_entropy(model(batch).logits, batch.labels).isfinite()

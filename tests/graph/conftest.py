@@ -23,12 +23,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("largegt.graph.nodes._CHUNK_ROWS", 70)
     monkeypatch.setattr("largegt.graph.labels._BLOCK_ROWS", 70)
     for name, value in (
-        ("_BUCKET_PAIRS", 300),
-        ("_MOST_BUCKETS", 6),
-        ("_LEAST_RUN", 700),
-        ("_MOST_RUN", 2500),
-        ("_LEAST_PIECE", 150),
-        ("_WINDOW_EDGES", 800),
+        ("pair_runs._BUCKET_PAIRS", 300),
+        ("pair_runs._MOST_BUCKETS", 6),
+        ("csr._LEAST_RUN", 700),
+        ("csr._MOST_RUN", 2500),
+        ("csr._LEAST_PIECE", 150),
+        ("csr._WINDOW_EDGES", 800),
     ):
-        monkeypatch.setattr(f"largegt.graph.csr.{name}", value)
+        monkeypatch.setattr(f"largegt.graph.{name}", value)
     return monkeypatch

@@ -10,15 +10,16 @@ import pytest
 from graph_helpers import left_behind
 
 from largegt import folder as home
+from largegt import integrity
 from largegt.errors import DiskError, FormatError, InputError
 from largegt.folder import (
     ArrayFolder,
     FolderWriter,
-    file_checksum,
     fingerprint,
     require_space,
     write_text_atomically,
 )
+from largegt.integrity import file_checksum, sealed
 
 
 def _write(path: Path, values: list[int], replace: bool = False) -> ArrayFolder:
@@ -48,7 +49,7 @@ def test_written_and_read_with_numpy_alone(tmp_path: Path) -> None:
     assert "values" in folder
     assert "other" not in folder
     assert folder.meta == {"about": "a test"}
-    folder.verify()
+    assert list(folder.damages()) == []
     assert left_behind(tmp_path, "f") == []
 
 
@@ -89,14 +90,17 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "f" / "values.npy"
     good = file.read_bytes()
     file.write_bytes(good[:-1] + b"\x09")
+    assert [(damage.file, damage.reason) for damage in folder.damages()] == [(file, "does not match its checksum")]
     with pytest.raises(FormatError, match="checksum"):
-        folder.verify()
+        folder.check(["values"])
+    with pytest.raises(FormatError, match="checksum"):
+        ArrayFolder(tmp_path / "f", "store")
     np.save(file, np.arange(4))
     with pytest.raises(FormatError, match="shape"):
-        ArrayFolder(tmp_path / "f", "store").array("values")
+        ArrayFolder(tmp_path / "f", "store")
     file.unlink()
-    with pytest.raises(FormatError, match="missing or damaged"):
-        ArrayFolder(tmp_path / "f", "store").array("values")
+    with pytest.raises(FormatError, match="is missing"):
+        ArrayFolder(tmp_path / "f", "store")
     with pytest.raises(FormatError, match="no array 'other'"):
         folder.array("other")
 
@@ -105,14 +109,25 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
     _write(tmp_path / "f", [1])
     file = tmp_path / "f" / "manifest.json"
     manifest = json.loads(file.read_text())
+    assert sealed({key: value for key, value in manifest.items() if key != "checksum"}) == file.read_text()
+    entry = manifest["arrays"]["values"]
     for text, message in (
         ("{", "cannot be read"),
-        ("[]", "not a largegt store"),
-        (json.dumps({**manifest, "version": "2"}), "format version"),
+        ("[" * 100_000, "cannot be read"),
+        ("[]", "expected an object"),
+        (json.dumps(manifest), "does not match its checksum"),
+        (json.dumps({**manifest, "version": 2}), "does not match its checksum"),
+        (json.dumps({key: value for key, value in manifest.items() if key != "checksum"}), "checksum is missing"),
+        (sealed({**manifest, "format": "largegt-prepared"}), "not a largegt store"),
+        (json.dumps({**manifest, "version": "3"}), "format version"),
         (json.dumps({**manifest, "version": 1}), "make the folder again"),
-        (json.dumps({**manifest, "version": 3}), "make the folder again"),
-        (json.dumps({**manifest, "arrays": None}), "incomplete"),
-        (json.dumps({**manifest, "arrays": {"../up": {}}}), "no plain name"),
+        (json.dumps({**manifest, "version": 4}), "make the folder again"),
+        (sealed({**manifest, "arrays": None}), "incomplete"),
+        (sealed({**manifest, "arrays": {"../up": entry}}), "no plain name"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "shape": "3"}}}), "does not describe"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "bytes": 1 << 70}}}), "does not describe"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "shape": [10**15]}}}), "has shape"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "dtype": "float64"}}}), "holds int64"),
     ):
         file.write_text(text)
         with pytest.raises(FormatError, match=message):
@@ -209,7 +224,7 @@ def test_bad_input_leaves_nothing_and_bad_luck_leaves_the_work(
 
 def test_two_writers_of_one_folder(tmp_path: Path) -> None:
     with FolderWriter(tmp_path / "f", "store") as writer:
-        with pytest.raises(InputError, match=r"another process \(\d+\) is writing .*f: wait"):
+        with pytest.raises(InputError, match=r"another process \(pid \d+ on .*, since .*\) is writing .*f: wait"):
             FolderWriter(tmp_path / "f", "store")
         writer.save("a", np.arange(3))
         writer.finish({})
@@ -245,8 +260,8 @@ def test_the_checksum_of_many_blocks_sees_every_byte(tmp_path: Path, monkeypatch
     data = bytearray(np.random.default_rng(0).bytes(100_000))
     file.write_bytes(data)
     whole = file_checksum(file)
-    monkeypatch.setattr(home, "_HASH_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(home, "_READ_BYTES", 300)
+    monkeypatch.setattr(integrity, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(integrity, "_READ_BYTES", 300)
     blocks = file_checksum(file)
     assert blocks != whole
     for at in (0, 999, 1000, 54_321, 99_999):

@@ -119,9 +119,8 @@ def check_refused(memory: int, values: list[Any], size: int) -> None:
         folder = Path(scratch) / "ids"
         with pytest.raises(InputError) as raised:
             IdFile.build(folder, cut(ids, size), memory, 1, "nodes.csv")
-        assert str(raised.value) == (
-            f"nodes.csv: id {values[row]!r} occurs twice (again in row {row}): each node may have one row only"
-        )
+        said = f"nodes.csv: id {values[row]!r} occurs twice (again in row {row}): each node may have one row only"
+        assert str(raised.value) == str(InputError(said))  # a very long one is shortened
         assert not folder.exists()
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from largegt.config import IngestConfig
 from largegt.errors import ConfigError, DiskError, InputError
-from largegt.graph import csr, sources
+from largegt.graph import csr, pair_runs, sources
 from largegt.graph.ingest import ingest
 from largegt.graph.precision import from_bfloat16_bits, to_bfloat16_bits
 
@@ -82,14 +82,15 @@ def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_memory(
     source = sources.arrays(edges, num_nodes=num_nodes)
     one = ingest(source, tmp_path / "one" / "g", threads=1)
     three = ingest(source, tmp_path / "three" / "g", threads=3)
-    for name, value in (("_BUCKET_PAIRS", 1000), ("_LEAST_RUN", 5000), ("_MOST_RUN", 5000), ("_WINDOW_EDGES", 1000)):
+    monkeypatch.setattr(pair_runs, "_BUCKET_PAIRS", 1000)
+    for name, value in (("_LEAST_RUN", 5000), ("_MOST_RUN", 5000), ("_WINDOW_EDGES", 1000)):
         monkeypatch.setattr(csr, name, value)
     runs = ingest(source, tmp_path / "runs" / "g", threads=2)
     monkeypatch.setattr(csr, "_LEAST_PIECE", 200)  # less than the hubs have: their rows are marked in a bitmap
     monkeypatch.setattr("largegt.graph.ingest.memory_budget", lambda _: 1000)
     marked: list[int] = []
-    one_row = csr._Piece._one_row
-    monkeypatch.setattr(csr._Piece, "_one_row", lambda piece: marked.append(piece.low) or one_row(piece))
+    one_row = pair_runs.Piece._one_row
+    monkeypatch.setattr(pair_runs.Piece, "_one_row", lambda piece: marked.append(piece.low) or one_row(piece))
     pieces = ingest(source, tmp_path / "pieces" / "g", threads=2)
     assert set(marked) >= {0, 1, 2}
     assert one.fingerprint == three.fingerprint == runs.fingerprint == pieces.fingerprint
@@ -110,7 +111,8 @@ def test_larger_graph_equals_scipy_and_does_not_depend_on_threads_or_memory(
 
 
 def test_int64_indices_give_the_same_graph(tmp_path: Path, six: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csr, "index_dtype", lambda num_nodes: "int64")
+    for module in (csr, pair_runs):
+        monkeypatch.setattr(module, "index_dtype", lambda num_nodes: "int64")
     store = ingest(sources.arrays(six, num_nodes=6), tmp_path / "g")
     assert store.indices.dtype == np.int64
     assert rows(store, "both") == edge_sets(six, 6)["both"]

@@ -100,7 +100,7 @@ def test_stores_that_cannot_be_opened(tmp_path: Path, six: Any) -> None:
     store = _named(tmp_path, six)
     manifest = json.loads((store.path / "manifest.json").read_text())
     (store.path / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(FormatError, match="format version 99, this largegt reads 2"):
+    with pytest.raises(FormatError, match="format version 99, this largegt reads 3"):
         GraphStore.open(store.path)
     (store.path / "manifest.json").write_text(json.dumps({**manifest, "format": "largegt-prepared"}))
     with pytest.raises(FormatError, match="not a largegt store"):

@@ -79,8 +79,10 @@ def test_a_training_nodes_own_label_changes_nothing_it_reads(name: str, tmp_path
     assert any(not torch.equal(found[0][other], found[1][other]) for other in found[0])
 
 
-def test_training_evaluating_and_predicting_with_them(tmp_path: Path) -> None:
-    store = easy_store(tmp_path / "g", CLASSES)
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_training_evaluating_and_predicting_with_them(task: str, tmp_path: Path) -> None:
+    store = easy_store(tmp_path / "g", CLASSES if task == "multiclass" else CLASSES + 0.5)
+    assert store.task == task
     config = small("model.label_contexts=2", "train.epochs=3", "train.draws=2")
     run = lg.train(store, config, tmp_path / "run")
     assert lg.evaluate(run, "test") == pytest.approx(run.metrics["test"], rel=1e-5)
@@ -94,9 +96,6 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"prepare\.labels\.hops"):
         lg.train(prepared, small("model.label_contexts=1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    values = easy_store(tmp_path / "values", CLASSES.astype(np.float32), task="regression")
-    with pytest.raises(ConfigError, match="label contexts count labels"):
-        lg.prepare(values, small("model.label_contexts=1").preparation)
 
 
 def test_the_estimate_counts_them(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_readout_against_the_written_out_version() -> None:
 
 def test_hop_embeddings_tell_hops_and_the_node_itself_apart() -> None:
     module = module_of()
-    hops = module._hops(4)
+    hops = module.hop_vectors(4)
     own, others = module.hop_embedding
     assert torch.equal(hops[:3], own)
     for j in (1, 2, 3):

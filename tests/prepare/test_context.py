@@ -20,7 +20,7 @@ WAYS = [*DIRECTIONS, "apart"]
 
 
 def rows_of(
-    store: Any, nodes: Any = None, direction: Any = "both", standardize: bool = False, threads: int = 1,
+    store: Any, nodes: Any = None, direction: Any = "both", standardize: Any = False, threads: int = 1,
     memory: int = 1 << 30, hops: int = 2, degrees: bool = False,
 ) -> Any:  # fmt: skip
     """`direction` apart: out and in."""
@@ -137,6 +137,20 @@ def test_degrees_by_hand(make_store: Any) -> None:
     np.testing.assert_allclose(found, np.log([[3, 1], [2, 2], [1, 3], [1, 1]]), rtol=1e-6)
     around = rows_of(make_store(SIX_NODES, 6), degrees=True)[:, 0, 4:]
     np.testing.assert_allclose(around[:, 0], np.log([3, 3, 3, 2, 2, 1]), rtol=1e-6)
+
+
+def test_whole_features_are_divided_by_one_number(make_store: Any, random_edges: Any) -> None:
+    """Zeros stay zeros, the mean square is one, and degrees are brought to mean 0 and variance 1 as ever."""
+    edges = random_edges(40, 120)
+    store = make_store(edges, 40, width=3)
+    own = decode(store.features, store.feature_dtype).astype(np.float64)
+    found = rows_of(store, None, "both", "whole", degrees=True)[:, 0]
+    np.testing.assert_allclose(found[:, :3], own / np.sqrt((own**2).mean()), rtol=1e-5)
+    np.testing.assert_array_equal(found[:, 3:], rows_of(store, None, "both", True, degrees=True)[:, 0, 3:])
+    np.testing.assert_array_equal(rows_of(store, None, "both", "whole")[:, 0], found[:, :3])
+    empty = np.zeros((2, 3), dtype=np.float32)
+    empty_store = make_store([(0, 1)], 2, features=empty)
+    np.testing.assert_array_equal(rows_of(empty_store, None, "both", "whole")[:, 0], empty)
 
 
 def test_degrees_that_are_all_the_same_are_zero_when_standardized(make_store: Any) -> None:

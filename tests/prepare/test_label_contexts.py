@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,41 @@ def test_other_tasks_against_walks(kind: str, tmp_path: Path) -> None:
         assert np.allclose(found[node], walked(store, node, 2), atol=1e-3), node
 
 
+def test_values_of_a_regression_against_walks(tmp_path: Path) -> None:
+    """Their mean over walks, in spreads from the middle; a value far out counts as eight spreads."""
+    labels = np.random.default_rng(2).normal(100, 10, size=60)
+    labels[4] = 1e5
+    labels[:4:2] -= 1e5
+    store = store_of(GRAPHS["random"], labels, tmp_path / "g")
+    assert store.task == "regression"
+    train = labels[::2].astype(np.float32).astype(np.float64)
+    spread = 2.0 ** np.ceil(np.log2(train.std()))
+    values = np.clip(np.rint((labels - np.rint(train.mean() / spread) * spread) / spread * 32) / 32, -8, 8)
+    indptr, indices = store.csr("both")
+    around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(60)]
+    found = written(store, np.arange(60), 2, tmp_path / "p")
+    for node in range(60):
+        two = [(k, 1 / len(around[j])) for j in around[node] for k in around[j]]
+        for hop, ends in enumerate(([(j, 1.0) for j in around[node]], two)):
+            known = [(k, p) for k, p in ends if k % 2 == 0 and k != node]
+            mass = sum(p for _, p in known)
+            mean = sum(p * values[k] for k, p in known) / mass if mass else 0.0
+            assert np.allclose(found[node, hop], [mean, mass / max(1, len(around[node]))], atol=2e-3), (node, hop)
+
+
+def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
+    labels = np.random.default_rng(2).normal(100, 10, size=60)
+    before = written(store_of(GRAPHS["random"], labels, tmp_path / "g"), np.arange(60), 2, tmp_path / "p")
+    for node in range(0, 60, 2):
+        changed = labels.copy()
+        changed[node] += 7.5
+        after = written(
+            store_of(GRAPHS["random"], changed, tmp_path / f"g{node}"), np.arange(60), 2, tmp_path / f"p{node}"
+        )
+        assert np.array_equal(after[node], before[node])
+        assert not np.array_equal(after, before)
+
+
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_nodes_own_label_is_no_part_of_its_row(graph: str, tmp_path: Path) -> None:
     """To the bit; and it is part of its neighbours', if it is a training node."""
@@ -104,10 +140,28 @@ def test_a_nodes_own_label_is_no_part_of_its_row(graph: str, tmp_path: Path) -> 
     assert seen > 15
 
 
-def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, monkeypatch: Any) -> None:
-    from largegt.prepare import label_contexts as module
+class InBlocks(Engine):
+    """Gives a task room for a few rows of counts at a time, as a cluster does."""
 
-    monkeypatch.setattr(module, "_LOT", 7)
+    def lots(self, task: Any, nodes: np.ndarray, width: int, start: int) -> Iterator[np.ndarray]:
+        for low in range(start, len(nodes), 11):
+            yield task(nodes[low : low + 11], 1, self.memory)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None:
+    store = store_of(GRAPHS[graph], np.arange(60) % 3, tmp_path / "g")
+    expected = written(store, np.arange(60), 2, tmp_path / "p")
+    for number, memory in enumerate((1, 150, 1 << 20)):
+        with FolderWriter(tmp_path / f"b{number}", "prepared") as writer:
+            write_label_contexts(writer, store, np.arange(60), 2, InBlocks(memory))
+            assert writer.array("label_contexts").tobytes() == expected.tobytes()
+
+
+def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, monkeypatch: Any) -> None:
+    from largegt.prepare.engines import engine as module
+
+    monkeypatch.setattr(module, "SEGMENT_NODES", 7)
     store = store_of(GRAPHS["random"], np.arange(60) % 3, tmp_path / "g")
     expected = written(store, np.arange(60), 2, tmp_path / "p")
     assert np.array_equal(written(store, np.arange(60), 2, tmp_path / "q", memory=2000, threads=3), expected)

@@ -17,7 +17,9 @@ import pytest
 from list_helpers import answers_alike
 
 import largegt
-from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from bucket_helpers import content, serving
+from largegt import storage
+from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.local_nodes import local_nodes
@@ -37,8 +39,17 @@ SOON = {"health_check_period_ms": 1_000, "health_check_timeout_ms": 3_000, "heal
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    seen = [str(Path(largegt.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket that every machine of the cluster can read, and a cache apart."""
+    with serving() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LARGEGT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield url
+
+
+@pytest.fixture(scope="module")
+def cluster(bucket: str) -> Iterator[Any]:
+    tests = Path(__file__).parent
+    seen = [str(Path(largegt.__file__).parents[1]), str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:  # workers see the modules that this process sees
         patch.setenv("PYTHONPATH", os.pathsep.join(seen))
         head = {**MACHINE, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
@@ -85,7 +96,9 @@ CONFIGS = {
         local_nodes=LocalNodesConfig(k=3, direction="in"), tokens=TokensConfig(nodes="reachable", dtype="float32")
     ),
     "all, no positions": PrepareConfig(
-        local_nodes=LocalNodesConfig(k=70, nodes="all"), positions=PositionsConfig(method="none")
+        local_nodes=LocalNodesConfig(k=70, nodes="all"),
+        positions=PositionsConfig(method="none"),
+        labels=LabelContextsConfig(hops=2),
     ),
 }
 
@@ -95,6 +108,24 @@ def test_the_bytes_of_the_local_engine(cluster: Any, store: Any, name: str) -> N
     expected = made_by(Engine(1 << 28, 1), store, CONFIGS[name])
     shards = 1 + list(CONFIGS).index(name) % 3
     assert made_by(RayEngine(shards=shards, memory=8_000 * shards), store, CONFIGS[name]) == expected
+
+
+def test_a_store_in_a_bucket(cluster: Any, bucket: str, store: Any) -> None:
+    config = PrepareConfig(
+        local_nodes=LocalNodesConfig(k=6),
+        tokens=TokensConfig(degrees=True, nodes="sampled", standardize=True),
+        labels=LabelContextsConfig(hops=2),
+    )
+    url = f"{bucket}/{store.name}"
+    for file in store.path.iterdir():
+        storage.put(file, f"{url}/{file.name}")
+    expected = made_by(Engine(1 << 28, 1), store, config)
+    prepared = largegt.prepare(url, config, engine=RayEngine(shards=2, memory=40_000))
+    assert content(prepared.place) == expected
+    everything = {name.split("/")[0] for name in content(url)}
+    assert everything == {file.name for file in store.path.iterdir()} | {"prepared"}, "scratch is gone"
+    held = {file.stem for file in storage.local_path(url).glob("*.npy")}
+    assert held <= {"labels", "split"}, "edges and features stay where they are"
 
 
 def test_shards_answer_as_the_store_does(cluster: Any, store: Any) -> None:
@@ -220,7 +251,8 @@ def test_views_of_files_travel_by_name_and_large_arrays_apart(cluster: Any, tmp_
 
 
 def test_the_command_line(cluster: Any, store: Any, lg: Any) -> None:
-    found = lg("prepare", store.path, "--engine", "ray", "--shards", "2", "--set", "prepare.local_nodes.k=5", "--json")
+    sets = ["--set", "prepare.local_nodes.k=5", "--set", "prepare.local_nodes.hop1_share=none"]
+    found = lg("prepare", store.path, "--engine", "ray", "--shards", "2", *sets, "--json")
     assert found.code == 0, found.err
     path = Path(found.json["path"])
     rows = np.load(path / "token_nodes.npy")[np.load(path / "local_rows.npy")]

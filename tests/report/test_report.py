@@ -190,7 +190,7 @@ def test_every_chart_has_a_name_and_a_table(page: Page) -> None:
 
 
 def test_contents_lead_somewhere(page: Page) -> None:
-    wanted = ["scores", "curves", "cost", "k", "predictions", "codebook", "attention", "settings", "runs"]
+    wanted = ["scores", "curves", "cost", "k", "predictions", "codebook", "attention", "map", "settings", "runs"]
     assert [link[1:] for link in page.links if link.startswith("#")] == wanted
     assert set(wanted) <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
@@ -313,6 +313,7 @@ def test_many_runs_with_long_histories_stay_small(runs: list[Path], tmp_path: Pa
     for number in range(10):
         path = Path(shutil.copytree(runs[number % 4], tmp_path / f"run{number}"))
         text = (path / "config.toml").read_text()
+        (path / "checksums.json").unlink()
         (path / "config.toml").write_text(text.replace("hidden = 8", f"hidden = {8 + 2 * number}"))
         entry = Run.open(path).history[-1]
         lines = [

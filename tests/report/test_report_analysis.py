@@ -66,8 +66,11 @@ def test_it_is_kept_while_the_weights_are_the_same(
 ) -> None:
     run = Path(shutil.copytree(runs["mlp"], tmp_path / "run"))
     (run / analysis.FILE).unlink(missing_ok=True)
+    (run / "checksums.json").unlink()
     first = analyse(run)
-    assert json.loads((run / analysis.FILE).read_text()) == first
+    kept = json.loads((run / analysis.FILE).read_text())
+    assert kept.pop("checksum").startswith("xxh3:")
+    assert kept == first
     calls: list[Any] = []
     inner = analysis._analysis
     monkeypatch.setattr(analysis, "_analysis", lambda *given: (calls.append(given), inner(*given))[1])
@@ -82,6 +85,10 @@ def test_it_is_kept_while_the_weights_are_the_same(
     (run / analysis.FILE).write_text("{ damaged")
     assert analyse(run) == first
     assert len(calls) == 2
+    text = (run / analysis.FILE).read_text()
+    (run / analysis.FILE).write_text(text.replace('"num_nodes": ', '"num_nodes": 1'))
+    assert analyse(run) == first, "a changed one is not believed"
+    assert len(calls) == 3
     (run / "model.safetensors").write_bytes(weights)
     with pytest.raises(Exception, match="does not fit"):
         analyse(run)

@@ -490,7 +490,7 @@ def test_what_says_that_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_advice_without_a_checkpoint(tmp_path: Path) -> None:
-    assert "start again" in resume_advice(tmp_path, 2)
+    assert "no checkpoint yet; begin again with: largegt train --resume" in resume_advice(tmp_path, 2)
 
 
 def test_an_idle_rank_weighs_nothing() -> None:

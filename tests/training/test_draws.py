@@ -92,7 +92,7 @@ def test_the_command_line_too(run: Run, by_hand: np.ndarray, lg: Cli, tmp_path: 
     assert one["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
     for given, expected in (((), by_hand.mean(axis=0)), (("--draws", 1), by_hand[0])):
         out = tmp_path / "p.npz"
-        assert lg("predict", run.path, "--split", "test", "--out", out, *given).code == 0
+        assert lg("predict", run.path, "--split", "test", "--out", out, "--overwrite", *given).code == 0
         np.testing.assert_allclose(np.load(out)["probability"], expected.max(axis=1), atol=1e-5)
 
 

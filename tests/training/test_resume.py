@@ -105,7 +105,7 @@ def test_a_run_really_killed_and_resumed_equals_one_left_alone(
         "PYTHONPATH": str(Path(loop.__file__).parents[2]),
     }
     command = [sys.executable, "-m", "largegt", "train"]
-    arguments = [str(store.path), *(part for item in overrides for part in ("--set", item))]
+    arguments = [str(store.path), "--recipe", "plain", *(part for item in overrides for part in ("--set", item))]
     out = ["--out", str(tmp_path / "run")]
     log = tmp_path / "run" / "metrics.jsonl"
     process = subprocess.Popen([*command, *arguments, *out], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

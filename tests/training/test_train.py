@@ -335,7 +335,7 @@ def test_the_run_folder_holds_what_the_design_says(done: Run) -> None:
     names = {item.name for item in done.path.iterdir()}
     assert names == {
         "config.toml", "metrics.jsonl", "metrics.csv", "metrics.json", "model.safetensors", "checkpoints",
-        "tensorboard",
+        "checksums.json", "tensorboard",
     }  # fmt: skip
     assert {
         "model", "dataset", "seed", "num_parameters", "best_epoch", "epoch_time_s", "peak_gpu_bytes", "valid", "test",
@@ -542,6 +542,7 @@ def test_damaged_weights(content: bytes | None, copy: Path) -> None:
 def test_weights_of_another_shape(copy: Path) -> None:
     file = copy / "config.toml"
     file.write_text(file.read_text().replace("hidden = 8", "hidden = 12"))
+    (copy / "checksums.json").unlink()
     with pytest.raises(FormatError, match="does not fit"):
         evaluate(copy)
 

@@ -16,7 +16,7 @@ from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
 
 
 def axis_of(search: str, *overrides: str) -> Choices | Range:
-    return make_space("default", overrides, [search], only=True).axes[search.partition("=")[0]]
+    return make_space("plain", overrides, [search], only=True).axes[search.partition("=")[0]]
 
 
 @pytest.mark.parametrize(("search", "axis"), [
@@ -56,7 +56,7 @@ def test_the_language(search: str, axis: Choices | Range) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_said_in_one_line(search: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        make_space("default", search=[search])
+        make_space("plain", search=[search])
     assert "\n" not in str(caught.value)
 
 
@@ -95,18 +95,18 @@ def test_a_model_reads_every_setting_that_is_searched_for_it(tmp_path: Path) -> 
 
 
 def test_what_is_fixed_is_not_searched() -> None:
-    every = make_space("default").axes
+    every = make_space("plain").axes
     assert {"model.hidden", "train.learning_rate", "prepare.local_nodes.k", "model.label_tokens"} <= set(every)
-    fixed = make_space("default", ["model.hidden = 64"])
+    fixed = make_space("plain", ["model.hidden = 64"])
     assert set(fixed.axes) == set(every) - {"model.hidden"}
     assert fixed.config(fixed.start).model.hidden == 64
-    both = make_space("default", ["model.hidden=64"], ["model.hidden=32,64", "train.clip_norm=0.5,none"])
+    both = make_space("plain", ["model.hidden=64"], ["model.hidden=32,64", "train.clip_norm=0.5,none"])
     assert set(both.axes) == {*every, "train.clip_norm"}
     assert both.start["model.hidden"] == "64"
-    alone = make_space("default", search=["model.hidden=32,64"], only=True)
+    alone = make_space("plain", search=["model.hidden=32,64"], only=True)
     assert set(alone.axes) == {"model.hidden"}
     with pytest.raises(ConfigError, match="nothing to search"):
-        make_space("default", only=True)
+        make_space("plain", only=True)
 
 
 def test_the_table_makes_room_for_the_recipe_and_the_user_does_not() -> None:
@@ -119,7 +119,7 @@ def test_the_table_makes_room_for_the_recipe_and_the_user_does_not() -> None:
     assert strict.own["model.hidden"] == "96"
     assert strict.start["train.learning_rate"] == 1e-3
     assert strict.own["train.learning_rate"] == 5e-3
-    assert make_space("default", search=["prepare.local_nodes.hop1_share=0.25..1"]).start[
+    assert make_space("plain", search=["prepare.local_nodes.hop1_share=0.25..1"]).start[
         "prepare.local_nodes.hop1_share"
     ] == 0.25  # fmt: skip
 
@@ -127,13 +127,13 @@ def test_the_table_makes_room_for_the_recipe_and_the_user_does_not() -> None:
 def test_zero_stands_beside_powers_of_ten() -> None:
     axis = make_space("sgc").axes["train.weight_decay"]
     assert axis == Choices(("0", "1e-05", "0.0001", "0.001", "0.01", "0.1"))
-    assert isinstance(make_space("default").axes["train.weight_decay"], Range)
+    assert isinstance(make_space("plain").axes["train.weight_decay"], Range)
 
 
 def test_values_that_do_not_fit_the_recipe_are_left_out() -> None:
-    axes = make_space("default", ["model.heads=6", "model.hidden=96", "model.codebook.heads=2"]).axes
+    axes = make_space("plain", ["model.heads=6", "model.hidden=96", "model.codebook.heads=2"]).axes
     assert "model.hidden" not in axes
-    fitted = make_space("default", ["model.heads=128", "model.codebook.heads=1"]).axes
+    fitted = make_space("plain", ["model.heads=128", "model.codebook.heads=1"]).axes
     assert fitted["model.hidden"] == Choices(("128", "256"))
 
 
@@ -143,5 +143,5 @@ def test_hops_stay_as_many_as_they_are() -> None:
 
 
 def test_regression_smooths_no_labels() -> None:
-    assert "train.label_smoothing" in make_space("default").axes
-    assert "train.label_smoothing" not in make_space("default", task="regression").axes
+    assert "train.label_smoothing" in make_space("plain").axes
+    assert "train.label_smoothing" not in make_space("plain", task="regression").axes

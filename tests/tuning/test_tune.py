@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import sys
 import threading
@@ -18,6 +17,7 @@ import largegt
 from largegt.config import Config
 from largegt.errors import ConfigError, InputError
 from largegt.graph.store import GraphStore
+from largegt.locks import Lock
 from largegt.prepare.prepared import Prepared
 from largegt.training.loop import train
 from largegt.training.run import Run
@@ -65,7 +65,7 @@ def killer(at: str, once_after: int, error: type[BaseException]) -> Any:
 
 def test_the_first_trial_is_the_recipe_and_the_best_is_kept(store: GraphStore, tmp_path: Path) -> None:
     found = small_tune(store, tmp_path / "t", trials=4)
-    base = Config.from_recipe("default", BASE)
+    base = Config.from_recipe("plain", BASE)
     assert Run.open(tmp_path / "t" / "trials" / "0000").config == base
     rows = rows_of(tmp_path / "t")
     assert [row["state"] for row in rows] == ["finished"] * 4
@@ -186,7 +186,7 @@ def test_settings_that_end_the_process_every_time_are_given_up(store: GraphStore
 def test_a_training_that_ended_before_its_trial_did_counts(store: GraphStore, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         small_tune(store, tmp_path / "t", trials=1, progress=killer("epoch 1/2", 0, Killed))
-    train(store, Config.from_recipe("default", BASE), tmp_path / "t" / "trials" / "0000", resume=True)
+    train(store, Config.from_recipe("plain", BASE), tmp_path / "t" / "trials" / "0000", resume=True)
     found = small_tune(store, tmp_path / "t", trials=1)
     assert (found.best.epochs, found.best.score) == (2, small_tune(store, tmp_path / "u", trials=1).best.score)
 
@@ -287,10 +287,8 @@ def test_another_tuning_in_the_same_folder_is_refused(store: GraphStore, tmp_pat
             small_tune(store, tmp_path / "t", trials=1, **more)
     with pytest.raises(ConfigError, match="another store"):
         small_tune(easy_store(tmp_path / "h", name="other"), tmp_path / "t", trials=1)
-    with open(tmp_path / "t" / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process"):
-            small_tune(store, tmp_path / "t", trials=1)
+    with Lock(tmp_path / "t"), pytest.raises(InputError, match=r"another process .* is tuning into"):
+        small_tune(store, tmp_path / "t", trials=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(InputError, match="not a tuning"):

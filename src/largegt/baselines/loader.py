@@ -23,7 +23,7 @@ from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks
 from ..threads import num_threads, run_ahead
-from ..tokens.loader import Aside
+from ..tokens.loader import Aside, shuffled
 from ..tokens.table import TokenTable
 from ..types import Array
 from .goat import NeighborhoodBatch
@@ -56,6 +56,7 @@ class NeighborLoader:
         cls, table: TokenTable, device: torch.device, model: NodeModel, prepared: Prepared, store: GraphStore, seed: int
     ) -> NeighborLoader:
         """The loader that this model wants."""
+        store.check(prepared.config.local_nodes.direction)
         csr = store.csr(prepared.config.local_nodes.direction)
         where = torch.device("cpu")
         if device.type == "cuda" and sum(part.nbytes for part in csr) < _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -69,7 +70,7 @@ class NeighborLoader:
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Any]:
         """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
         if seed is not None:
-            rows = np.random.default_rng([seed, epoch]).permutation(rows)
+            rows = shuffled(rows, seed, epoch)
         if not len(rows):
             return
         drawn = _SCORING + self.draw if seed is None else epoch

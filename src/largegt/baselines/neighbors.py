@@ -129,6 +129,7 @@ class NeighborSampler:
         threads: int | None = None,
     ) -> NeighborSampler:
         """Over a store's successors (`out`), predecessors (`in`) or both; of the last the store keeps the union."""
+        store.check(direction)
         return cls(*store.csr(direction), fanouts, seed, device, threads)
 
     def sample(self, nodes: Any, epoch: int = 0) -> Sample:

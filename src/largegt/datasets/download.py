@@ -12,7 +12,6 @@ written.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import json
@@ -33,6 +32,7 @@ from typing import IO, Any
 
 from ..errors import ConfigError, InputError, disk_errors, first_line
 from ..folder import require_space, write_text_atomically
+from ..locks import HeldError, Lock
 from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import PathLike
@@ -74,6 +74,8 @@ def download_dataset(
     target = Path(root) / known.archive if known.is_zip else folder / known.archive
     try:
         fetch(url or known.url, target, checksum=known.checksum, begins_with=known.begins_with, progress=progress)
+    except HeldError:
+        raise
     except InputError as error:
         raise InputError(f"{error}. By hand: {known.how_to_get(folder, missing)}") from None
     if known.is_zip:
@@ -133,6 +135,8 @@ def fetch(
     with disk_errors(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         with _Partial(file) as partial:
+            if file.exists():  # another process was done just before we began
+                return file
             _fetch_all(url, partial, show)
             _check(partial.path, url, checksum, begins_with, remove=partial.discard)
             partial.finish()
@@ -145,17 +149,12 @@ class _Partial:
     def __init__(self, file: Path) -> None:
         self.file, self.path = file, file.with_name(file.name + ".partial")
         self._facts = file.with_name(file.name + ".partial.json")
-        self.stream: IO[bytes] = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._lock = Lock(file, "downloading")
         try:
-            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(os.fstat(self.stream.fileno()), os.stat(self.path))
-        except OSError:
-            held = False  # locked by another process, or finished and renamed by it just now
-        if not held:
-            self.stream.close()
-            raise InputError(
-                f"another process is downloading {file}: wait for it or stop it, then run the same command again"
-            )
+            self.stream: IO[bytes] = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __enter__(self) -> _Partial:
         return self
@@ -164,6 +163,7 @@ class _Partial:
         if not self.size and self.path.exists():
             self.discard()
         self.stream.close()
+        self._lock.release()
 
     def write(self, piece: bytes) -> None:
         left = memoryview(piece)
@@ -332,34 +332,39 @@ def unpack(archive: PathLike, out: PathLike, progress: Progress | None = None) -
 
     It is unpacked aside: `out` never holds half a file. Files that `out` has already under the same name are replaced.
     """
-    archive, out, show = Path(archive), Path(out), progress or silent
+    archive, out = Path(archive), Path(out)
     aside = out.parent / f".{out.name}.unpacking"
-    try:
-        with disk_errors(out), zipfile.ZipFile(archive) as opened:
-            members = _safe_members(opened, archive)
-            total = sum(info.file_size for info, _ in members)
-            require_space(out, total, f"unpacking {archive.name}")
+    with disk_errors(out), Lock(out, "unpacking into"):
+        try:
+            _unpack(archive, out, aside, progress or silent)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise InputError(
+                f"{archive} is damaged ({first_line(error)}): remove it and run the same command again"
+            ) from error
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
-            done = 0
-            for info, path in members:
-                (aside / path).parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(info) as stream, open(aside / path, "xb") as copy:
-                    while piece := stream.read(_PIECE_BYTES):
-                        copy.write(piece)
-                        done += len(piece)
-                        show(f"unpack {archive.name}", done, total)
-                    copy.flush()
-                    os.fsync(copy.fileno())
-            for _, path in members:
-                (out / path).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(aside / path, out / path)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise InputError(
-            f"{archive} is damaged ({first_line(error)}): remove it and run the same command again"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return out
+
+
+def _unpack(archive: Path, out: Path, aside: Path, show: Progress) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        members = _safe_members(opened, archive)
+        total = sum(info.file_size for info, _ in members)
+        require_space(out, total, f"unpacking {archive.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        done = 0
+        for info, path in members:
+            (aside / path).parent.mkdir(parents=True, exist_ok=True)
+            with opened.open(info) as stream, open(aside / path, "xb") as copy:
+                while piece := stream.read(_PIECE_BYTES):
+                    copy.write(piece)
+                    done += len(piece)
+                    show(f"unpack {archive.name}", done, total)
+                copy.flush()
+                os.fsync(copy.fileno())
+        for _, path in members:
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(aside / path, out / path)
 
 
 def _safe_members(opened: zipfile.ZipFile, archive: Path) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:

@@ -17,8 +17,10 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph import parts
+from ..graph.claims import check_member
 from ..graph.ids import Ids, as_ids, as_text
 from ..graph.tables import reading
+from ..integrity import npy_header
 from ..types import Array, PathLike
 
 _PIECE_BYTES = 1 << 20
@@ -35,11 +37,16 @@ class NpzMember:
             names = [member.removesuffix(".npy") for member in archive.namelist()]
             if name not in names:
                 raise InputError(f"{path} has no array {name!r}; it has: {', '.join(names) or 'none'}")
-            if archive.getinfo(f"{name}.npy").flag_bits & _ENCRYPTED:
+            info = archive.getinfo(f"{name}.npy")
+            if info.flag_bits & _ENCRYPTED:
                 raise ValueError("it is encrypted")
             with archive.open(f"{name}.npy") as stream:
-                self.shape, self.fortran, self.dtype = _header(stream)
+                self.shape, fortran, self.dtype = npy_header(stream)
                 self._header_bytes = stream.tell()
+            if not self.dtype.hasobject:
+                check_member(info, self._header_bytes + self.size * self.dtype.itemsize)
+        # of one dimension, or of one row or column, an array lies the same in either order
+        self.fortran = fortran and sum(side != 1 for side in self.shape) > 1
         if self.dtype.hasobject or self.dtype.names:
             raise InputError(f"{self.where} holds {self.dtype}, plain numbers are wanted (nothing is unpickled)")
 
@@ -64,16 +71,6 @@ class NpzMember:
         blocks = list(self.values(0, self.size, max(1, self.size)))
         flat = blocks[0] if blocks else np.empty(0, dtype=self.dtype)
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
-
-
-def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"its .npy format {version} is not known")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
-    # of one dimension, or of one row or column, an array lies the same in either order
-    return tuple(shape), fortran and sum(side != 1 for side in shape) > 1, dtype
 
 
 def _skip(stream: Any, num_bytes: int) -> None:

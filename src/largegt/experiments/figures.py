@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import disk_errors
 from ..report.figures import COLORS, INK, MUTED
 
 _SUFFIXES = (".svg", ".pdf", ".png")
@@ -89,5 +90,8 @@ def _save(figure: Any, file: Path) -> list[Path]:
     written = [file.with_suffix(suffix) for suffix in _SUFFIXES]
     for path in written:
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-        figure.savefig(path, dpi=150, metadata=metadata)
+        partial = path.with_name(f".{path.name}.partial")
+        with disk_errors(path):
+            figure.savefig(partial, format=path.suffix[1:], dpi=150, metadata=metadata)
+            partial.replace(path)
     return written

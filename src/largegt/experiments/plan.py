@@ -15,6 +15,7 @@ from typing import Any
 from ..config import Config, recipe_names
 from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
+from ..locks import remove_stale
 from ..progress import Progress, silent
 from ..training.loop import Watch, train
 from ..training.run import Run
@@ -78,6 +79,7 @@ class Experiment:
         path = self.out / "runs" / name
         config = self.config(model, original, seed, extra)
         if (path / "metrics.json").is_file() and Run.open(path).config == config:
+            remove_stale(path)
             return Run.open(path)
 
         def show(stage: str, done: int, total: int | None) -> None:

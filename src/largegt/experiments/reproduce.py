@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from ..errors import ConfigError, nearest
+from ..folder import write_text_atomically
 from ..model.node_model import NodeModel
 from ..progress import Progress
 from ..training.evaluate import score_rows
@@ -189,8 +190,9 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
             loader = make_loader(prepared, trained, config.train, fabric.device, config.tokens.table, experiment.store)
             rows, head = prepared.split_rows("test"), run.head(prepared)
             kept.append(lambda m: score_rows(m, [loader], rows, config.train, head, fabric))
-        with open(file, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"epoch": epoch, **kept[0](trained)}) + "\n")
+        before = [entry for entry in read_lines(file) if entry["epoch"] < epoch]
+        entries = [*before, {"epoch": epoch, **kept[0](trained)}]
+        write_text_atomically(file, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     run = experiment.run(model, 0, label="watched", watch=watch)
     return run, {entry["epoch"]: entry for entry in read_lines(file)}

@@ -4,28 +4,30 @@ Enters: (source, target) node numbers, chunk by chunk. Leaves: `out_*` and, for 
 `both_*` arrays in the writer's folder. Cost: memory as given, whatever the size of the graph; every file is read and
 written from front to back. Scratch on disk while it runs: 8 bytes per edge (int32), gone at the end.
 
-How: an external bucket sort. Pairs are written in *runs*, each as large as memory allows and grouped by bucket, a range
-of rows. Then bucket by bucket the pieces of all runs are brought together, sorted in memory and appended to the result.
-Every step notes how far it came, so that a killed ingest goes on there.
+How: an external bucket sort. Pairs are written in *runs* (see pair_runs.py), each as large as memory allows and grouped
+by bucket, a range of rows. Then bucket by bucket the pieces of all runs are brought together, sorted by workers and
+appended to the result. Every step notes how far it came, so that a killed ingest goes on there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import tee
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..folder import ArrayAppender, FolderWriter
 from ..progress import Progress
-from ..threads import run_ahead
 from ..types import Array
 from . import kernels
+from .pair_runs import Buckets, PairBuffer, PairFile, PairRuns, Piece, index_dtype, remove_runs, windows
+from .workers import Workers, new_token, written_aside
 
-_BUCKET_PAIRS = 1 << 20
-_MOST_BUCKETS = 1 << 10
+__all__ = ["EdgeBuilder", "EdgeCounts", "index_dtype"]
+
 _LEAST_RUN, _MOST_RUN = 1 << 21, 1 << 24
 _LEAST_PIECE = 1 << 16
 _WINDOW_EDGES = 1 << 20
@@ -42,107 +44,6 @@ class EdgeCounts:
     duplicates_merged: int
 
 
-def index_dtype(num_nodes: int) -> str:
-    """int32 where node numbers fit."""
-    return "int32" if num_nodes <= 2**31 - 1 else "int64"
-
-
-class PairRuns:
-    """(row, value) pairs on disk: runs, each grouped by bucket. Bucket b holds the rows r with r >> shift == b."""
-
-    def __init__(self, writer: FolderWriter, name: str, num_nodes: int, expected: int | None) -> None:
-        self._writer, self.num_nodes = writer, num_nodes
-        shift = f"{name}_shift"
-        if shift not in writer.state:
-            writer.state[shift] = _bucket_shift(num_nodes, expected)
-        self.shift = int(writer.state[shift])
-        self.num_buckets = ((num_nodes - 1) >> self.shift) + 1
-        self.dtype = np.dtype(index_dtype(num_nodes))
-        self._pairs = writer.grow(f"{name}_pairs", self.dtype.name, (2,))
-        self._starts = writer.grow(f"{name}_starts", "int64", (self.num_buckets + 1,))
-        self._pool = ThreadPoolExecutor(1)
-        self._last: Future[None] | None = None
-
-    @property
-    def num_pairs(self) -> int:
-        return self._pairs.rows
-
-    def add(self, pairs: Array, **state: Any) -> None:
-        """Write a run in the background; once it is on disk, `state` is what the writer goes on from."""
-        self.wait()
-        self._last = self._pool.submit(self._write, pairs, state)
-
-    def wait(self) -> None:
-        """Until the last run is written."""
-        if self._last is not None:
-            self._last.result()
-            self._last = None
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
-
-    def _write(self, pairs: Array, state: dict[str, Any]) -> None:
-        starts = np.zeros(self.num_buckets + 1, dtype=np.int64)
-        grouped = np.empty_like(pairs)
-        kernels.group_pairs(pairs, self.shift, starts, grouped)
-        first = self._pairs.rows
-        self._pairs.append(grouped)
-        self._starts.append((starts + first)[None])
-        self._writer.commit(**state)
-
-    def rows(self, first_row: int, most_pairs: int) -> Iterator[_Piece]:
-        """Ranges of rows from `first_row` on with their pairs, each of at most `most_pairs` unless it is one row."""
-        pairs, starts = self._pairs.so_far(), np.array(self._starts.so_far())
-        for bucket in range(first_row >> self.shift, self.num_buckets):
-            low = max(first_row, bucket << self.shift)
-            high = min(self.num_nodes, (bucket + 1) << self.shift)
-            begins, ends = starts[:, bucket], starts[:, bucket + 1]
-            if int((ends - begins).sum()) <= most_pairs:
-                yield _Piece(pairs, begins, ends, low, high)
-                continue
-            counts = np.zeros(high - low, dtype=np.int64)
-            kernels.count_pieces(pairs, begins, ends, low, counts)
-            for start, stop in windows(offsets(counts), 0, most_pairs):
-                yield _Piece(pairs, begins, ends, low + start, low + stop)
-
-
-def remove_runs(writer: FolderWriter, name: str) -> None:
-    """The pairs of these runs have served."""
-    for part in ("pairs", "starts"):
-        writer.drop(f"{name}_{part}")
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Some rows and where their pairs are, among others."""
-
-    pairs: Array
-    begins: Array
-    ends: Array
-    low: int
-    high: int
-
-    def sorted(self, most_pairs: int) -> tuple[Array, Array, int]:
-        """(how many distinct values each row has, the values row after row, how asymmetric they are)."""
-        counts = np.zeros(self.high - self.low, dtype=np.int64)
-        kernels.count_pieces(self.pairs, self.begins, self.ends, self.low, counts)
-        total = int(counts.sum())
-        if total > most_pairs:  # one row with more pairs than memory: its values are marked in a bitmap
-            return self._one_row()
-        values = np.empty(total, dtype=self.pairs.dtype)
-        starts = offsets(counts)
-        kernels.place_pieces(self.pairs, self.begins, self.ends, self.low, starts[:-1].copy(), values)
-        asymmetry = kernels.sort_rows(starts, values, counts, self.low)
-        return counts, values[: int(counts.sum())], int(asymmetry)
-
-    def _one_row(self) -> tuple[Array, Array, int]:
-        largest = kernels.largest_of_row(self.pairs, self.begins, self.ends, self.low)
-        marks = np.zeros((int(largest) >> 3) + 1, dtype=np.uint8)
-        kernels.mark_row(self.pairs, self.begins, self.ends, self.low, marks)
-        values = np.flatnonzero(np.unpackbits(marks, bitorder="little")).astype(self.pairs.dtype)
-        return np.array([len(values)]), values, int(kernels.asymmetry_of(self.low, values))
-
-
 class EdgeBuilder:
     """Collects pairs, then writes the rows. The scratch arrays live in the writer's folder and go with it."""
 
@@ -151,23 +52,22 @@ class EdgeBuilder:
         writer: FolderWriter,
         num_nodes: int,
         undirected: bool,
-        threads: int,
-        memory: int,
+        workers: Workers,
+        task_memory: int,
         progress: Progress,
         expected: int | None,
     ) -> None:
-        self._writer, self._num_nodes, self._undirected = writer, num_nodes, undirected
-        self._threads, self._progress = threads, progress
+        self._writer, self._num_nodes, self.undirected = writer, num_nodes, undirected
+        self._workers, self._progress = workers, progress
         self._dtype = np.dtype(index_dtype(num_nodes))
         pair_bytes = 2 * self._dtype.itemsize
-        self._run_pairs = int(np.clip(memory // (8 * pair_bytes), _LEAST_RUN, _MOST_RUN))
-        self._most_pairs = max(_LEAST_PIECE, memory // (3 * (threads + 2) * pair_bytes))
-        self._twice = 2 if undirected else 1
-        self._expected = None if expected is None else self._twice * expected
-        self._buffer = np.empty((0, 2), dtype=self._dtype)
-        self._filled = 0
+        self.run_pairs = int(np.clip(workers.memory // (8 * pair_bytes), _LEAST_RUN, _MOST_RUN))
+        self._most_pairs = max(_LEAST_PIECE, task_memory // (3 * pair_bytes))
+        self._turned_pairs = min(_MOST_RUN, self._most_pairs)
+        self._expected = None if expected is None else (2 if undirected else 1) * expected
         self._state: dict[str, Any] = {}
-        self._loops = int(writer.state.get("self_loops", 0))
+        self._loops_before = int(writer.state.get("self_loops", 0))
+        self._buffer = PairBuffer(num_nodes, undirected, self.run_pairs, self._write_run)
         self._runs: PairRuns | None = None
         if not self.is_read:
             self._runs = PairRuns(writer, "scratch_out", num_nodes, self._expected)
@@ -183,45 +83,56 @@ class EdgeBuilder:
         return int(self._writer.state.get("edges_seen", 0))
 
     @property
+    def runs(self) -> PairRuns:
+        """What is collected, as long as edges are read."""
+        assert self._runs is not None
+        return self._runs
+
+    @property
     def num_pairs(self) -> int:
         if self.is_read:
             return int(self._writer.state["num_pairs"])
-        return (self._runs.num_pairs if self._runs else 0) + self._filled
+        return self.runs.num_pairs + self._buffer.filled
 
     @property
     def self_loops(self) -> int:
-        return self._loops
+        return self._loops_before + self._buffer.self_loops
 
     def close(self) -> None:
         """Wait for what is being written."""
         if self._runs is not None:
             self._runs.close()
 
+    def forget(self) -> None:
+        """Begin again with the first edge."""
+        self.runs.close()
+        remove_runs(self._writer, "scratch_out")
+        for name in [name for name in self._writer.state if name.startswith("edges_") or name == "self_loops"]:
+            if not name.endswith("_as_text"):
+                del self._writer.state[name]
+        self._loops_before = 0
+        self._runs = PairRuns(self._writer, "scratch_out", self._num_nodes, self._expected)
+
     def add(self, sources: Array, targets: Array, **state: Any) -> None:
         """Take a chunk of edges; ends of -1 and self loops are left out. `state` is what to go on from after it."""
-        room = self._twice * len(sources)
-        if self._filled + room > len(self._buffer):
-            self._flush()
-            self._buffer = np.empty((max(self._run_pairs, room), 2), dtype=self._dtype)
-        kept, loops = kernels.keep_pairs(sources, targets, self._undirected, self._buffer[self._filled :])
-        self._filled += int(kept)
-        self._loops += int(loops)
-        self._state = {**state, "self_loops": self._loops}
+        self._buffer.add(sources, targets)
+        self._state = {**state, "self_loops": self.self_loops}
 
-    def _flush(self, **state: Any) -> None:
-        assert self._runs is not None
-        if self._filled or state:
-            self._runs.wait()
-            self._runs.add(self._buffer[: self._filled], **self._state, **state)
-        self._filled = 0
+    def add_file(self, name: str, starts: Array, self_loops: int, **state: Any) -> None:
+        """Take edges that a worker has read and written to a file of the runs' folder."""
+        self._loops_before += self_loops
+        self.runs.add_file(name, starts, self_loops=self.self_loops, **state)
+
+    def _write_run(self, pairs: Array) -> None:
+        self.runs.add(pairs, **self._state)
 
     def end(self) -> None:
         """No more edges; needs at least one pair."""
-        if self._runs is not None:
-            self._runs.wait()
-            self._flush(num_pairs=self.num_pairs)
-            self._runs.wait()
-            self._buffer = np.empty((0, 2), dtype=self._dtype)
+        self.runs.wait()
+        num_pairs = self.num_pairs
+        self._buffer.flush()
+        self.runs.wait()
+        self._writer.commit(**self._state, num_pairs=num_pairs)
 
     def finish(self) -> EdgeCounts:
         """Write every array of edges."""
@@ -233,7 +144,7 @@ class EdgeBuilder:
             runs.close()
         remove_runs(writer, "scratch_out")
         num_edges = len(writer.array("out_indices"))
-        if not self._undirected and "directed" not in writer.state:
+        if not self.undirected and "directed" not in writer.state:
             if not writer.has("in_indices"):
                 self._transpose(num_edges)
             remove_runs(writer, "scratch_in")
@@ -244,15 +155,15 @@ class EdgeBuilder:
         elif not directed:
             for name in ("in_indptr", "in_indices"):
                 writer.drop(name)
-        return EdgeCounts(num_edges, directed, self._loops, num_pairs - num_edges)
+        return EdgeCounts(num_edges, directed, self.self_loops, num_pairs - num_edges)
 
     def _append_rows(self, name: str, stage: str, runs: PairRuns, total: int) -> None:
         """Sort the pairs of `runs` into rows `name`, from where an earlier run stopped."""
         indptr, indices = self._begin_rows(name)
         most = self._most_pairs
-        pieces = runs.rows(indptr.rows - 1, most)
+        pieces = ((piece, most) for piece in runs.rows(indptr.rows - 1, most, self._workers))
         asymmetry = int(self._writer.state.get(_ASYMMETRY, 0)) if name == "out" else 0
-        for counts, values, part in run_ahead(lambda piece: piece.sorted(most), pieces, self._threads):
+        for counts, values, part in self._workers.run(Piece.sorted, pieces, self._workers.memory):
             asymmetry = (asymmetry + part) % 2**64
             self._append(indptr, indices, counts, values, {_ASYMMETRY: asymmetry} if name == "out" else {})
             self._progress(stage, indices.rows, total)
@@ -265,12 +176,16 @@ class EdgeBuilder:
         if "transposed" not in writer.state:
             indptr, indices = writer.array("out_indptr"), writer.array("out_indices")
             first = int(writer.state.get("rows_transposed", 0))
-            for low, high in windows(indptr, first, self._run_pairs):
-                pairs = np.empty((int(indptr[high] - indptr[low]), 2), dtype=self._dtype)
-                kernels.turn_rows(indptr, indices, low, high, pairs)
-                runs.add(pairs, rows_transposed=high)
+            turn = _Turn(indptr, indices, runs.buckets, runs.folder)
+            runs.folder.mkdir(exist_ok=True)
+            token = new_token()
+            calls, ranges = tee(
+                (low, high, f"{token}-{low}") for low, high in windows(indptr, first, self._turned_pairs)
+            )
+            made = self._workers.run(turn, calls, self._workers.memory)
+            for (_, high, name), starts in zip(ranges, made, strict=True):
+                runs.add_file(name, starts, rows_transposed=high)
                 self._progress("turn edges", int(indptr[high]), num_edges)
-            runs.wait()
             writer.commit(transposed=True)
         self._append_rows("in", "sort turned edges", runs, num_edges)
         runs.close()
@@ -278,17 +193,10 @@ class EdgeBuilder:
     def _write_both(self, num_edges: int) -> None:
         out_indptr, out_indices = self._writer.array("out_indptr"), self._writer.array("out_indices")
         in_indptr, in_indices = self._writer.array("in_indptr"), self._writer.array("in_indices")
-
-        def merge(bounds: tuple[int, int]) -> tuple[Array, Array]:
-            low, high = bounds
-            most = int(out_indptr[high] - out_indptr[low] + in_indptr[high] - in_indptr[low])
-            counts, values = np.empty(high - low, dtype=np.int64), np.empty(most, dtype=self._dtype)
-            size = kernels.union_rows(out_indptr, out_indices, in_indptr, in_indices, counts, values, low, high)
-            return counts, values[: int(size)]
-
+        merge = partial(_merge_rows, out_indptr, out_indices, in_indptr, in_indices)
         indptr, indices = self._begin_rows("both")
         bounds = windows(out_indptr, indptr.rows - 1, _WINDOW_EDGES)
-        for counts, values in run_ahead(merge, bounds, self._threads):
+        for counts, values in self._workers.run(merge, bounds):
             self._append(indptr, indices, counts, values, {})
             self._progress("merge directions", int(out_indptr[indptr.rows - 1]), num_edges)
         self._end_rows("both")
@@ -322,28 +230,30 @@ class EdgeBuilder:
         return True
 
 
-def offsets(counts: Array) -> Array:
-    """int64 [n+1]: where each row starts, and the end."""
-    starts = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
+@dataclass(frozen=True)
+class _Turn:
+    """Some rows as (target, source) pairs, in a file."""
+
+    indptr: Array
+    indices: Array
+    buckets: Buckets
+    folder: Path
+
+    def __call__(self, low: int, high: int, name: str) -> Array:
+        pairs = np.empty((int(self.indptr[high] - self.indptr[low]), 2), dtype=self.indices.dtype)
+        kernels.turn_rows(self.indptr, self.indices, low, high, pairs)
+        with written_aside(self.folder / name) as aside:
+            file = PairFile(aside, self.buckets)
+            if len(pairs):
+                file.add(pairs)
+            return file.close()
 
 
-def windows(indptr: Array, first: int, most_edges: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows from `first` on with at most `most_edges` edges each, or one row; and at most as many rows."""
-    num_rows = len(indptr) - 1
-    while first < num_rows:
-        last = min(num_rows, first + most_edges)
-        near = np.searchsorted(indptr[first : last + 1], indptr[first] + most_edges, side="right")
-        last = min(last, max(first + 1, first + int(near) - 1))
-        yield first, last
-        first = last
-
-
-def _bucket_shift(num_nodes: int, expected: int | None) -> int:
-    """Rows of a bucket, as a power of two: about a million pairs each, and not too many buckets."""
-    wanted = min(_MOST_BUCKETS, max(1, -(-(expected or _BUCKET_PAIRS * 256) // _BUCKET_PAIRS)))
-    shift = 0
-    while (num_nodes - 1) >> shift >= wanted:
-        shift += 1
-    return shift
+def _merge_rows(
+    out_indptr: Array, out_indices: Array, in_indptr: Array, in_indices: Array, low: int, high: int
+) -> tuple[Array, Array]:
+    """(neighbours of each row, the neighbours) in either direction."""
+    most = int(out_indptr[high] - out_indptr[low] + in_indptr[high] - in_indptr[low])
+    counts, values = np.empty(high - low, dtype=np.int64), np.empty(most, dtype=out_indices.dtype)
+    size = kernels.union_rows(out_indptr, out_indices, in_indptr, in_indices, counts, values, low, high)
+    return counts, values[: int(size)]

@@ -8,8 +8,9 @@ its text for each id once it is read and sorted.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +28,8 @@ SERIAL = 1 << 14
 """Below this many ids, threads cost more than they save."""
 Pieces = list[tuple[int, int]]
 """Rows [low, high) of several runs."""
+Cuts = list[tuple[int, int, int]]
+"""Rows [low, high) of several runs that are counted each by itself: (run, low, high)."""
 _DTYPES = {"key": "<u8", "number": "<i8", "number32": "<i4", "offsets": "<i8", "text": "u1"}
 
 
@@ -159,58 +162,98 @@ class Columns:
     def num_rows(self) -> int:
         return int(self.run_starts[-1])
 
+    def runs(self) -> list[Run]:
+        """Each run by itself, none of them empty."""
+        return [Run(self, low, high) for low, high in pairwise(self.run_starts.tolist()) if low < high]
+
     def key_ranges(self, limit: int) -> Iterator[Pieces]:
-        """The rows of every run whose keys lie in a range, range by range in rising order, each worth at most
-        `limit` bytes. Only ids of one and the same key can be worth more."""
-        pieces = self._runs()
-        if not pieces:
-            return
-        low_key = min(int(self.keys[low]) for low, _ in pieces)
-        high_key = max(int(self.keys[high - 1]) for _, high in pieces)
-        waiting = [(low_key, high_key, pieces)]
-        while waiting:
-            low_key, high_key, pieces = waiting.pop()
-            if self._cost(pieces) <= limit or low_key == high_key:
-                if pieces:
-                    yield pieces
-                continue
-            middle = (low_key + high_key) // 2
-            cuts = [
-                low + int(np.searchsorted(self.keys[low:high], np.uint64(middle), side="right")) for low, high in pieces
-            ]
-            left, right = _cut(pieces, cuts)
-            waiting += [(middle + 1, high_key, right), (low_key, middle, left)]
+        """As the function of this name, for the runs of one folder."""
+        runs = self.runs()
+        for cuts in key_ranges(runs, limit):
+            yield [(runs[run].low + low, runs[run].low + high) for run, low, high in cuts]
 
     def text_ranges(self, limit: int) -> Iterator[Pieces]:
-        """As `key_ranges`, for runs that are sorted by text and have no id in common."""
-        assert self.strings is not None
-        waiting = [self._runs()]
-        while waiting:
-            pieces = waiting.pop()
-            widest = max(pieces, key=lambda piece: piece[1] - piece[0], default=(0, 0))
-            if self._cost(pieces) <= limit or widest[1] - widest[0] < 2:
-                if pieces:
-                    yield pieces
-                continue
-            pivot = self.strings.at(sum(widest) // 2)
-            cuts = [low + bisect_left(range(low, high), pivot, key=self.strings.at) for low, high in pieces]
-            waiting += reversed(_cut(pieces, cuts))
+        """As the function of this name, for the runs of one folder."""
+        runs = self.runs()
+        for cuts in text_ranges(runs, limit):
+            yield [(runs[run].low + low, runs[run].low + high) for run, low, high in cuts]
 
     def remove(self) -> None:
         """Delete the files; the folder too, when nothing else is in it."""
         self._arrays, self.strings = {}, None
         remove_columns(self.folder)
 
-    def _runs(self) -> Pieces:
-        pairs = zip(self.run_starts[:-1].tolist(), self.run_starts[1:].tolist(), strict=True)
-        return [(low, high) for low, high in pairs if low < high]
 
-    def _cost(self, pieces: Pieces) -> int:
-        cost = sum(ROW_BYTES * (high - low) for low, high in pieces)
-        if self.strings is not None:
-            offsets = self.strings.offsets
-            cost += sum(2 * int(offsets[high] - offsets[low]) for low, high in pieces)
-        return cost
+class Run:
+    """Rows [low, high) of columns, which are sorted."""
+
+    def __init__(self, columns: Columns, low: int, high: int) -> None:
+        self.columns, self.low, self.high = columns, low, high
+        self.keys = columns.keys[low:high] if "key" in columns.columns else None
+        self.strings = None
+        if columns.strings is not None:
+            self.strings = Strings(columns.strings.offsets[low : high + 1], columns.strings.text)
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    def cost(self, low: int, high: int) -> int:
+        """Bytes to read and sort these rows."""
+        text = 0 if self.strings is None else int(self.strings.offsets[high] - self.strings.offsets[low])
+        return ROW_BYTES * (high - low) + 2 * text
+
+
+def key_ranges(runs: Sequence[Run], limit: int) -> Iterator[Cuts]:
+    """The rows of every run whose keys lie in a range, range by range in rising order, each worth at most `limit`
+    bytes. Only ids of one and the same key can be worth more."""
+    if not runs:
+        return
+    keys = [frozen(run.keys) for run in runs if run.keys is not None]
+    low_key, high_key = min(int(some[0]) for some in keys), max(int(some[-1]) for some in keys)
+    waiting = [(low_key, high_key, _whole(runs))]
+    while waiting:
+        low_key, high_key, cuts = waiting.pop()
+        if _cost(runs, cuts) <= limit or low_key == high_key:
+            if cuts:
+                yield cuts
+            continue
+        middle = (low_key + high_key) // 2
+        at = [
+            low + int(np.searchsorted(keys[run][low:high], np.uint64(middle), side="right")) for run, low, high in cuts
+        ]
+        left, right = _cut(cuts, at)
+        waiting += [(middle + 1, high_key, right), (low_key, middle, left)]
+
+
+def text_ranges(runs: Sequence[Run], limit: int) -> Iterator[Cuts]:
+    """As `key_ranges`, for runs that are sorted by text and have no id in common."""
+    strings = [run.strings or NO_STRINGS for run in runs]
+    waiting = [_whole(runs)]
+    while waiting:
+        cuts = waiting.pop()
+        widest = max(cuts, key=lambda cut: cut[2] - cut[1], default=(0, 0, 0))
+        if _cost(runs, cuts) <= limit or widest[2] - widest[1] < 2:
+            if cuts:
+                yield cuts
+            continue
+        pivot = strings[widest[0]].at((widest[1] + widest[2]) // 2)
+        at = [low + bisect_left(range(low, high), pivot, key=strings[run].at) for run, low, high in cuts]
+        waiting += reversed(_cut(cuts, at))
+
+
+def _whole(runs: Sequence[Run]) -> Cuts:
+    return [(run, 0, len(rows)) for run, rows in enumerate(runs) if len(rows)]
+
+
+def _cost(runs: Sequence[Run], cuts: Cuts) -> int:
+    return sum(runs[run].cost(low, high) for run, low, high in cuts)
+
+
+def _cut(cuts: Cuts, at: list[int]) -> tuple[Cuts, Cuts]:
+    """The rows below and from these places on; empty ones are left out."""
+    left = [(run, low, cut) for (run, low, _), cut in zip(cuts, at, strict=True) if low < cut]
+    right = [(run, cut, high) for (run, _, high), cut in zip(cuts, at, strict=True) if cut < high]
+    return left, right
 
 
 def map_file(file: Path, dtype: str) -> Array:
@@ -225,10 +268,3 @@ def remove_columns(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _cut(pieces: Pieces, cuts: list[int]) -> tuple[Pieces, Pieces]:
-    """The pieces below and from the cuts on; empty ones are left out."""
-    left = [(low, cut) for (low, _), cut in zip(pieces, cuts, strict=True) if low < cut]
-    right = [(cut, high) for (_, high), cut in zip(pieces, cuts, strict=True) if cut < high]
-    return left, right

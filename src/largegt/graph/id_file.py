@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,26 @@ class IdFile:
         remove_id_file(folder)
         limit = memory // 2  # the other half is for what libraries need, and the allocator keeps
         try:
-            runs, twice = _numbered_runs(folder / "runs", chunks, limit, threads)
+            runs, repeat = numbered_runs(folder / "runs", chunks, limit, threads)
             if runs is None:
                 runs = ColumnWriter(folder / "runs", ("key", "number")).finish()
-            columns = _merge_numbered(runs, folder, limit, threads, twice, where)
+            columns = _merge_numbered(runs, folder, limit, threads, repeat, where)
             runs.remove()
-            write_text_atomically(folder / _WHOLE, json.dumps(_description(columns)))
+            return cls.finished(columns, where, threads)
         except BaseException:
             remove_id_file(folder)
             raise
+
+    @classmethod
+    def finished(cls, columns: Columns, where: str, threads: int) -> IdFile:
+        """The file of these columns, which are one run in the order of keys."""
+        write_text_atomically(columns.folder / _WHOLE, json.dumps(_description(columns)))
         return cls(columns, where, threads)
+
+    @staticmethod
+    def number_column(num_nodes: int) -> str:
+        """The column that node numbers fit into."""
+        return "number32" if num_nodes <= _MOST_SMALL else "number"
 
     @classmethod
     def open(cls, folder: Path, where: str, threads: int) -> IdFile | None:
@@ -118,12 +129,38 @@ def _description(columns: Columns) -> dict[str, Any]:
     return {"format": _FORMAT, "num_nodes": columns.num_rows, "bytes": sizes, "hash_mask": id_sorting.HASH_MASK}
 
 
-def _numbered_runs(
-    folder: Path, chunks: Iterable[Ids], limit: int, threads: int
-) -> tuple[Columns | None, tuple[int, Any] | None]:
-    """Runs sorted by key, and the first (row, id) that occurs again within a batch: nothing is read after it."""
+@dataclass(frozen=True)
+class Repeat:
+    """A row of the stream whose id was there before."""
+
+    row: int
+    node_id: Any
+
+    def error(self, where: str) -> InputError:
+        return InputError(
+            f"{where}: id {self.node_id!r} occurs twice (again in row {self.row}): each node may have one row only"
+        )
+
+
+def earlier(one: Repeat | None, other: Repeat | None) -> Repeat | None:
+    return min((repeat for repeat in (one, other) if repeat is not None), key=lambda repeat: repeat.row, default=None)
+
+
+def first_repeat(keys: Array, numbers: Array, strings: Strings | None, again: Array) -> Repeat | None:
+    """The first in the stream of the ids at the positions `again`."""
+    if not len(again):
+        return None
+    at = int(again[numbers[again].argmin()])
+    return Repeat(int(numbers[at]), id_kernels.unmix(int(keys[at])) if strings is None else strings.at(at).decode())
+
+
+def numbered_runs(
+    folder: Path, chunks: Iterable[Ids], limit: int, threads: int, start: int = 0
+) -> tuple[Columns | None, Repeat | None]:
+    """Runs sorted by key, numbered from `start` on, and the first row that repeats an id within a batch: nothing is
+    read after it."""
     writer: ColumnWriter | None = None
-    twice = None
+    repeat = None
     try:
         for first, batch in batches(chunks, limit):
             strings = batch if isinstance(batch, Strings) else None
@@ -131,39 +168,32 @@ def _numbered_runs(
             keys, positions, keep = sorted_batch(batch, threads)
             if not keep.all():
                 row = int(positions[~keep].min())
-                twice = first + row, int(batch[row]) if isinstance(batch, np.ndarray) else batch.at(row).decode()
+                node_id = int(batch[row]) if isinstance(batch, np.ndarray) else batch.at(row).decode()
+                repeat = Repeat(start + first + row, node_id)
                 keys, positions = keys[keep], positions[keep]
-            writer.append({"key": keys, "number": positions + first}, taken(strings, positions, threads))
-            if twice is not None:
+            writer.append({"key": keys, "number": positions + (start + first)}, taken(strings, positions, threads))
+            if repeat is not None:
                 break
-        return writer.finish() if writer is not None else None, twice
+        return writer.finish() if writer is not None else None, repeat
     finally:
         if writer is not None:
             writer.close()
 
 
 def _merge_numbered(
-    runs: Columns, folder: Path, limit: int, threads: int, twice: tuple[int, Any] | None, where: str
+    runs: Columns, folder: Path, limit: int, threads: int, repeat: Repeat | None, where: str
 ) -> Columns:
     """All runs as one, in the order of keys. The first row of the stream that repeats an id is refused."""
-    number = "number32" if runs.num_rows <= _MOST_SMALL else "number"
+    number = IdFile.number_column(runs.num_rows)
     writer = ColumnWriter(folder, ("key", number, *text_columns(runs.strings)))
     try:
         for pieces in runs.key_ranges(limit):
             keys, positions, keep = merged(runs, pieces, threads)
-            if not keep.all():
-                rows = runs.numbers[positions[~keep]]
-                at = int(positions[~keep][rows.argmin()])
-                node_id = id_kernels.unmix(int(runs.keys[at])) if runs.strings is None else runs.strings.at(at).decode()
-                found = int(rows.min()), node_id
-                twice = found if twice is None else min(twice, found, key=lambda pair: pair[0])
-            if twice is None:
+            repeat = earlier(repeat, first_repeat(runs.keys, runs.numbers, runs.strings, positions[~keep]))
+            if repeat is None:
                 writer.append({"key": keys, number: runs.numbers[positions]}, taken(runs.strings, positions, threads))
-        if twice is not None:
-            row, node_id = twice
-            raise InputError(
-                f"{where}: id {node_id!r} occurs twice (again in row {row}): each node may have one row only"
-            )
+        if repeat is not None:
+            raise repeat.error(where)
         return writer.finish()
     finally:
         writer.close()

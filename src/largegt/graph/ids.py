@@ -4,7 +4,8 @@ Enters: columns in NumPy or Arrow form. Leaves: `Ids`, which are one of two thin
 int64 array, or an Arrow large_string array. Cost: a column at a time; whole numbers of 64 bits are not copied.
 
 Where to look: `nodes` says which nodes there are; `id_file` leads from ids to node numbers, `sorted_ids` finds the
-distinct ids of a stream, both on disk in bounded memory; `id_sorting`, `id_columns` and `id_kernels` are their parts.
+distinct ids of a stream, both on disk in bounded memory; `id_tasks` does either on a cluster; `id_sorting`,
+`id_columns` and `id_kernels` are their parts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not isinstance(values, pa.Array):
-        array = np.asarray(values)
+        array = native(np.asarray(values))
         if array.dtype.kind in "iu" and array.dtype != np.uint64:
             return np.ascontiguousarray(array, dtype=np.int64)
         values = _arrow(array, where)
@@ -50,8 +51,22 @@ def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
         except pa.ArrowInvalid:
             raise InputError(f"{where}: an id does not fit 64 bits with sign; give such ids as text") from None
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        _check_text(values, where, first_row)
         return values.cast(pa.large_string())
     raise InputError(f"{where}: ids must be whole numbers or text, found {values.type}")
+
+
+def native(array: Array) -> Array:
+    """The same numbers in this machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_text(text: Any, where: str, first_row: int) -> None:
+    """Refuse ids that say nothing."""
+    empty = pc.equal(text, "")
+    if pc.any(empty).as_py():
+        row = first_row + int(np.flatnonzero(empty.to_numpy(zero_copy_only=False))[0])
+        raise InputError(f"{where}: an id is missing (row {row}, counted from 0): every row needs one")
 
 
 def as_text(ids: Ids) -> Ids:
@@ -61,7 +76,7 @@ def as_text(ids: Ids) -> Ids:
 
 def as_numbers(text: Ids) -> tuple[Array, Array]:
     """(int64, which are meant): text that is a plain whole number stands for that number, other text for none."""
-    meant = pc.match_substring_regex(text, r"^-?[0-9]{1,18}$")
+    meant = pc.match_substring_regex(text, r"^(0|-?[1-9][0-9]{0,17})$")
     numbers = pc.if_else(meant, text, pa.scalar("0", pa.large_string())).cast(pa.int64())
     return np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)), meant.to_numpy(zero_copy_only=False)
 
@@ -83,6 +98,8 @@ def _arrow(array: Array, where: str) -> Any:
     if array.dtype.kind == "S":
         array = array.astype(str)
     try:
-        return pa.array(array.tolist() if array.dtype.kind in "UO" else array)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
+        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
+        return values
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
         raise InputError(f"{where}: cannot be read as one kind of value ({first_line(error)})") from None

@@ -8,34 +8,32 @@ ingest goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from ..config import IngestConfig
-from ..errors import InputError
+from ..errors import ConfigError, InputError
 from ..folder import FolderWriter, require_space
 from ..memory import memory_budget
 from ..progress import Progress, silent
+from ..storage import refuse_url
 from ..threads import num_threads
 from ..types import Array, PathLike
 from . import labels as label_encoding
 from . import precision
 from .csr import EdgeBuilder, EdgeCounts
-from .ids import Ids, MixedIdsError, as_ids, id_at, join_ids
+from .edge_reading import read_here, read_in_parts
+from .ids import Ids, MixedIdsError, as_ids, id_at
 from .labels import Encoded
 from .nodes import NodeIds, stated_count, take_nodes
-from .parts import DEFAULT_NAME, Edges, Source, chunk_rows
+from .parts import DEFAULT_NAME, Source, chunk_rows
 from .splits import given_split, made_split
 from .store import KIND, GraphStore
+from .workers import Threads, Workers
 
-_FIND_BYTES = 80
-"""What it costs to look up both ends of an edge, besides twice the ids."""
-_MOST_BATCH = 1 << 24
-"""Edges whose ends are looked up at a time."""
 _T = TypeVar("_T")
 
 
@@ -48,19 +46,28 @@ def ingest(
     *,
     threads: int | None = None,
     memory: str | int | None = None,
+    engine: Workers | None = None,
 ) -> GraphStore:
     """Write `source` as a store into the folder `out` and open it.
 
     `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
-    on it. A killed ingest of files goes on where it stopped when it is called again. `progress(stage, done, total)` is
-    called as the work goes on; `total` is None where nobody can know it.
+    on it. `engine` is a cluster that does the work instead of this process's threads (a `RayEngine`), and has the
+    memory of each of its tasks; the result is the same. A killed ingest of files goes on where it stopped when it is
+    called again. `progress(stage, done, total)` is called as the work goes on; `total` is None where nobody can know
+    it.
     """
     config = config or IngestConfig()
     report = progress or silent
-    budget = memory_budget(memory)
+    if engine is not None and (threads is not None or memory is not None):
+        raise ConfigError("threads and memory are the engine's when ingest is given one")
+    if engine is not None:
+        refuse_url(out, "a store that a cluster makes")
+    budget = memory_budget(memory) if engine is None else engine.memory
+    count = num_threads(threads)
     identity = None if source.identity is None else [source.identity, config.model_dump(mode="json")]
     with FolderWriter(out, KIND, replace=overwrite, identity=identity) as writer:
-        work = _Work(source, writer, config, report, num_threads(threads), budget)
+        workers = engine or Threads(budget, count)
+        work = _Work(source, writer, config, report, count, budget, workers, engine is not None)
         nodes, edges, dropped = _numbers_or_text(writer, "edges", lambda text: _take_graph(work, text))
         features_meta = _write_features(work, nodes)
         encoded = _labels(source, config, nodes)
@@ -97,6 +104,14 @@ class _Work:
     report: Progress
     threads: int
     memory: int
+    workers: Workers
+    apart: bool
+    """Whether the workers are other processes."""
+
+    @property
+    def task_memory(self) -> int:
+        """What a task of sorting may hold: threads share the memory with the result that is written and the next."""
+        return self.memory // (3 if self.apart else self.threads + 2)
 
 
 def _numbers_or_text(writer: FolderWriter, part: str, work: Callable[[bool], _T]) -> _T:
@@ -117,7 +132,8 @@ def _take_graph(work: _Work, text: bool) -> tuple[NodeIds, EdgeCounts, int]:
     """Write the nodes and the edges; (nodes, counts, edges dropped as unknown). `text`: the edges' ids are text."""
 
     def take(text: bool) -> NodeIds:
-        return take_nodes(work.source, work.writer, text, work.memory, work.threads, work.report)
+        cluster = work.workers if work.apart else None
+        return take_nodes(work.source, work.writer, text, work.memory, work.threads, work.report, cluster)
 
     nodes = take(text) if work.source.node_ids is None else _numbers_or_text(work.writer, "nodes", take)
     return nodes, *_take_edges(work, nodes, text)
@@ -125,27 +141,19 @@ def _take_graph(work: _Work, text: bool) -> tuple[NodeIds, EdgeCounts, int]:
 
 def _take_edges(work: _Work, nodes: NodeIds, text: bool) -> tuple[EdgeCounts, int]:
     """Map every edge's ends to node numbers and write the rows; (counts, edges dropped as unknown)."""
-    source, writer = work.source, work.writer
+    source, state = work.source, work.writer.state
     builder = EdgeBuilder(
-        writer, nodes.num_nodes, work.config.undirected, work.threads, work.memory, work.report, source.edges.total
-    )
-    seen, dropped = builder.seen, int(writer.state.get("edges_dropped", 0))
+        work.writer, nodes.num_nodes, work.config.undirected, work.workers, work.task_memory, work.report,
+        source.edges.total,
+    )  # fmt: skip
+    seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
+    drop = work.config.unknown_ids == "drop"
     try:
         if not builder.is_read:
-            for columns, size in _batches(source.edges, text, seen, 0 if nodes.kind == "row" else work.memory // 4):
-                numbers = np.concatenate([nodes.find(column) for column in columns])
-                ends = numbers[:size], numbers[size:]
-                unknown = (ends[0] < 0) | (ends[1] < 0)
-                if unknown.any():
-                    if work.config.unknown_ids == "error":
-                        row = int(unknown.argmax())
-                        _refuse(source, nodes, _place_of(columns, row if ends[0][row] < 0 else size + row))
-                    dropped += int(unknown.sum())
-                seen += size
-                builder.add(*ends, edges_seen=seen, edges_dropped=dropped)
-                del columns, numbers, ends, unknown  # before the next batch comes together
-                pa.default_memory_pool().release_unused()  # Arrow keeps what it has freed
-                work.report("read edges", seen, source.edges.total)
+            if work.apart:
+                seen, dropped = read_in_parts(source, nodes, builder, text, drop, work.workers, state, work.report)
+            else:
+                seen, dropped = read_here(source, nodes, builder, text, dropped, drop, work.memory // 4, work.report)
             if seen == 0:
                 raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
             builder.end()
@@ -157,52 +165,6 @@ def _take_edges(work: _Work, nodes: NodeIds, text: bool) -> tuple[EdgeCounts, in
         return builder.finish(), dropped
     finally:
         builder.close()
-
-
-def _batches(edges: Edges, text: bool, skip: int, memory: int) -> Iterator[tuple[list[Ids], int]]:
-    """(ids, number of edges) of chunks of edges, as many together as memory allows to look up at once: first all
-    sources, then all targets, in one column where they are of one kind."""
-    waiting: list[tuple[Ids, Ids]] = []
-    size, cost = 0, 0
-    for sources, targets in edges.chunks(text, skip):
-        more = _FIND_BYTES * len(sources) + 2 * (sources.nbytes + targets.nbytes)
-        if waiting and (cost + more > memory or size + len(sources) > _MOST_BATCH):
-            yield _joined(waiting), size
-            waiting, size, cost = [], 0, 0
-        waiting.append((sources, targets))
-        size, cost = size + len(sources), cost + more
-        del sources, targets
-    if waiting:
-        yield _joined(waiting), size
-
-
-def _joined(chunks: list[tuple[Ids, Ids]]) -> list[Ids]:
-    """All sources, then all targets; the chunks are emptied."""
-    parts = [sources for sources, _ in chunks] + [targets for _, targets in chunks]
-    chunks.clear()
-    return join_ids(parts)
-
-
-def _place_of(columns: list[Ids], place: int) -> Any:
-    """The id at a place, counted over all columns."""
-    for column in columns:
-        if place < len(column):
-            return id_at(column, place)
-        place -= len(column)
-    raise AssertionError(place)
-
-
-def _refuse(source: Source, nodes: NodeIds, unknown: Any) -> None:
-    if source.node_ids is None:
-        raise InputError(
-            f"{source.edges.where}: node id {unknown!r} is out of range: {nodes.where} gives "
-            f"{nodes.num_nodes} nodes, so ids go from 0 to {nodes.num_nodes - 1}; give a node table if "
-            "ids are not row numbers"
-        )
-    raise InputError(
-        f"{source.edges.where}: node id {unknown!r} is not among the {nodes.num_nodes} ids of "
-        f"{source.node_ids.where}; add it there, or drop such edges with unknown_ids=drop"
-    )
 
 
 def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:

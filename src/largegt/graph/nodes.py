@@ -10,7 +10,8 @@ edges, labels and splits, and sorted. What an earlier run has finished of this i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from ..errors import InputError, disk_errors
 from ..folder import FolderWriter
 from ..progress import Progress
 from ..types import Array
+from .claims import check_num_nodes
 from .id_columns import Strings
 from .id_file import IdFile
+from .id_tasks import build_by, sorted_unique_by
 from .ids import Ids, MixedIdsError, as_numbers, as_text, is_text
-from .parts import Source
+from .parts import Source, edge_parts, num_parts
 from .sorted_ids import sorted_unique
+from .workers import Workers
 
 _CHUNK_ROWS = 1 << 20
 _LOOKUP, _FOUND = "lookup", "found"
@@ -33,10 +37,13 @@ _LOOKUP, _FOUND = "lookup", "found"
 class NodeIds:
     """The nodes 0..num_nodes-1 and what the user calls them. `kind` is `row` (their numbers), `integer` or `string`."""
 
-    def __init__(self, num_nodes: int, where: str, own: Array | Strings | None = None, file: IdFile | None = None):
+    def __init__(self, num_nodes: int, where: str, own: OwnIds | None = None, file: IdFile | None = None):
         self.num_nodes, self.where = num_nodes, where
-        self.kind = "row" if own is None else "string" if isinstance(own, Strings) else "integer"
+        self.kind = "row" if own is None else own.kind
         self._own, self._file = own, file
+
+    def __reduce__(self) -> Any:
+        return _reopened, (self.num_nodes, self.where, self._own)
 
     def find(self, wanted: Ids) -> Array:
         """Node numbers int64 of these ids, -1 where there is no such node. Ask for many at a time."""
@@ -49,36 +56,69 @@ class NodeIds:
 
     def at(self, row: int) -> Any:
         """The user's id of a node."""
-        if self._own is None:
-            return row
-        return self._own.at(row).decode() if isinstance(self._own, Strings) else int(self._own[row])
+        return row if self._own is None else self._own.at(row)
+
+
+class OwnIds:
+    """The ids that the store in `folder` has, mapped. They travel as the name of that folder."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        names = ("node_ids",) if kind == "integer" else ("node_id_offsets", "node_id_bytes")
+        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)) for name in names]
+        self._ids = arrays[0] if kind == "integer" else Strings(*arrays)
+
+    def __reduce__(self) -> Any:
+        return OwnIds, (self.folder, self.kind)
+
+    def at(self, row: int) -> Any:
+        return self._ids.at(row).decode() if isinstance(self._ids, Strings) else int(self._ids[row])
+
+    def chunks(self, low: int, high: int) -> Iterator[Ids]:
+        """The ids of nodes [low, high), in pieces."""
+        for first in range(low, high, _CHUNK_ROWS):
+            last = min(first + _CHUNK_ROWS, high)
+            yield self._ids.rows(first, last) if isinstance(self._ids, Strings) else np.asarray(self._ids[first:last])
+
+
+def _reopened(num_nodes: int, where: str, own: OwnIds | None) -> NodeIds:
+    """On another machine, which sees the same files."""
+    file = None if own is None else IdFile.open(own.folder / _LOOKUP, where, 1)
+    if own is not None and file is None:
+        raise InputError(f"{own.folder} is not seen by every machine: with an engine, --out must be shared storage")
+    return NodeIds(num_nodes, where, own, file)
 
 
 def take_nodes(
-    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress
-) -> NodeIds:
+    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress,
+    cluster: Workers | None = None,
+) -> NodeIds:  # fmt: skip
     """Write the ids of all nodes, unless an earlier run did, and make them ready to be looked up.
 
     With `text`, ids are read as text whatever they are; without, `MixedIdsError` says that they must be."""
     count, where = stated_count(source)
     where = where or source.edges.where
+    check_num_nodes(count or 0, where)
     with disk_errors(writer.path):
         if "id_kind" not in writer.state:
             kind = "row"
             if source.node_ids is not None:
                 kind, count = _write_ids(writer, source.node_ids.chunks(text))
             elif count is None:
-                kind, count = _write_found(source, writer, text, memory, threads, progress)
+                kind, count = _write_found(source, writer, text, memory, threads, progress, cluster)
             writer.commit(id_kind=kind, num_nodes=count)
         num_nodes = int(writer.state["num_nodes"])
-        own = _own_ids(writer, writer.state["id_kind"])
-        if own is None:
+        if writer.state["id_kind"] == "row":
             return NodeIds(num_nodes, where)
-        folder = writer.partial / _LOOKUP
+        own = OwnIds(writer.partial.absolute(), writer.state["id_kind"])
+        folder = own.folder / _LOOKUP
         file = IdFile.open(folder, where, threads)
         if file is None or file.num_nodes != num_nodes:
             progress("sort ids", 0, num_nodes)
-            file = IdFile.build(folder, _chunks(own, num_nodes), memory, threads, where)
+            if cluster is not None:
+                file = build_by(cluster, folder, own, num_nodes, where, threads)
+            else:
+                file = IdFile.build(folder, own.chunks(0, num_nodes), memory, threads, where)
             progress("sort ids", num_nodes, num_nodes)
         return NodeIds(num_nodes, where, own, file)
 
@@ -111,10 +151,22 @@ def stated_count(source: Source) -> tuple[int | None, str]:
 
 
 def _write_found(
-    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress
-) -> tuple[str, int]:
+    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress,
+    cluster: Workers | None,
+) -> tuple[str, int]:  # fmt: skip
     """As `_write_ids`, for the distinct ids that anything names, sorted."""
-    found = sorted_unique(_named_ids(source, text, progress), writer.partial / _FOUND, memory, threads)
+    folder, seen = writer.partial.absolute() / _FOUND, 0
+
+    def note(num_edges: int) -> None:
+        nonlocal seen
+        seen += num_edges
+        progress("find nodes", seen, source.edges.total)
+
+    if cluster is not None:
+        parts = edge_parts(source.edges, num_parts(source.edges, cluster), cluster.memory)
+        found = sorted_unique_by(cluster, parts, _other_ids(source, text), text, folder, note)
+    else:
+        found = sorted_unique(_named_ids(source, text, note), folder, memory, threads)
     if found.total == 0:
         raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
     written = _write_ids(writer, found.chunks(_CHUNK_ROWS))
@@ -122,16 +174,22 @@ def _write_found(
     return written
 
 
-def _named_ids(source: Source, text: bool, progress: Progress) -> Iterator[Ids]:
+def _named_ids(source: Source, text: bool, note: Callable[[int], None]) -> Iterator[Ids]:
     """Every id that anything names: the ends of the edges, and the ids of labels and splits."""
     seen = 0
     for sources, targets in source.edges.chunks(text):
         yield sources
         yield targets
         seen += len(sources)
-        progress("find nodes", seen, source.edges.total)
+        note(len(sources))
+    if seen:
+        yield from _other_ids(source, text)
+
+
+def _other_ids(source: Source, text: bool) -> Iterator[Ids]:
+    """The ids of labels and splits."""
     for part in (source.labels, source.splits):
-        if seen and part is not None and part.ids is not None:
+        if part is not None and part.ids is not None:
             yield as_text(part.ids) if text else part.ids
 
 
@@ -162,18 +220,3 @@ def _write_ids(writer: FolderWriter, chunks: Iterable[Ids]) -> tuple[str, int]:
     for name in {"row": (), "integer": ("node_ids",), "string": ("node_id_offsets", "node_id_bytes")}[kind]:
         writer.close(name)
     return kind, rows
-
-
-def _own_ids(writer: FolderWriter, kind: str) -> Array | Strings | None:
-    """The ids that the store has, mapped."""
-    if kind == "row":
-        return None
-    if kind == "integer":
-        return writer.array("node_ids")
-    return Strings(np.asarray(writer.array("node_id_offsets")), np.asarray(writer.array("node_id_bytes")))
-
-
-def _chunks(own: Array | Strings, num_nodes: int) -> Iterator[Ids]:
-    for low in range(0, num_nodes, _CHUNK_ROWS):
-        high = min(low + _CHUNK_ROWS, num_nodes)
-        yield own.rows(low, high) if isinstance(own, Strings) else np.asarray(own[low:high])

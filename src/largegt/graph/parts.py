@@ -6,8 +6,11 @@ O(N) columns in memory. Cost: a chunk of edges is 16 bytes per edge, a chunk of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +19,17 @@ import pyarrow as pa
 from ..errors import InputError
 from ..types import Array
 from .ids import Ids, MixedIdsError, as_ids, as_text, is_text
-from .tables import Table, float_block
+from .tables import Table, float_block, load_npy
+from .workers import Workers
 
 EDGE_CHUNK_ROWS = 1 << 20
 _FEATURE_CHUNK_BYTES = 1 << 25
+_LEAST_PART, _MOST_PART = 1 << 20, 1 << 25
+"""Edges of a part for a worker."""
+_LEAST_CHUNK_ROWS, _CHUNK_SHARE = 1 << 14, 512
+"""Edges of a chunk where memory is small, and bytes of memory for each otherwise: text takes about a fifth of it."""
+_LINE_BYTES = 24
+"""Of a text file for an edge, roughly."""
 DEFAULT_NAME = "graph"
 
 
@@ -114,13 +124,40 @@ class ArrayEdges:
             raise InputError(f"{where} holds {array.dtype}, ids must be whole numbers or text")
         self.where = where
         self._pairs = array if array.shape[0] == 2 else array.T
-        self.total: int | None = self._pairs.shape[1]
+
+    @property
+    def total(self) -> int | None:
+        return int(self._pairs.shape[1])
+
+    def parts(self, count: int, chunk_rows: int) -> list[Edges]:
+        bounds = np.linspace(0, self._pairs.shape[1], count + 1).astype(np.int64).tolist()
+        return [self._part(low, high) for low, high in pairwise(bounds) if low < high]
+
+    def _part(self, low: int, high: int) -> ArrayEdges:
+        part = copy.copy(self)
+        part._pairs = self._pairs[:, low:high]
+        return part
 
     def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
         for start in range(skip, self._pairs.shape[1], EDGE_CHUNK_ROWS):
             part = self._pairs[:, start : start + EDGE_CHUNK_ROWS]
             sources, targets = as_ids(part[0], self.where), as_ids(part[1], self.where)
             yield (as_text(sources), as_text(targets)) if text else (sources, targets)
+
+
+class NpyEdges(ArrayEdges):
+    """Edges [low, high) in a `.npy` file, mapped. Travels as the name of the file."""
+
+    def __init__(self, file: str, low: int = 0, high: int | None = None) -> None:
+        super().__init__(load_npy(file), file)
+        self._low, self._high = low, high
+        self._pairs = self._pairs[:, low:high]
+
+    def __reduce__(self) -> Any:
+        return NpyEdges, (str(Path(self.where).absolute()), self._low, self._high)
+
+    def _part(self, low: int, high: int) -> NpyEdges:
+        return NpyEdges(self.where, self._low + low, self._low + high)
 
 
 class ArrayIds:
@@ -148,10 +185,10 @@ class TableIds:
         return self._table.count()
 
     def chunks(self, text: bool) -> Iterator[Ids]:
-        types = {self._column: pa.string()} if text else {}
+        types = self._table.id_types([self._column], text)
         row = 0
         for batch in self._table.batches([self._column], types, EDGE_CHUNK_ROWS):
-            ids = as_ids(batch.column(0), f"{self.where}: column {self._column!r}", row)
+            ids = self._table.ids(self._column, batch.column(0), row)
             row += len(ids)
             yield as_text(ids) if text else ids
 
@@ -186,18 +223,29 @@ def _same_chunks(chunks: Iterator[Ids], others: Iterator[Ids]) -> bool:
 class TableEdges:
     """Edges in two columns of a table."""
 
-    def __init__(self, table: Table, source: str, target: str) -> None:
+    def __init__(self, table: Table, source: str, target: str, *, chunk_rows: int | None = None) -> None:
         self._table, self._source, self._target = table, source, target
+        self._chunk_rows = chunk_rows or EDGE_CHUNK_ROWS
         self.where = table.where
         self.total = table.num_rows
 
+    @property
+    def rough_total(self) -> int:
+        """About how many edges there are."""
+        return self._table.num_bytes // _LINE_BYTES if self.total is None else self.total
+
+    def parts(self, count: int, chunk_rows: int) -> list[Edges]:
+        return [
+            TableEdges(part, self._source, self._target, chunk_rows=chunk_rows) for part in self._table.parts(count)
+        ]
+
     def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
         columns = [self._source, self._target]
-        types = {name: pa.string() for name in columns} if text else {}
-        row = skip
-        for batch in self._table.batches(columns, types, EDGE_CHUNK_ROWS, skip):
-            sources = as_ids(batch.column(0), f"{self.where}: column {self._source!r}", row)
-            targets = as_ids(batch.column(1), f"{self.where}: column {self._target!r}", row)
+        types = self._table.id_types(columns, text)
+        row = self._table.first_row + skip
+        for batch in self._table.batches(columns, types, self._chunk_rows, skip):
+            sources = self._table.ids(self._source, batch.column(0), row)
+            targets = self._table.ids(self._target, batch.column(1), row)
             row += len(sources)
             yield (as_text(sources), as_text(targets)) if text else (sources, targets)
 
@@ -217,6 +265,37 @@ class ManyEdges:
             if skip < total or not total:
                 yield from stream.chunks(text, skip)
             skip = max(0, skip - total)
+
+    def parts(self, count: int, chunk_rows: int) -> list[Edges]:
+        sizes = np.array([max(1, rough_total(stream)) for stream in self._streams], dtype=np.float64)
+        counts = np.ceil(sizes * count / sizes.sum()).astype(int).tolist()
+        return [
+            part for stream, n in zip(self._streams, counts, strict=True) for part in parts_of(stream, n, chunk_rows)
+        ]
+
+
+def edge_parts(edges: Edges, count: int, memory: int) -> list[Edges]:
+    """The same edges as about `count` streams, one after the other, whose chunks are small beside `memory`; one stream
+    where they cannot be parted."""
+    return parts_of(edges, count, int(np.clip(memory // _CHUNK_SHARE, _LEAST_CHUNK_ROWS, EDGE_CHUNK_ROWS)))
+
+
+def parts_of(edges: Edges, count: int, chunk_rows: int) -> list[Edges]:
+    found: list[Edges] = edges.parts(count, chunk_rows) if hasattr(edges, "parts") else [edges]
+    return found
+
+
+def rough_total(edges: Edges) -> int:
+    """About how many edges there are; 0 where nobody can say."""
+    return int(getattr(edges, "rough_total", edges.total or 0))
+
+
+def num_parts(edges: Edges, workers: Workers) -> int:
+    """As many parts as the user wants; or four for each worker, unless that makes them very small or large."""
+    if workers.num_shards is not None:
+        return workers.num_shards
+    total = rough_total(edges)
+    return max(1, -(-total // _MOST_PART), min(4 * workers.num_workers, total // _LEAST_PART))
 
 
 class MatrixFeatures:

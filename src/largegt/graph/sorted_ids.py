@@ -78,7 +78,7 @@ def sorted_unique(chunks: Iterable[Ids], folder: Path, memory: int, threads: int
 
 
 def _sorted_columns(chunks: Iterable[Ids], folder: Path, limit: int, threads: int) -> Columns | None:
-    runs = _distinct_runs(folder / "runs", chunks, limit, threads)
+    runs = distinct_runs(folder / "runs", chunks, limit, threads)
     if runs is None:
         return None
     if runs.strings is None:
@@ -86,7 +86,7 @@ def _sorted_columns(chunks: Iterable[Ids], folder: Path, limit: int, threads: in
     else:
         by_text = _merge_distinct(runs, ColumnWriter(folder / "by_text", ("offsets", "text")), limit, threads)
         runs.remove()
-        columns = _merge_sorted_text(by_text, folder, limit, threads)
+        columns = _mergesorted_text(by_text, folder, limit, threads)
         by_text.remove()
     runs.remove()
     remove_columns(folder / "runs")
@@ -98,7 +98,7 @@ def _clear(folder: Path) -> None:
         remove_columns(part)
 
 
-def _distinct_runs(folder: Path, chunks: Iterable[Ids], limit: int, threads: int) -> Columns | None:
+def distinct_runs(folder: Path, chunks: Iterable[Ids], limit: int, threads: int) -> Columns | None:
     """Runs of distinct ids: whole numbers by value, text by hash. None when there is no chunk.
 
     Runs have ids in common, so they are made one whenever they have grown to three times the last such one."""
@@ -150,7 +150,7 @@ def _merge_distinct(runs: Columns, writer: ColumnWriter, limit: int, threads: in
         writer.close()
 
 
-def _merge_sorted_text(runs: Columns, folder: Path, limit: int, threads: int) -> Columns:
+def _mergesorted_text(runs: Columns, folder: Path, limit: int, threads: int) -> Columns:
     """Runs that are each sorted by text as one such run."""
     writer = ColumnWriter(folder, runs.columns)
     ranges = runs.text_ranges(limit // threads)
@@ -165,12 +165,13 @@ def _merge_sorted_text(runs: Columns, folder: Path, limit: int, threads: int) ->
 
 def _sorted_pieces(runs: Columns, ranges: list[Pieces], which: int, _: int) -> Strings:
     assert runs.strings is not None
-    return _sorted_text(pa.concat_arrays([runs.strings.rows(low, high) for low, high in ranges[which]]))
+    return sorted_text(pa.concat_arrays([runs.strings.rows(low, high) for low, high in ranges[which]]))
 
 
 def _sorted_rows(strings: Strings, low: int, high: int) -> Strings:
-    return _sorted_text(strings.rows(low, high))
+    return sorted_text(strings.rows(low, high))
 
 
-def _sorted_text(ids: Any) -> Strings:
+def sorted_text(ids: Any) -> Strings:
+    """Text in the order of its bytes."""
     return Strings.of(ids.take(pc.sort_indices(ids)))

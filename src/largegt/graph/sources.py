@@ -16,7 +16,9 @@ import scipy.sparse
 from ..errors import InputError, first_line
 from ..folder import fingerprint
 from ..types import Array, PathLike
-from .ids import Ids, as_ids
+from .claims import check_npz, checked_sparse
+from .files import expand, facts_of, file_kind
+from .ids import Ids, native
 from .parts import (
     DEFAULT_NAME,
     ArrayEdges,
@@ -27,6 +29,7 @@ from .parts import (
     Labels,
     ManyEdges,
     MatrixFeatures,
+    NpyEdges,
     Source,
     Splits,
     TableEdges,
@@ -35,7 +38,7 @@ from .parts import (
     same_ids,
 )
 from .splits import npz_splits, split_codes
-from .tables import Table, expand, file_kind, float_block, is_table, load_npy, reading
+from .tables import Table, float_block, is_table, load_npy, reading
 
 __all__ = ["Source", "arrays", "files", "pyg"]
 
@@ -61,20 +64,20 @@ def arrays(
     Without `node_ids` the numbers in `edge_index` are rows of `features` and `labels`. `splits` maps train,
     valid and test to node numbers (rows) or boolean masks.
     """
-    edges = ArrayEdges(_numpy(edge_index), "edge_index")
+    edges = ArrayEdges(as_numpy(edge_index), "edge_index")
     matrix = features
     if features is not None and not scipy.sparse.issparse(features):
-        matrix = _numpy(features)
+        matrix = as_numpy(features)
     parts = None
     if splits is not None:
-        parts = Splits("splits", {key: _numpy(part) for key, part in splits.items()})
+        parts = Splits("splits", {key: as_numpy(part) for key, part in splits.items()})
     return Source(
         name=name,
         edges=edges,
         features=None if features is None else MatrixFeatures(matrix, "features"),
-        labels=None if labels is None else _array_labels(_numpy(labels), "labels"),
+        labels=None if labels is None else _array_labels(as_numpy(labels), "labels"),
         splits=parts,
-        node_ids=None if node_ids is None else ArrayIds(_numpy(node_ids), "node_ids"),
+        node_ids=None if node_ids is None else ArrayIds(as_numpy(node_ids), "node_ids"),
         num_nodes=_checked_count(num_nodes),
     )
 
@@ -91,7 +94,7 @@ def pyg(data: Any, name: str = DEFAULT_NAME, split_index: int = 0) -> Source:
     for key in ("train_mask", "val_mask", "test_mask"):
         if getattr(data, key, None) is None:
             continue
-        mask = _numpy(getattr(data, key)).astype(bool)
+        mask = as_numpy(getattr(data, key)).astype(bool)
         if mask.ndim == 2:
             if not 0 <= split_index < mask.shape[1]:
                 raise InputError(f"split_index is {split_index}, but {key} has {mask.shape[1]} columns")
@@ -126,7 +129,8 @@ def files(
 ) -> Source:
     """A graph in files.
 
-    edges: .parquet, .csv, .tsv (each plain or .gz), .npy, a folder of Parquet files, or a list of files.
+    edges: .parquet, .csv, .tsv (each plain or .gz), .npy; a folder of such tables, a glob (`edges/part-*.csv`), or a
+    list of files. Tables may lie at URLs: `s3://bucket/edges/*.parquet`, `https://host/edges.csv.gz`.
     nodes: a table, a row per node: an id, features (numeric columns, columns of vectors), label(s), a split.
     features: .npy [N, d], .npz (SciPy sparse), or a table whose numeric columns are features, in node order.
     labels: .npy, or a table: one column is in node order, with an id column it is by id.
@@ -165,8 +169,7 @@ def _identity_of(paths: Sequence[Any], choices: Sequence[Any]) -> str:
     for path in paths:
         for file in expand(path) if path is not None else ():
             file_kind(file)
-            facts = file.stat()
-            found.append([str(file.resolve()), facts.st_size, facts.st_mtime_ns])
+            found.append(facts_of(file))
         found.append([])
     return fingerprint([found, [str(choice) for choice in choices]])
 
@@ -194,7 +197,7 @@ class _Files:
     def edges(self, paths: PathLike | Sequence[PathLike], source: str | None, target: str | None) -> Edges:
         found = expand(paths)
         if all(file_kind(file) == ".npy" for file in found):
-            return ManyEdges([ArrayEdges(load_npy(file), str(file)) for file in found])
+            return ManyEdges([NpyEdges(str(file)) for file in found])
         table = Table(found)
         if len(table.columns) < 2:
             raise InputError(f"{table.where} has {len(table.columns)} column, edges need two: source and target")
@@ -247,7 +250,8 @@ class _Files:
             self.features = MatrixFeatures(load_npy(path), str(path))
         elif kind == ".npz":
             with reading(path):
-                self.features = MatrixFeatures(scipy.sparse.load_npz(path), str(path))
+                check_npz(path)
+                self.features = MatrixFeatures(checked_sparse(scipy.sparse.load_npz(path)), str(path))
         elif self.node_ids is None and self._id_column(Table(path)):
             self.take_nodes(path)  # a table with ids is a node table, whatever it was called
         else:
@@ -281,8 +285,9 @@ class _Files:
         if id_column is None and not columns:
             id_column = table.columns[0]
         columns = columns or [name for name in table.columns if name != id_column][:1]
-        values = table.read(list(dict.fromkeys([*([id_column] if id_column else []), *columns])))
-        ids = as_ids(values[id_column], f"{table.where}: column {id_column!r}") if id_column else None
+        own = [id_column] if id_column else []
+        values = table.read(list(dict.fromkeys([*own, *columns])), ids=own)
+        ids = table.ids(id_column, values[id_column]) if id_column else None
         order = f"by {id_column!r}" if id_column else "in row order"
         self.notes.append(f"{table.where}: labels are {', '.join(columns)}, {order}")
         self.labels = _table_labels(table, values, columns, ids)
@@ -303,11 +308,11 @@ class _Files:
             return
         id_column = self._id_column(table) or next(name for name in table.columns if name != split_column)
         split_column = split_column or next(name for name in table.columns if name != id_column)
-        values = table.read([id_column, split_column])
+        values = table.read([id_column, split_column], ids=[id_column])
         self.splits = Splits(
             table.where,
             codes=split_codes(values[split_column], f"{table.where}: column {split_column!r}"),
-            ids=as_ids(values[id_column], f"{table.where}: column {id_column!r}"),
+            ids=table.ids(id_column, values[id_column]),
         )
 
     def _id_column(self, table: Table) -> str | None:
@@ -351,11 +356,11 @@ def _array_labels(array: Array, where: str) -> Labels:
         return Labels(np.array(array, dtype=np.float32), where)
     if array.ndim != 1:
         raise InputError(f"{where} has shape {list(array.shape)}, labels are [N] or [N, c]")
-    if array.dtype.kind == "S":
-        array = array.astype(str)
+    array = array.astype(str) if array.dtype.kind == "S" else native(array)
     try:
         values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
-    except (pa.ArrowException, TypeError) as error:
+        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
         raise InputError(f"{where}: labels must be all numbers or all text ({first_line(error)})") from None
     return Labels(values, where)
 
@@ -371,7 +376,7 @@ def _table_labels(table: Table, values: Mapping[str, Any], columns: list[str], i
     return Labels(matrix, f"{table.where}: label columns {', '.join(columns)}", names, ids)
 
 
-def _numpy(value: Any) -> Array:
+def as_numpy(value: Any) -> Array:
     """NumPy view of an array-like; a torch tensor is brought to the CPU first."""
     for step in ("detach", "cpu"):
         if hasattr(value, step):

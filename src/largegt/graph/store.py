@@ -1,7 +1,8 @@
 """GraphStore: one graph on disk, memory-mapped.
 
-Enters: a folder that `ingest` wrote. Leaves: the graph's arrays, as read-only views of files.
-Cost: opening reads the manifest only; arrays come from the page cache as they are touched.
+Enters: a folder that `ingest` wrote, on a path or at a URL. Leaves: the graph's arrays, as read-only views of files.
+Cost: opening reads the manifest, the arrays' headers and the small ones; the others come from the page cache as they
+are touched. A stage that reads large ones calls `check` first.
 
 Arrays (`N` nodes, `E` distinct edges without self loops):
   out_indptr [N+1] int64, out_indices [E]     successors of each node, sorted
@@ -17,38 +18,115 @@ Arrays (`N` nodes, `E` distinct edges without self loops):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError
+from ..errors import FormatError, InputError, first_line
 from ..folder import ArrayFolder
+from ..integrity import is_checker
+from ..progress import Progress
 from ..types import Array, Direction, PathLike, Task
 from .labels import labelled
 from .splits import SPLIT_CODES
 
 KIND = "store"
+_BLOCK_NODES = 1 << 22
+_NOTES = {
+    "name": str,
+    "num_nodes": int,
+    "num_edges": int,
+    "directed": bool,
+    "task": str,
+    "classes": list,
+    "id_kind": str,
+}
 
 
 class GraphStore:
     """A graph on disk: `GraphStore.open("data/g")`. See the module's text for the arrays."""
 
-    def __init__(self, folder: ArrayFolder) -> None:
+    def __init__(self, folder: ArrayFolder, in_ranges: bool = False) -> None:
         self.folder = folder
+        self._large = folder.ranged if in_ranges else folder.array
+        self._sound: set[str] = set()
+        self._strings: Any = None
 
     @classmethod
     def open(cls, path: PathLike) -> GraphStore:
-        """Open the store at `path`."""
-        return cls(ArrayFolder(path, KIND))
+        """Open the store at `path`. Its counts are those of its arrays, and those are as large as their files."""
+        store = cls(ArrayFolder(path, KIND))
+        store.folder.require(_NOTES, {})
+        store.folder.require({}, store._lengths())
+        for key, known in (("task", get_args(Task)), ("id_kind", ("row", "integer", "string"))):
+            if store.folder.meta[key] not in known:
+                raise FormatError(f"{store.path} says {key}={store.folder.meta[key]!r}, which is none of {list(known)}")
+        if len(store.folder.shape("features")) != 2:
+            raise FormatError(f"{store.folder.file('features')} is no matrix; {store.folder.advice}")
+        return store
+
+    def _lengths(self) -> dict[str, int]:
+        """Rows of each array that there must be."""
+        n, e = self.num_nodes, self.num_edges
+        ids = {"integer": {"node_ids": n}, "string": {"node_id_offsets": n + 1}}.get(self.id_kind, {})
+        sides = {"out": e} | ({"in": e, "both": self._rows("both_indices")} if self.directed else {})
+        csr = {f"{side}_indptr": n + 1 for side in sides} | {f"{side}_indices": rows for side, rows in sides.items()}
+        return {**csr, "features": n, "labels": n, "split": n, **ids}
+
+    def _rows(self, name: str) -> int:
+        return (*self.folder.shape(name), 0)[0]
+
+    def check(self, *directions: Direction, features: bool = False, progress: Progress | None = None) -> None:
+        """Before a stage reads the neighbours of these directions, or the features, whatever their size: refuse
+        damage, and neighbours that are no nodes. Once in a process."""
+        if is_checker() and self.folder.url is None:  # what lies at a URL is checked when it is brought
+            self._verify(directions, ["labels", "split", *(["features"] if features else [])], progress)
+
+    def verify_numbers(self, progress: Progress | None = None) -> None:
+        """Refuse neighbours, labels and ids that cannot be, whatever the checksums say."""
+        self._verify(("out", "in", "both"), [], progress)
+        _ = self.labels
+        if self.id_kind == "string":
+            self._string_ids()
+
+    def _verify(self, directions: Iterable[Direction], others: list[str], progress: Progress | None) -> None:
+        prefixes = sorted({direction if self.directed else "out" for direction in directions})
+        names = [f"{prefix}_{part}" for prefix in prefixes for part in ("indptr", "indices")]
+        self.folder.verify([*others, *names], progress, bounds_of(self.folder))
+        for prefix in prefixes:
+            self._check_starts(prefix)
+
+    def _check_starts(self, prefix: str) -> None:
+        """`indptr` must rise from 0 to the number of neighbours."""
+        if prefix in self._sound:
+            return
+        indptr = self.folder.array(f"{prefix}_indptr")
+        rises = all(
+            (np.diff(indptr[at : at + _BLOCK_NODES + 1]) >= 0).all() for at in range(0, len(indptr), _BLOCK_NODES)
+        )
+        if not rises or indptr[0] != 0 or indptr[-1] != self._rows(f"{prefix}_indices"):
+            raise FormatError(f"{self.folder.file(f'{prefix}_indptr')} is no list of rows; {self.folder.advice}")
+        self._sound.add(prefix)
+
+    def in_ranges(self) -> GraphStore:
+        """The same graph; where it lies at a URL, edges and features stay there and slices of them are read. For those
+        who take ranges from front to back, and never all."""
+        return GraphStore(self.folder, in_ranges=True)
 
     # what it is
 
     @property
     def path(self) -> Path:
         return self.folder.path
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as a user says it: a path or a URL."""
+        return self.folder.place
 
     @property
     def fingerprint(self) -> str:
@@ -103,7 +181,7 @@ class GraphStore:
     def csr(self, direction: Direction) -> tuple[Array, Array]:
         """`(indptr, indices)` of each node's successors (`out`), predecessors (`in`) or either (`both`)."""
         prefix = direction if self.directed else "out"
-        return self.folder.array(f"{prefix}_indptr"), self.folder.array(f"{prefix}_indices")
+        return self._large(f"{prefix}_indptr"), self._large(f"{prefix}_indices")
 
     def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
         """The transpose of `csr(direction)`."""
@@ -113,7 +191,7 @@ class GraphStore:
     @property
     def features(self) -> Array:
         """[N, d]; for bfloat16 the raw uint16 bits (`feature_dtype` says which)."""
-        return self.folder.array("features")
+        return self._large("features")
 
     @property
     def feature_dtype(self) -> str:
@@ -121,7 +199,13 @@ class GraphStore:
 
     @property
     def labels(self) -> Array:
-        return self.folder.array("labels")
+        labels = self.folder.array("labels")
+        if "labels" not in self._sound and self.task in ("multiclass", "binary"):
+            low, high = (labels.min(), labels.max()) if labels.dtype.kind == "i" and labels.size else (-2, 0)
+            if low < -1 or high >= len(self.classes):
+                raise FormatError(f"{self.folder.file('labels')} has labels without a class; {self.folder.advice}")
+            self._sound.add("labels")
+        return labels
 
     @property
     def labelled(self) -> Array:
@@ -182,20 +266,28 @@ class GraphStore:
         if (nodes < 0).any():
             unknown = wanted[int(np.flatnonzero(nodes < 0)[0])]
             raise InputError(
-                f"{self.path} has no node {unknown!r}; its ids look like "
+                f"{self.place} has no node {unknown!r}; its ids look like "
                 f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
-                f"largegt inspect {self.path} tells more"
+                f"largegt inspect {self.place} tells more"
             )
         return np.asarray(nodes)
 
     def _string_ids(self) -> Any:
         """All ids as one Arrow array over the mapped files: nothing is copied."""
-        offsets, text = self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes")
-        return pa.LargeStringArray.from_buffers(
-            self.num_nodes,
-            pa.py_buffer(np.ascontiguousarray(offsets)),
-            pa.py_buffer(np.ascontiguousarray(text)),
-        )
+        if self._strings is None:
+            offsets, text = self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes")
+            ids = pa.LargeStringArray.from_buffers(
+                self.num_nodes,
+                pa.py_buffer(np.ascontiguousarray(offsets)),
+                pa.py_buffer(np.ascontiguousarray(text)),
+            )
+            try:
+                ids.validate(full=True)  # Arrow reads where the offsets say
+            except pa.ArrowInvalid as error:
+                file = self.folder.file("node_id_offsets")
+                raise FormatError(f"{file} is damaged ({first_line(error)}); {self.folder.advice}") from error
+            self._strings = ids
+        return self._strings
 
     # the user's labels
 
@@ -205,6 +297,22 @@ class GraphStore:
         if not 0 <= c < len(classes):
             raise InputError(f"{self.path} has {len(classes)} classes, number {c} is not one of them")
         return classes[c]
+
+    def label_of(self, node: int) -> Any:
+        """The user's own label of a node: a class, the labels that a multi-label node has, a value; None: it has no
+        label."""
+        if not labelled(self.labels[node : node + 1], self.task)[0]:
+            return None
+        if self.task == "multilabel":
+            return [self.classes[c] for c in np.flatnonzero(self.labels[node] > 0.5)]
+        return float(self.labels[node]) if self.task == "regression" else self.class_name(int(self.labels[node]))
+
+
+def bounds_of(folder: ArrayFolder) -> dict[str, int]:
+    """What the numbers of a store's arrays are less than, where they point into other arrays."""
+    num_nodes = folder.meta.get("num_nodes")
+    names = [name for name in ("out_indices", "in_indices", "both_indices") if name in folder]
+    return dict.fromkeys(names, num_nodes) if isinstance(num_nodes, int) else {}
 
 
 def _as_int(value: Any) -> int:

@@ -87,14 +87,14 @@ class LocalModule(nn.Module):
         """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and labels."""
         x_btd: Tensor = self.project(tokens_btf)
         if self.hop_embedding is not None:
-            x_btd = x_btd + self._hops(x_btd.shape[1] // self.tokens_per_node)
+            x_btd = x_btd + self.hop_vectors(x_btd.shape[1] // self.tokens_per_node)
         if self.label_embedding is not None:
             assert labels is not None, "what local nodes tell of their labels"
             first_tokens_bk1d = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])[:, :, :1]
-            first_tokens_bk1d += self._of_labels(labels)
+            first_tokens_bk1d += self.label_vectors(labels)
         return x_btd
 
-    def _of_labels(self, labels: Tensor) -> Tensor:
+    def label_vectors(self, labels: Tensor) -> Tensor:
         """[b, k, 1, d] a learned vector for each label: of its class, or the sum of its columns' times their values."""
         assert self.label_embedding is not None
         if not labels.is_floating_point():
@@ -130,7 +130,7 @@ class LocalModule(nn.Module):
             return fused_readout(x_btd, added_btd, self.norm, self.readout.weight[0], dropout)  # type: ignore[arg-type]
         return self._read(self.norm(x_btd + last.drop(added_btd)), bias_bt)  # type: ignore[operator]
 
-    def _hops(self, k: int) -> Tensor:
+    def hop_vectors(self, k: int) -> Tensor:
         """[h·k, d]: a learned vector for each hop, one set for the node itself and one for its local nodes."""
         assert self.hop_embedding is not None
         own, others = self.hop_embedding.unbind(0)

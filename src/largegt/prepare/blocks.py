@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..progress import Progress, silent
+from ..ranged import window
 from ..types import Array
 from . import kernels
 from .engines.local import run_chunks
@@ -46,6 +47,15 @@ class Neighbors:
             return np.diff(self.indptr[nodes.start : nodes.stop + 1])
         wanted = numbers(nodes)
         return np.asarray(self.indptr[wanted + 1] - self.indptr[wanted])
+
+    def around(self, nodes: Array | range) -> Neighbors:
+        """The same rows where kernels can read them, if they lie at a URL; then only those from the first of `nodes`,
+        which are sorted, to the last."""
+        if isinstance(self.indptr, np.ndarray) or not len(nodes):
+            return self
+        first, last = int(nodes[0]), int(nodes[-1]) + 1
+        indptr = window(self.indptr, first, last + 1)
+        return Neighbors(indptr, window(self.indices, int(indptr[first]), int(indptr[last])), self.self_loops)
 
 
 def numbers(nodes: Array | range) -> Array:

@@ -153,7 +153,10 @@ class ContextFeatures:
         with np.errstate(over="ignore"):
             stored = rows.astype(dtype)
         if not np.isfinite(stored).all():
-            raise ConfigError(f"token rows overflow {dtype}: run with --set prepare.tokens.dtype=float32")
+            row, _, column = (int(at) for at in np.argwhere(~np.isfinite(stored))[0])
+            node = self.features.store.ids_of(nodes[row : row + 1])[0]
+            mend = "prepare.tokens.dtype=float32" if np.isfinite(rows).all() else "prepare.tokens.standardize=true"
+            raise ConfigError(f"token rows overflow {dtype} at node {node!r}, feature {column}: run with --set {mend}")
         return stored
 
     def _sum(self, walk: _Walk, nodes: Array | range, hop: int, name: str, finish: Finish, start: int) -> None:

@@ -26,7 +26,7 @@ from .blocks import Neighbors, block_bytes, block_sums, plan
 from .features import NodeFeatures
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
-from .prepared import directions_of, nodes_to_prepare, prepared_path, sample, settled
+from .prepared import directions_of, is_prepared, nodes_to_prepare, sample, settled
 
 _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
@@ -101,7 +101,7 @@ def estimate(
         free_disk_bytes=shutil.disk_usage(store.path).free,
         memory_bytes=max(stage.memory_bytes for stage in stages),
         elapsed_s=sum(stage.elapsed_s for stage in stages) + kept / _READ_BYTES_PER_S,
-        already_prepared=prepared_path(store, config).exists(),
+        already_prepared=is_prepared(store, config),
     )
 
 

@@ -7,7 +7,7 @@ Cost: a copy of the rows asked for at most; the scale is one pass over the featu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -57,8 +57,11 @@ class _Moments:
         return block.sum(axis=0), (block * block).sum(axis=0)
 
 
-def feature_scale(features: NodeFeatures, standardize: bool, engine: Engine) -> tuple[Array, Array]:
-    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it."""
+def feature_scale(
+    features: NodeFeatures, standardize: bool | Literal["whole"], engine: Engine
+) -> tuple[Array, Array]:  # fmt: skip
+    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is one
+    gain for all features of the store, by their mean square, and no shift; degrees have their own as ever."""
     width, num_nodes = features.width, features.store.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
@@ -70,9 +73,14 @@ def feature_scale(features: NodeFeatures, standardize: bool, engine: Engine) -> 
         square += part_square
     mean = total / num_nodes
     deviation = np.sqrt(np.maximum(square / num_nodes - mean * mean, 0.0))
-    constant = deviation <= 1e-7 * np.abs(mean + pilot)
+    shift = mean + pilot
+    constant = deviation <= 1e-7 * np.abs(shift)
     gain = 1.0 / np.where(constant, 1.0, deviation)
-    return (mean + pilot).astype(np.float32), gain.astype(np.float32)
+    if standardize == "whole":
+        stored = slice(0, features.store.num_features)
+        size = np.sqrt(np.mean(deviation[stored] ** 2 + shift[stored] ** 2)) if features.store.num_features else 0.0
+        shift[stored], gain[stored] = 0.0, 1.0 / size if size > 0 else 1.0
+    return shift.astype(np.float32), gain.astype(np.float32)
 
 
 def as_range(rows: Array) -> slice | Array:

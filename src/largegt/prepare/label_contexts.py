@@ -8,10 +8,12 @@ one at all. Walks take edges both ways.
 
 A node's own label is no part of its row, to the bit: at one hop there is no edge to itself; at two, each neighbour's
 count of labels is a whole number, and the node is taken out of it before anything is divided or added. Walks of three
-steps and more come back along cycles, which no such count knows: there are no more than two hops.
+steps and more come back along cycles, which no such count knows: there are no more than two hops. Values of a regression
+are counted in thirty-seconds of their spread, rounded, so that they are whole numbers too; a row holds their mean.
 
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
-counts, 4·N·c bytes, lie on disk meanwhile.
+counts, 4·N·c bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts, and 5
+bytes per node are held.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..errors import ConfigError
 from ..folder import FolderWriter, require_space
 from ..graph.labels import num_label_columns
 from ..graph.splits import SPLIT_CODES
@@ -31,9 +32,12 @@ from ..types import Array
 from .blocks import Neighbors
 from .engines.engine import Engine
 from .engines.local import run_chunks
+from .features import as_range
 
 _COUNTS = "scratch_label_counts"
-_LOT, _CHUNK = 1 << 15, 512
+_RANGE, _CHUNK = 1 << 16, 512
+_STEPS, _MOST_STEPS = 32, 256
+"""Steps that the spread of a regression's values has, and the farthest from the middle that one counts for."""
 
 
 def write_label_contexts(writer: FolderWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine) -> None:
@@ -53,33 +57,36 @@ def write_label_contexts(writer: FolderWriter, store: GraphStore, nodes: Array, 
     if counted.rows < store.num_nodes:
         everyone = range(store.num_nodes)
         engine.sums(neighbors, everyone, None, own, num_labels, finish, "labels around", counted.rows)
-    counts, known = counted.so_far(), _known_around(own, neighbors, engine)
-    for start in range(out.rows, len(nodes), _LOT):
-        wanted = np.asarray(nodes[start : start + _LOT], dtype=np.int64)
-        rows = np.zeros((len(wanted), hops, num_labels + 1), dtype=np.float32)
-        _fill(rows, wanted, neighbors, counts, known, own, engine.threads)
-        out.append(rows.astype(np.float16))
+    known = _known_around(own, neighbors, engine)
+    task = _Rows(neighbors, counted.so_far(), known, own, hops, num_labels)
+    for rows in engine.lots(task, nodes, hops * (num_labels + 1), out.rows):
+        out.append(rows)
         writer.commit()
     writer.close("label_contexts")
     writer.drop(_COUNTS)
 
 
-def check_labels(store: GraphStore, hops: int) -> None:
-    """Refuse labels that cannot be counted."""
-    if hops and store.task == "regression":
-        raise ConfigError("label contexts count labels, and those of regression are values: leave out label_contexts")
-
-
 @dataclass(frozen=True)
 class TrainingLabels:
-    """Rows of the training nodes' labels as counts: a one in the column of a class, or of each label a node has."""
+    """Rows of the training nodes' labels as counts: a one in the column of a class, or of each label a node has; a value
+    as a whole number of steps from the middle."""
 
     labels: Array
     is_train: Array
+    middle: float = 0.0
+    spread: float | None = None
+    """Of the values of a regression; none: the labels are classes."""
 
     @classmethod
     def of(cls, store: GraphStore) -> TrainingLabels:
-        return cls(store.labels, np.asarray(store.split) == SPLIT_CODES["train"])
+        is_train = np.asarray(store.split) == SPLIT_CODES["train"]
+        if store.task != "regression":
+            return cls(store.labels, is_train)
+        values = np.asarray(store.labels)[is_train].astype(np.float64)
+        deviation = values.std() if len(values) else 0.0
+        spread = float(2.0 ** np.ceil(np.log2(deviation))) if deviation > 0 else 1.0  # no single label moves it
+        middle = float(np.rint(values.mean() / spread) * spread) if len(values) else 0.0
+        return cls(store.labels, is_train, middle, spread)
 
     def __call__(self, first: int, last: int, out: Array) -> None:
         """Fill `out` [last - first, c] with the rows of a range of nodes."""
@@ -90,7 +97,10 @@ class TrainingLabels:
         out = np.zeros((len(nodes), width), dtype=np.float32)
         here = np.flatnonzero(self.is_train[nodes])
         labels = np.asarray(self.labels[nodes[here]])
-        if labels.ndim == 2:
+        if self.spread is not None:
+            steps = np.rint((labels.astype(np.float64) - self.middle) / self.spread * _STEPS)
+            out[here, 0] = np.clip(steps, -_MOST_STEPS, _MOST_STEPS)
+        elif labels.ndim == 2:
             out[here] = np.nan_to_num(labels.astype(np.float32)) > 0
         else:
             out[here, labels.astype(np.int64)] = 1
@@ -99,68 +109,113 @@ class TrainingLabels:
 
 def _known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
     """[N] how many of a node's neighbours are training nodes."""
-    known = np.empty(neighbors.num_nodes, dtype=np.int32)
-
-    def part(first: int, last: int) -> None:
-        _count_known(neighbors.indptr, neighbors.indices, own.is_train, first, last, known)
-
-    run_chunks(part, neighbors.num_nodes, 1 << 14, engine.threads)
-    return known
+    bounds = [*range(0, neighbors.num_nodes, _RANGE), neighbors.num_nodes]
+    parts = list(engine.map(_Known(neighbors, own.is_train), bounds))
+    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 
 
-def _fill(
-    rows: Array, nodes: Array, neighbors: Neighbors, counts: Array, known: Array, own: TrainingLabels,
-    threads: int | None,
-) -> None:  # fmt: skip
-    width = rows.shape[2] - 1
-    mine = own.rows(nodes, width)
-    is_train = own.is_train[nodes]
+@dataclass(frozen=True)
+class _Known:
+    """How many neighbours of each node of a range are training nodes."""
 
-    def part(first: int, last: int) -> None:
-        chosen = slice(first, last)
-        degrees = np.maximum(neighbors.degrees(nodes[chosen]), 1).astype(np.float32)
-        here = known[nodes[chosen]].astype(np.float32)
-        rows[chosen, 0, :width] = counts[nodes[chosen]] / np.maximum(here, 1)[:, None]
-        rows[chosen, 0, width] = here / degrees
-        if rows.shape[1] > 1:
-            _two_hops(
-                neighbors.indptr, neighbors.indices, nodes[chosen], counts, known, mine[chosen], is_train[chosen],
-                rows[chosen, 1],
-            )  # fmt: skip
+    neighbors: Neighbors
+    is_train: Array
 
-    run_chunks(part, len(nodes), _CHUNK, threads)
+    def __call__(self, first: int, last: int) -> Array:
+        known = np.empty(last - first, dtype=np.int32)
+        neighbors = self.neighbors.around(range(first, last))
+        _count_known(neighbors.indptr, neighbors.indices, self.is_train, first, known)
+        return known
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The label contexts of some nodes, from the counts around every node. The counts are read from front to back, in
+    blocks of `memory` bytes; a row's neighbours are added in rising order, so the bits do not depend on it."""
+
+    neighbors: Neighbors
+    counts: Array
+    known: Array
+    own: TrainingLabels
+    hops: int
+    num_labels: int
+
+    def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
+        """float16 [n, hops, c + 1]."""
+        nodes, neighbors = np.asarray(nodes, dtype=np.int64), self.neighbors.around(nodes)
+        rows = np.zeros((len(nodes), self.hops, self.num_labels + 1), dtype=np.float32)
+        degrees, here = neighbors.degrees(nodes).astype(np.float32), self.known[nodes].astype(np.float32)
+        rows[:, 0, :-1] = self.counts[as_range(nodes)] / np.maximum(here, 1)[:, None]
+        rows[:, 0, -1] = here / np.maximum(degrees, 1)
+        if self.hops > 1:
+            self._add_second_hop(rows[:, 1], nodes, neighbors, threads, memory)
+        if self.own.spread is not None:
+            rows[:, :, 0] /= _STEPS
+        return rows.astype(np.float16)
+
+    def _add_second_hop(
+        self, rows: Array, nodes: Array, neighbors: Neighbors, threads: int | None, memory: int | None
+    ) -> None:
+        mine, is_train = self.own.rows(nodes, self.num_labels), self.own.is_train[nodes]
+        cursor, num_nodes = neighbors.indptr[nodes], neighbors.num_nodes
+        block = num_nodes if memory is None else max(1, memory // (4 * self.num_labels + 8))
+        for low in range(0, num_nodes, block):
+            high = min(num_nodes, low + block)
+            counts, starts = self.counts[low:high], self.neighbors.indptr[low : high + 1]
+
+            def part(first: int, last: int, low: int = low, counts: Array = counts, starts: Array = starts) -> None:
+                some = slice(first, last)
+                _add_walks(
+                    neighbors.indptr, neighbors.indices, nodes[some], cursor[some], low, counts, starts, self.known,
+                    mine[some], is_train[some], rows[some],
+                )  # fmt: skip
+
+            run_chunks(part, len(nodes), _CHUNK, threads)
+        _shares(rows, neighbors.degrees(nodes))
 
 
 @numba.njit(nogil=True, cache=True)
-def _count_known(indptr: Array, indices: Array, is_train: Array, first: int, last: int, known: Array) -> None:
-    for i in range(first, last):
+def _count_known(indptr: Array, indices: Array, is_train: Array, first: int, known: Array) -> None:
+    for n in range(len(known)):
         total = 0
-        for place in range(indptr[i], indptr[i + 1]):
+        for place in range(indptr[first + n], indptr[first + n + 1]):
             total += is_train[indices[place]]
-        known[i] = total
+        known[n] = total
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _two_hops(
-    indptr: Array, indices: Array, nodes: Array, counts: Any, known: Array, mine: Array, is_train: Array, out: Array
-) -> None:
-    """Shares of labels at the ends of walks of two steps that do not end where they began, and how likely those are."""
-    width = mine.shape[1]
-    for i in range(len(nodes)):
-        begin, end = indptr[nodes[i]], indptr[nodes[i] + 1]
-        row, own = out[i], mine[i]
-        mass = np.float32(0)
-        for place in range(begin, end):
+def _add_walks(
+    indptr: Array, indices: Array, nodes: Array, cursor: Array, low: int, counts: Any, starts: Array, known: Array,
+    mine: Array, is_train: Array, out: Array,
+) -> None:  # fmt: skip
+    """Add walks of two steps that do not end where they began, over the neighbours that `counts` has rows of, from
+    node `low` on: to out[n] their labels, and to its last place how likely they are. cursor[n] is where in `indices` to
+    begin, and is left where to go on. Row r of `counts` has a list from starts[r] to starts[r + 1]."""
+    width, high = mine.shape[1], low + len(counts)
+    for n in range(len(nodes)):
+        place, end = cursor[n], indptr[nodes[n] + 1]
+        row, own = out[n], mine[n]
+        while place < end and indices[place] < high:
             j = indices[place]
-            others = known[j] - is_train[i]
+            place += 1
+            others = known[j] - is_train[n]
             if others == 0:
                 continue
-            step = np.float32(1) / np.float32(indptr[j + 1] - indptr[j])
-            around = counts[j]
+            step = np.float32(1) / np.float32(starts[j - low + 1] - starts[j - low])
+            around = counts[j - low]
             for c in range(width):
                 row[c] += step * (around[c] - own[c])
-            mass += step * np.float32(others)
+            row[width] += step * np.float32(others)
+        cursor[n] = place
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _shares(rows: Array, degrees: Array) -> None:
+    """Sums over walks as shares of labels, and the likelihood of all."""
+    width = rows.shape[1] - 1
+    for n in range(len(rows)):
+        mass = rows[n, width]
         if mass > 0:
             for c in range(width):
-                row[c] /= mass
-            row[width] = mass / np.float32(end - begin)
+                rows[n, c] /= mass
+            rows[n, width] = mass / np.float32(degrees[n])

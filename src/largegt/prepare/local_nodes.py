@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..graph.store import GraphStore
 
 _CHUNK_NODES = 1024
+_CHECKED_BYTES = 1 << 30
 _FETCHED_NODES = 1 << 14
 
 
@@ -119,6 +120,8 @@ def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Ar
     from ..graph.store import GraphStore
 
     if isinstance(graph, GraphStore):
+        if graph.folder.num_bytes <= _CHECKED_BYTES:  # a stage has checked a larger one before it comes here
+            graph.check(*(("both",) if direction == "both" else ("in", "out")))
         return (*graph.csr(direction), *graph.reverse_csr(direction))
     forward = _clean(graph)
     if direction == "in":

@@ -17,19 +17,21 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
 
 from __future__ import annotations
 
-import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import storage
 from ..config import LocalNodesConfig, ModelName, PrepareConfig, TokensConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
-from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space
+from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space, tidy
 from ..graph.csr import index_dtype
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
+from ..integrity import is_checker
 from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..types import Array, Direction, PathLike
@@ -37,11 +39,12 @@ from .blocks import Neighbors
 from .context import ContextFeatures, context_names
 from .engines.engine import SEGMENT_NODES, Engine, sample_from
 from .features import NodeFeatures, feature_scale
-from .label_contexts import check_labels, write_label_contexts
+from .label_contexts import write_label_contexts
 from .positions import write_positions
 
 KIND = "prepared"
 _SAMPLED = "scratch_sampled"
+_OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 _UNSAID = (("hops", 2), ("contexts", "together"), ("degrees", False))
 
 
@@ -50,15 +53,45 @@ class Prepared:
 
     def __init__(self, folder: ArrayFolder) -> None:
         self.folder = folder
-        self.config = build(PrepareConfig, folder.meta["config"])
+        folder.require({"config": dict, "stages": dict, "store": dict}, {})
+        try:
+            self.config = build(PrepareConfig, folder.meta["config"])
+        except ConfigError as error:
+            raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
 
     @classmethod
     def open(cls, path: PathLike) -> Prepared:
-        return cls(ArrayFolder(path, KIND))
+        prepared = cls(ArrayFolder(path, KIND))
+        folder, n, t = prepared.folder, (*prepared.folder.shape("nodes"), 0)[0], prepared.folder.shape("tokens")
+        lengths = {"nodes": n, "local_rows": n, "positions": n, "labels": n, "split": n}
+        lengths |= {"label_contexts": n} if prepared.config.labels.hops else {}
+        lengths |= {"token_nodes": (*t, 0)[0], "feature_shift": (0, *t)[-1], "feature_gain": (0, *t)[-1]}
+        folder.require({}, lengths)
+        sides = {"local_rows": 2, "tokens": 3, "positions": 2}
+        if wrong := [name for name, sides_of in sides.items() if len(folder.shape(name)) != sides_of]:
+            raise FormatError(f"{folder.file(wrong[0])} has shape {folder.shape(wrong[0])}; {folder.advice}")
+        if missing := [key for key in _OF_STORE if key not in prepared.meta]:
+            raise FormatError(f"{folder.path / 'manifest.json'} does not say the store's {missing[0]}; {folder.advice}")
+        return prepared
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Before anything is trained on it or predicted from it, whatever its size: refuse damage, and rows that are
+        none. Once in a process."""
+        if is_checker() and self.folder.url is None:
+            self.verify(progress)
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Read every byte; refuse damage, and rows that are none."""
+        self.folder.verify(None, progress, bounds_of(self.folder))
 
     @property
     def path(self) -> Path:
         return self.folder.path
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as a user says it: a path or a URL."""
+        return self.folder.place
 
     @property
     def fingerprint(self) -> str:
@@ -158,11 +191,23 @@ class Prepared:
                 f"train from the store, or prepare with --set prepare.labels.hops={hops}"
             )
 
-    def split_rows(self, split: str) -> Array:
-        """The rows of one split."""
+    def check_split(self, split: str) -> None:
+        """Refuse a split that there is not."""
         if split not in SPLIT_CODES:
             raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
+
+    def split_rows(self, split: str) -> Array:
+        """The rows of one split."""
+        self.check_split(split)
         return np.flatnonzero(self.folder.array("split") == SPLIT_CODES[split])
+
+
+def bounds_of(folder: ArrayFolder) -> dict[str, int]:
+    """What the numbers of a preparation's arrays are less than, where they point into other arrays."""
+    store = folder.meta.get("store")
+    num_nodes = store.get("num_nodes") if isinstance(store, dict) else None
+    nodes = {"nodes": num_nodes, "token_nodes": num_nodes} if isinstance(num_nodes, int) else {}
+    return {"local_rows": (*folder.shape("token_nodes"), 0)[0], **nodes}
 
 
 def prepare(
@@ -185,13 +230,18 @@ def prepare(
     config = settled(store, config or PrepareConfig())
     engine = engine or Engine(memory_budget(memory), threads, progress)
     engine.check_positions(config.positions.method)
-    check_labels(store, config.labels.hops)
+    store = engine.opened(store)
     path = prepared_path(store, config)
-    if path.exists():
+    if is_prepared(store, config):
         try:
-            return Prepared.open(path)
-        except FormatError:  # damaged: it is ours, so make it again
-            shutil.rmtree(path)
+            prepared = Prepared.open(path)
+            prepared.check(engine.progress)
+            tidy(path)
+            return prepared
+        except FormatError as error:  # damaged: it is ours, so make it again
+            warnings.warn(f"{path} is made again: {error}", stacklevel=2)
+            storage.remove_folder(path)
+    store.check(*_directions_read(config), features=True, progress=engine.progress)
     nodes = nodes_to_prepare(store, config)
     stages = _stage_fingerprints(store, config)
     identity = _identity(store, config)
@@ -241,7 +291,7 @@ def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
     nodes = np.flatnonzero(store.labelled)
     if not len(nodes):
         raise InputError(
-            f"{store.path} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
+            f"{store.place} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
             "with --set prepare.local_nodes.nodes=all"
         )
     return nodes.astype(np.dtype(index_dtype(store.num_nodes)))
@@ -259,9 +309,24 @@ def directions_of(config: PrepareConfig) -> tuple[Direction, ...]:
     return ("out", "in") if config.tokens.contexts == "apart" else (config.local_nodes.direction,)
 
 
+def _directions_read(config: PrepareConfig) -> set[Direction]:
+    """The directions whose neighbours a preparation reads, of settled settings."""
+    along: set[Direction] = {config.local_nodes.direction, *directions_of(config)}
+    if along & {"in", "out"}:
+        along |= {"in", "out"}  # degrees of the other side
+    return along | ({"both"} if config.labels.hops or config.positions.method == "laplacian" else set())
+
+
 def prepared_path(store: GraphStore, config: PrepareConfig) -> Path:
     """Where this configuration's preparation of this store lies, or will lie."""
     return Path(store.path) / "prepared" / fingerprint(_identity(store, settled(store, config)))
+
+
+def is_prepared(store: GraphStore, config: PrepareConfig) -> bool:
+    """Whether there is a preparation of this store by this configuration."""
+    path = prepared_path(store, config)
+    storage.refresh(path)
+    return path.exists()
 
 
 def _identity(store: GraphStore, config: PrepareConfig) -> list[Any]:
@@ -292,7 +357,7 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     if not differences:
         return None
     fewest = min(differences, key=lambda changed: len(changed))
-    return f"{store.path} was prepared with {', '.join(fewest)}"
+    return f"{store.place} was prepared with {', '.join(fewest)}"
 
 
 class _Stages:
@@ -307,10 +372,13 @@ class _Stages:
         if all(self.writer.has(array) for array in arrays):
             return
         for other in self.siblings:
-            whole = all((other.path / f"{array}.npy").is_file() for array in arrays)
+            whole = all((other.path / f"{array}.npy").is_file() or other.folder.url for array in arrays)
             if whole and other.folder.meta["stages"].get(name) == self.fingerprints[name]:
-                for array in arrays:
-                    self.writer.link(array, other.folder)
+                try:
+                    for array in arrays:
+                        self.writer.link(array, other.folder)
+                except FormatError:  # a damaged one serves nobody
+                    continue
                 self.writer.commit()
                 return
         make()
@@ -320,7 +388,7 @@ class _Stages:
 def _siblings(store: GraphStore) -> list[Prepared]:
     """Earlier preparations in the store's folder, unreadable ones left out."""
     found = []
-    for path in sorted((Path(store.path) / "prepared").glob("[0-9a-f]*")):
+    for path in storage.folders(store.path / "prepared"):
         try:
             found.append(Prepared.open(path))
         except LargeGTError:
@@ -358,6 +426,7 @@ def sample(
 def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Array:
     """A fresh draw of LocalNodes for these rows of a Prepared, as rows of its token table."""
     prepared.check_reachable()
+    store.check(*_directions_read(prepared.config))
     nodes = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
     if len(prepared.token_nodes) == store.num_nodes:
         return nodes

@@ -1,8 +1,8 @@
 """Neighbour lists spread over a Ray cluster: shard s holds the lists of a range of nodes, in the memory of one actor.
 
-Enters: a store on storage that all machines see. Leaves: `RayShards`, which any worker of the cluster can sample from.
-Cost: a shard holds its share of the edges (and 8 bytes per node); a request is one call per shard that holds part of
-it, all of them under way at once.
+Enters: a store on a path that all machines see, or at a URL. Leaves: `RayShards`, which any worker of the cluster can
+sample from. Cost: a shard holds its share of the edges (and 8 bytes per node); a request is one call per shard that
+holds part of it, all of them under way at once.
 
 An actor that dies with its machine is started again elsewhere, reads its range again, and is asked again.
 """
@@ -25,10 +25,11 @@ _OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both
 
 
 class Shard:
-    """The lists of nodes `first` to `last` along the given directions, copied from the store's files."""
+    """The lists of nodes `first` to `last` along the given directions, copied from the store's files: only these ranges
+    of them are read."""
 
-    def __init__(self, store_path: str, directions: Sequence[Direction], first: int, last: int) -> None:
-        store = GraphStore.open(store_path)
+    def __init__(self, place: str, directions: Sequence[Direction], first: int, last: int) -> None:
+        store = GraphStore.open(place).in_ranges()
         self.lists: dict[Direction, MappedCSR] = {}
         for direction in directions:
             indptr, indices = store.csr(direction)
@@ -108,6 +109,6 @@ def start_shards(store: GraphStore, direction: Direction, count: int) -> RayShar
     bounds = [*sorted(cuts - {store.num_nodes}), store.num_nodes]
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
     actor = ray.remote(**options)(Shard)
-    path = str(store.path.resolve())
-    shards = [actor.remote(path, sides, first, last) for first, last in pairwise(bounds)]
+    place = store.place if store.folder.url else str(store.path.resolve())
+    shards = [actor.remote(place, sides, first, last) for first, last in pairwise(bounds)]
     return RayShards(shards, np.array(bounds[:-1]), forward, backward, store.num_nodes)

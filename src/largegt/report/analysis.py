@@ -18,24 +18,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DiskError, InputError
-from ..folder import file_checksum, write_text_atomically
+from ..embed import Embedder, vectors_head
+from ..errors import DiskError, FormatError, InputError
+from ..folder import write_text_atomically
 from ..graph.store import GraphStore
+from ..integrity import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
-from ..prepare.prepared import Prepared, prepared_path
+from ..prepare.prepared import Prepared, is_prepared
 from ..progress import Progress
 from ..tokens.loader import TokenLoader
+from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
 from ..training.metrics import Scores
 from ..training.run import Run
-from ..training.setup import Loader, make_fabric, make_loaders
+from ..training.setup import Loader, make_fabric, make_loaders, with_draws
 from ..types import Array, PathLike
 from . import tallies
 from .attention import attention_use
+from .node_map import MAX_POINTS, node_map
 
 FILE = "analysis.json"
 MAX_NODES = 20_000
-_VERSION = 1
+_VERSION = 3
 _MOST_CELLS = 12
 _MOST_CLASSES = 60
 _ATTENTION_NODES = 1000
@@ -53,11 +57,10 @@ def analyse(
     identity = {"version": _VERSION, "weights": file_checksum(weights), "max_nodes": max_nodes}
     if (known := _kept(opened.path / FILE, identity)) is not None:
         return known
-    text = json.dumps({**identity, **_rounded(_analysis(opened, max_nodes, progress, device))})
+    found: dict[str, Any] = json.loads(json.dumps(_rounded(_analysis(opened, max_nodes, progress, device))))
     with suppress(DiskError):  # a run folder that cannot be written to is analysed anew next time
-        write_text_atomically(opened.path / FILE, text + "\n")
-    found: dict[str, Any] = json.loads(text)
-    return found
+        write_text_atomically(opened.path / FILE, sealed({**identity, **found}))
+    return {**identity, **found}
 
 
 def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
@@ -67,6 +70,7 @@ def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
     weights = Run.open(run).path / "model.safetensors"
     if not weights.is_file():
         return None
+    check_file(weights.parent, weights)
     with safe_open(str(weights), framework="np") as tensors:
         name = next((name for name in tensors.keys() if name.endswith("codebook.counts")), None)  # noqa: SIM118
         if name is None:
@@ -83,18 +87,18 @@ def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
 def _kept(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier analysis of the same weights found."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known, fault = read_sealed(file, "it is made again")
+    except FormatError:
         return None
-    same = isinstance(known, dict) and all(known.get(key) == value for key, value in identity.items())
+    same = fault is None and all(known.get(key) == value for key, value in identity.items())
     return known if same else None
 
 
 def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str | None) -> dict[str, Any]:
     store = run.store()
-    if not prepared_path(store, run.config.preparation).exists():
+    if not is_prepared(store, run.config.preparation):
         raise InputError(
-            f"the preparation of {run.path} is no longer in {store.path}: largegt evaluate {run.path} makes it again"
+            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {run.path} makes it again"
         )
     prepared = run.prepared(progress)
     split = "test" if len(prepared.split_rows("test")) else "valid"
@@ -110,7 +114,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     fabric = make_fabric(config, run.config.model)
     model = run.load_model(prepared).to(fabric.device)
     head = run.head(prepared)
-    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, 1, run.config.tokens.table)
+    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, config.draws, run.config.tokens.table)
     scores = Scores(head)
     probabilities, truths = [], []
     stage = f"analyse {run.path.name}"
@@ -129,6 +133,14 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         sample = rows[:: max(1, len(rows) // _ATTENTION_NODES)][:_ATTENTION_NODES]
         batches = _token_batches(loaders[0], prepared, sample)
         found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
+    if isinstance(model, LargeGT):
+        some = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MAX_POINTS)).astype(np.int64))]
+        loaders = with_draws(loaders[0], prepared, model, config, store, some, config.draws)
+        vectors = averaged_logits(
+            Embedder(model), loaders, some, config, vectors_head(run.config.model.hidden), fabric, progress, stage
+        )
+        vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
+        found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)
     return found
 
 

@@ -21,6 +21,7 @@ NUM_COLORS = len(COLORS)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 28.0, 42.0
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4")
 _MARKERS = "osd^xv+"
+_CLOSED = "osd^v"
 _MAX_POINTS = 150
 
 
@@ -161,6 +162,27 @@ def bar_chart(rows: Sequence[tuple[str, float, float, int, str]], x: Axis, title
         parts.append(_row_name(name, y + 13.0))
         parts.append(tag("text", words, x=_f(WIDTH - 14.0), y=_f(y + 13.0), class_="end value"))
         parts.append(tag("g", *shapes, class_=f"c{style % NUM_COLORS} solid", data_tip=f"{name}: {words}"))
+    return _svg(title, bottom + 36.0, *parts)
+
+
+def signed_chart(rows: Sequence[tuple[str, float, str]], label: str, title: str) -> Html:
+    """Bars to both sides of zero: (name, value, the value in words) each; full to the right, open to the left."""
+    if not rows:
+        return nothing(title)
+    step, top = 36.0, 4.0
+    bottom = top + step * len(rows)
+    low, high = (pick(0.0, *(value for _, value, _ in rows)) for pick in (min, max))
+    sx = _scale(Axis(label), [low, high], 14.0, WIDTH - 14.0, 0.03)
+    parts = [_vertical_grid(sx, Axis(label), top, bottom)]
+    parts.append(tag("path", d=f"M{_f(sx(0.0))} {_f(top)}V{_f(bottom)}", class_="base"))
+    for at, (name, value, words) in enumerate(rows):
+        y = top + step * at
+        left, right = sorted((sx(0.0), sx(value)))
+        bar = tag("path", d=f"M{_f(left)} {_f(y + 19)}H{_f(max(right, left + 1))}v12H{_f(left)}z")
+        parts.append(_row_name(name, y + 13.0))
+        parts.append(tag("text", words, x=_f(WIDTH - 14.0), y=_f(y + 13.0), class_="end value"))
+        way = "c0 full" if value >= 0 else "c1 open"
+        parts.append(tag("g", bar, class_=way, data_tip=f"{name}: {words}"))
     return _svg(title, bottom + 36.0, *parts)
 
 
@@ -396,6 +418,11 @@ def _marker(kind: str, x: float, y: float, r: float) -> str:
     if kind == "x":
         return f"M{_f(x - r)} {_f(y - r)}l{_f(2 * r)} {_f(2 * r)}m0 {_f(-2 * r)}l{_f(-2 * r)} {_f(2 * r)}"
     return f"M{_f(x - 1.2 * r)} {_f(y)}h{_f(2.4 * r)}m{_f(-1.2 * r)} {_f(-1.2 * r)}v{_f(2.4 * r)}"
+
+
+def dot(style: int, x: float, y: float, r: float) -> str:
+    """A path around (x, y) that can be full or open; styles differ in shape."""
+    return _marker(_CLOSED[style % len(_CLOSED)], x, y, r)
 
 
 def _whisker(low: float, high: float, y: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from .charts import Axis, Dots, Line, bar_chart, cell_chart, dot_chart, legend, line_chart
 from .groups import Dataset, Group, Opened
 from .markup import Cell, Html, Section, figure, figures, join, number, percent, section, short, table, tag
+from .node_map import MAX_POINTS, map_chart, point_legend
 
 _MAX_CLASS_ROWS = 15
 
@@ -288,6 +289,38 @@ def attention(looks: Sequence[Look]) -> Section | None:
         "nodes, and of local nodes farther away. Here are the weights."
     )
     return section("attention", "Where the local module looks", lead, figures(*made))
+
+
+# the map ---------------------------------------------------------------------------------------------------------
+
+
+def node_maps(looks: Sequence[Look]) -> Section | None:
+    """Test nodes by their vectors, in two dimensions; None where no LargeGT was looked into."""
+    known = [(look, found) for look in looks if look.found and (found := look.found.get("map"))]
+    if not known:
+        return None
+    made = []
+    for look, found in known:
+        name = _label(looks, look)
+        groups = found["groups"]
+        most = MAX_POINTS // len(known)
+        chart = map_chart(found, most, f"Test nodes by their vectors, {name}")
+        sizes = [found["group"].count(at) for at in range(len(groups))]
+        middles = [
+            [short(sum(v for v, g in zip(found[axis], found["group"], strict=True) if g == at) / max(1, sizes[at]))
+             for axis in "xy"] for at in range(len(groups))
+        ]  # fmt: skip
+        rows = [[group, f"{size:,}", *middle] for group, size, middle in zip(groups, sizes, middles, strict=True)]
+        first, second = found["share"]
+        note = f"Of the differences between vectors, {percent(first)} lie along x and {percent(second)} along y."
+        below = table(f"Where they lie, {name}", ["true label", "nodes", "mean x", "mean y"], rows, note=note)
+        caption = f"{name}: {min(most, len(found['x'])):,} nodes, {percent(first + second)} of the differences"
+        made.append(figure(chart, caption, below, point_legend(groups)))
+    lead = (
+        "What the prediction head reads of a node is a vector. Here are test nodes in the plane in which their vectors "
+        "differ most (two principal components), by their true label; a hover tells which node it is."
+    )
+    return section("map", "The nodes as the model sees them", lead, figures(*made))
 
 
 def _label(looks: Sequence[Look], look: Look) -> str:

@@ -55,6 +55,7 @@ def report(
         insight.predictions(datasets, looks),
         insight.codebook(looks),
         insight.attention(looks),
+        insight.node_maps(looks),
         settings.differences(datasets, opened),
         settings.listing(opened),
     ]
@@ -62,13 +63,17 @@ def report(
 
 
 def write_page(out: PathLike, title: str, head: Html, sections: Iterable[Section | None]) -> Path:
-    """A page of these sections, with their contents above them."""
-    shown = [part for part in sections if part is not None]
-    body = join((head, _contents(shown), *(part.html for part in shown)))
+    """Write a page of these sections."""
     with disk_errors(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out, _page(title, body))
+    write_text_atomically(out, page_of(title, head, sections))
     return Path(out)
+
+
+def page_of(title: str, head: Html, sections: Iterable[Section | None]) -> str:
+    """A page of these sections, with their contents above them."""
+    shown = [part for part in sections if part is not None]
+    return _page(title, join((head, _contents(shown), *(part.html for part in shown))))
 
 
 def _look(

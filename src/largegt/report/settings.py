@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from ..storage import shown
 from .groups import Dataset, Opened, differing
 from .markup import Cell, Html, Section, clipped, duration, join, section, table, tag
 
@@ -59,7 +60,7 @@ def command(run: Opened) -> str:
     parts = [
         "largegt",
         "train",
-        str(run.run.store_path),
+        shown(run.run.store_path),
         "--recipe",
         f"{folder}/config.toml",
         "--out",

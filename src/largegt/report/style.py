@@ -64,6 +64,11 @@ stroke-dasharray:4 4;fill:none} .cross{stroke:var(--soft);stroke-dasharray:2 2;p
 .full>path{fill:var(--c);stroke:var(--c);stroke-width:1.6} .open>path{fill:var(--bg);stroke:var(--c);stroke-width:1.8}
 .solid>rect{fill:var(--c)} .solid>.error{stroke:var(--ink);stroke-width:1.4;fill:none}
 .heat{fill:var(--heat)}
+.points{fill:var(--c);stroke:var(--c);fill-opacity:.75;stroke-opacity:.75} .p0,.p2{stroke-width:6.5}
+.p0{stroke-linecap:round} .p2{stroke-width:5.5;stroke-linecap:square}
+.narrow{max-width:40rem} .edge{fill:none;stroke:var(--soft);stroke-opacity:.45} .edge.loose{stroke-dasharray:3 4}
+.self{fill:var(--ink)} svg .strong{font-weight:700} svg.around .name{font-size:12.5px;pointer-events:none;
+paint-order:stroke;stroke:var(--bg);stroke-width:3px}
 CLASSES
 .h0{fill-opacity:.03}.h1{fill-opacity:.08}.h2{fill-opacity:.18}.h3{fill-opacity:.28}.h4{fill-opacity:.38}
 .h5{fill-opacity:.48}.h6{fill-opacity:.66}.h7{fill-opacity:.77}.h8{fill-opacity:.88}
@@ -74,6 +79,7 @@ tbody th:first-child,thead th:first-child{position:sticky;left:0;background:var(
 @media (max-width:34rem){body{padding:1rem .9rem 3rem} h1{font-size:1.4rem} .figures{gap:1.4rem}
 tbody th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8.5rem;max-width:11rem}
 th:first-child{padding-left:.2rem}
+svg.around .name{font-size:20px} svg .few{display:none}
 svg text{font-size:14px} svg .axis,svg .name{font-size:14.5px} svg .in{font-size:11px}}
 @media print{body{max-width:none;padding:0;font-size:11pt} #tip,nav,summary{display:none}
 details::details-content{display:block;content-visibility:visible;height:auto}
@@ -152,10 +158,24 @@ SCRIPT = """
       `${values[j].toLocaleString('en')} nodes${share}`, event);
   };
 
+  const onMap = (svg, event) => {
+    const here = at(svg, event);
+    let best = [9, ''];
+    svg.querySelectorAll('.points').forEach(group => {
+      const ids = group.dataset.ids.split('|');
+      group.getAttribute('d').split('M').slice(1).forEach((part, i) => {
+        const [x, y] = part.split(' ').map(parseFloat), far = Math.hypot(x - here.x, y - here.y);
+        if (far < best[0]) best = [far, `${ids[i]}\\n${group.dataset.n}`];
+      });
+    });
+    return best[1] ? say(best[1], event) : hide();
+  };
+
   const onMove = event => {
     const svg = event.target.closest && event.target.closest('svg.chart');
     if (!svg) return hide();
     if (svg.dataset.x) return onLines(svg, event);
+    if (svg.dataset.map) return onMap(svg, event);
     if (svg.dataset.cells) return onCells(svg, event);
     const part = event.target.closest('[data-tip]');
     return part ? say(part.dataset.tip, event) : hide();

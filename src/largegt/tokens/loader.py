@@ -53,7 +53,7 @@ class TokenLoader:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
         left_out_by: int | None = None
         if seed is not None:
-            rows = np.random.default_rng([seed, epoch]).permutation(rows)
+            rows = shuffled(rows, seed, epoch)
             left_out_by = int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
         if not len(rows):
             return
@@ -96,6 +96,11 @@ class TokenLoader:
             local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
         )
         return batch.to(self.device, non_blocking=True)
+
+
+def shuffled(rows: Array, seed: int, epoch: int) -> Array:
+    """The order that an epoch goes through these rows in."""
+    return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
 class Aside:

@@ -21,6 +21,8 @@ _BLOCK_ROWS = 1 << 14
 _TIMES_WORTH_IT = 4
 _SHARE = 0.4
 """Of the memory that is free, so much may be used."""
+_LIMIT_BYTES = 2 << 30
+"""And no more than this, unless more is allowed: what a prediction takes does not grow with the graph for ever."""
 
 
 def is_worth_reusing(loader: TokenLoader, num_nodes: int) -> bool:
@@ -33,14 +35,16 @@ def is_worth_reusing(loader: TokenLoader, num_nodes: int) -> bool:
 
 
 @torch.no_grad()
-def with_rows(loader: TokenLoader, model: NodeModel, autocast: AbstractContextManager[None]) -> TokenLoader:
+def with_rows(
+    loader: TokenLoader, model: NodeModel, autocast: AbstractContextManager[None], limit_bytes: int = _LIMIT_BYTES
+) -> TokenLoader:
     """The same loader with rows computed by the model; the loader as it is where the model has none or they do not
     fit."""
     table = loader.table
     with autocast:
         first = model.rows(table.block(0, 1))
         per_row = sum(row.nbytes for row in first)
-        if not first or per_row * table.num_token_rows > _SHARE * _free_bytes(loader.device):
+        if not first or per_row * table.num_token_rows > min(limit_bytes, _SHARE * _free_bytes(loader.device)):
             return loader
         whole = tuple(torch.empty((table.num_token_rows, *row.shape[1:]), dtype=row.dtype, device=row.device)
                       for row in first)  # fmt: skip

@@ -83,6 +83,7 @@ class TokenTable:
         place: Place = "auto",
         form: TokenForm = TokenForm(),
     ) -> None:
+        prepared.check()
         names = ("nodes", "local_rows", "tokens", "positions", "labels", "label_contexts")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
@@ -93,7 +94,8 @@ class TokenTable:
         if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
             for name in ("local_rows", "tokens"):
-                arrays[name] = _without_readahead(np.load(prepared.path / f"{name}.npy", mmap_mode="r"))
+                file = prepared.folder.file(name)
+                arrays[name] = _without_readahead(np.load(file, mmap_mode="r", allow_pickle=False))
         tensors = {name: _tensor(array) for name, array in arrays.items()}
         self.num_features = prepared.num_features
         if self.place == "gpu":
@@ -110,6 +112,8 @@ class TokenTable:
         self.positions_np: Tensor = tensors["positions"]
         self.label_contexts: Tensor = tensors["label_contexts"].flatten(1)
         self.labels: Tensor = tensors["labels"]
+        self._others: tuple[Tensor, Tensor] | None = None
+        """Rows, rising, that have other local nodes than `local_rows_nk` says, and those."""
 
     @property
     def device(self) -> torch.device:
@@ -138,18 +142,22 @@ class TokenTable:
         return self.tokens_of(rows[None]).view(stop - start, -1, self.width)
 
     def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
-        """The same table with other local nodes at these rows; everything else is shared."""
+        """The same table with other local nodes at these rows, which rise; everything else is shared."""
         other = copy(self)
-        other.local_rows_nk = self.local_rows_nk.clone()
-        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
-        other.local_rows_nk[at] = torch.from_numpy(local_rows_nk).to(self.device)
+        if len(rows):
+            at = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
+            other._others = at, torch.from_numpy(local_rows_nk).to(self.device)
         return other
 
     def local_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] local nodes of these rows, as rows of the token table."""
-        if self.place == "disk":
-            return self._read(self.local_rows_nk, rows)[:, :k]
-        return self.local_rows_nk[rows, :k]
+        is_read = self.place == "disk"
+        local_rows_bk = self._read(self.local_rows_nk, rows)[:, :k] if is_read else self.local_rows_nk[rows, :k]
+        if self._others is None:
+            return local_rows_bk
+        changed, others_nk = self._others
+        at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
+        return torch.where((changed[at] == rows)[:, None], others_nk[at, :k], local_rows_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
         """[b, h·k, d] tokens, on the device that trains."""

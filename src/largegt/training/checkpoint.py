@@ -1,19 +1,21 @@
 """Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
 
-Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
+Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch). A checkpoint replaces the
+one before in a single step, once it is on the disk: there is always a whole one.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
 
 from ..errors import FormatError, disk_errors, first_line
+from ..folder import require_space
+from .checksums import check_file, put
 from .weight_average import WeightAverage
 
 _OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")
@@ -43,17 +45,62 @@ def save_checkpoint(
     average: WeightAverage | None = None,
 ) -> None:
     """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
-    with disk_errors(path):
+    with disk_errors(path, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
         try:
-            torch.save(state, partial)
-            os.replace(partial, path)
+            _save(state, partial)
+            put(path.parents[1], partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def checkpoint_bytes(model: nn.Module, average: WeightAverage | None = None) -> int:
+    """About how large a checkpoint is: weights, two moments of each parameter, and the average where there is one."""
+    held = int(sum(tensor.nbytes for tensor in model.state_dict().values()))
+    moments = 2 * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return held * (2 if average is not None else 1) + moments
+
+
+def require_room(folder: Path, model: nn.Module, average: WeightAverage | None = None) -> None:
+    """Refuse to begin where checkpoints and weights will not fit, each of them beside the one it replaces."""
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    there = sum(file.stat().st_size for file in (*folder.glob("checkpoints/*.pt"), *folder.glob("*.safetensors")))
+    needed = 2 * (weights + checkpoint_bytes(model, average)) - there
+    require_space(folder, needed, f"training (weights and checkpoints of {folder.name})")
+
+
+def _save(state: dict[str, Any], file: Path) -> None:
+    """torch.save, whose own errors do not say that a disk is full."""
+    with open(file, "wb") as stream:
+        kept = _Kept(stream)
+        try:
+            torch.save(state, kept)  # type: ignore[arg-type]
+        except RuntimeError:
+            if kept.error is not None:
+                raise kept.error from None
+            raise
+
+
+class _Kept:
+    """A stream that remembers why it could not be written to."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.stream.flush()
 
 
 def load_checkpoint(
@@ -64,6 +111,7 @@ def load_checkpoint(
     average: WeightAverage | None = None,
 ) -> Progress:
     """Restore all of them; no code is run from the file."""
+    check_file(path.parents[1], path)
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])

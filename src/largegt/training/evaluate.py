@@ -5,6 +5,7 @@ Enters: a run folder (its best weights) and a split. Leaves: `{"loss": …, "acc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from torch import Tensor
 from ..baselines.loader import NeighborLoader
 from ..baselines.message_passing import MessagePassing, layerwise
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
+from ..storage import shown
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
@@ -51,13 +53,19 @@ def evaluate(
         prepared = opened.prepared(progress, reachable=draws > 1)
     rows = prepared.split_rows(split)
     if not len(rows):
-        raise InputError(f"the {split} split of {opened.store_path} is empty, so there is nothing to score")
+        raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
     rows = ranks.batches_of(rows, config.eval_batch_size)
     fabric = make_fabric(config, opened.config.model, ranks)
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
-    return score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
+    scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
+    if not math.isfinite(scores["loss"]):
+        raise ConfigError(
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {opened.path} "
+            f"--split {split} names the first node that the model says no number of"
+        )
+    return scores
 
 
 def evaluate_prepared(

@@ -8,7 +8,6 @@ are silent. If one dies, the rest are ended within seconds, and the error says w
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -58,11 +57,12 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
 
 def resume_advice(out: Path, devices: int) -> str:
     """How far a training came, and the command that goes on with it."""
+    command = f"largegt train --resume --out {out}" + (f" --devices {devices}" if devices > 1 else "")
     file = out / "checkpoints" / "last.pt"
     if not file.is_file():
-        return "there is no checkpoint yet, so start again"
+        return f"there is no checkpoint yet; begin again with: {command}"
     epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
-    return f"the last checkpoint is epoch {epoch}; go on with: largegt train --resume --out {out} --devices {devices}"
+    return f"the last checkpoint is epoch {epoch}; go on with: {command}"
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": threads, "LARGEGT_LAUNCHED": "1",
+        "OMP_NUM_THREADS": threads, "LARGEGT_LAUNCHED": str(os.getpid()),
     }  # fmt: skip
 
 
@@ -95,13 +95,11 @@ def _first_to_fail(processes: list[subprocess.Popen[bytes]]) -> int | None:
 
 @contextmanager
 def _ended_with_us() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that do not outlive this one, but for a kill that cannot be noticed."""
+    """Processes that do not outlive this one; after a kill of it they end by themselves (`end_with_parent`)."""
     processes: list[subprocess.Popen[bytes]] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield processes
     finally:
-        signal.signal(signal.SIGTERM, before)
         for process in processes:
             if process.poll() is None:
                 process.terminate()

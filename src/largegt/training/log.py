@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError, disk_errors
-from ..folder import write_text_atomically
+from ..errors import ConfigError, LargeGTError
+from .checksums import note_all, put_text
 
 
 class RunLog:
@@ -27,6 +30,7 @@ class RunLog:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._write()
+        self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
         self.wandb = _wandb(config, path) if config.train.wandb else None
 
@@ -44,20 +48,31 @@ class RunLog:
         if self.wandb is not None:
             self.wandb.log(flat, step=entry["epoch"])
 
+    def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread raises its errors in ours too: there they are told, once."""
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+            self._hook(args)
+
     def close(self) -> None:
         if not self.writes:
             return
-        self.board.close()
+        try:
+            self.board.close()
+        finally:
+            threading.excepthook = self._hook
+        with suppress(LargeGTError, OSError):  # what is not noted is not checked, and nothing is made from it
+            note_all(self.path, sorted(file for file in (self.path / "tensorboard").rglob("*") if file.is_file()))
         if self.wandb is not None:
             self.wandb.finish()
 
     def _write(self) -> None:
-        write_text_atomically(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in self.history))
+        put_text(self.path, self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in self.history))
         rows = [flatten(entry) for entry in self.history]
-        with disk_errors(self.path), open(self.path / "metrics.csv", "w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["epoch"])
-            writer.writeheader()
-            writer.writerows(rows)
+        stream = io.StringIO(newline="")
+        writer = csv.DictWriter(stream, fieldnames=list({name: None for row in rows for name in row}) or ["epoch"])
+        writer.writeheader()
+        writer.writerows(rows)
+        put_text(self.path, self.path / "metrics.csv", stream.getvalue())
 
 
 def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:

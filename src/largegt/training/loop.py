@@ -13,6 +13,7 @@ import json
 import math
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,21 +27,26 @@ from torch import nn
 
 from ..config import Config, TableConfig, TrainConfig, seconds
 from ..errors import ConfigError, InputError, disk_errors
-from ..folder import write_text_atomically
+from ..folder import remove_partial
 from ..graph.store import GraphStore
+from ..locks import Lock, check_free
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress as Show
 from ..progress import silent
-from ..ranks import Ranks
+from ..ranks import Ranks, is_first_here
+from ..storage import refuse_url
 from ..tokens.fresh import FreshNeighborhoods
-from ..tokens.loader import TokenLoader
+from ..tokens.loader import TokenLoader, shuffled
 from ..tokens.table import check_place
-from ..types import PathLike
-from .checkpoint import Progress, load_checkpoint, save_checkpoint
+from ..types import Array, PathLike
+from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
+from .checksums import FILE as CHECKSUMS
+from .checksums import put, put_text
 from .evaluate import evaluate_prepared, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
+from .numerics import about_steps, likely_cause
 from .run import Run
 from .setup import (
     Loader,
@@ -51,6 +57,7 @@ from .setup import (
     make_optimizer,
     num_draws,
     over_ranks,
+    precision_of,
     set_learning_rate,
 )
 from .step import SealedModel, TrainingStep
@@ -88,6 +95,17 @@ def train(
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
     ranks = Ranks.here(config.train.device)
+    with Lock(out, "training into") if ranks.is_first else nullcontext():
+        if ranks.is_first:
+            check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
+        return _train_into(data, store, config, out, overwrite, progress, memory, watch, score_test, ranks)
+
+
+def _train_into(
+    data: Prepared | GraphStore | PathLike, store: GraphStore, config: Config, out: Path, overwrite: bool,
+    progress: Show | None, memory: str | int | None, watch: Watch | None, score_test: bool, ranks: Ranks,
+) -> Run:  # fmt: skip
+    """Prepare what is missing, make the run folder or go on in it."""
     show = progress if progress and ranks.is_first else silent
     fabric = make_fabric(config.train, config.model, ranks)
     check_place(config.tokens.table, fabric.device)
@@ -96,12 +114,12 @@ def train(
             data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
         )
     if not len(prepared.split_rows("train")):
-        raise InputError(f"{store.path} has no training nodes: give labels and a split to ingest")
+        raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
     head = TaskHead.for_training(prepared, config.train)
     monitor, sign = head.monitor(config.train.monitor)
     with disk_errors(out):
-        if ranks.is_first and overwrite and out.exists():
-            shutil.rmtree(out)
+        if ranks.is_first:
+            _tidy(out, overwrite)
         with ranks.in_turn():
             run = Run.create(out, config, store) if ranks.is_first else Run.open(out)
         return _train(fabric, run, prepared, head, monitor, sign, show, watch, score_test, ranks)
@@ -134,6 +152,8 @@ def _train(
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
+    if ranks.is_first and state.epoch < config.epochs:
+        require_room(run.path, model, average)
     log = RunLog(run.path, run.config, run.history, state.epoch, writes=ranks.is_first)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -149,20 +169,29 @@ def _train(
             for number, batch in enumerate(batches):
                 set_learning_rate(optimizer, config, epoch * steps_per_epoch + number, config.epochs * steps_per_epoch)
                 step(batch, min(config.batch_size, len(train_rows) - step.num_nodes))
+                if step.losses.look():
+                    break
                 done = epoch * len(train_rows) + step.num_nodes
                 show(_so_far(log, state, config, monitor), done, config.epochs * len(train_rows))
                 if config.budget and ranks.first_says(state.elapsed_s + time.perf_counter() - epoch_start > budget_s):
                     state.stopped = _OUT_OF_TIME
                     break
+            if step.losses.finish():
+                bad = step.losses.first_bad or 0
+                rows = shuffled(train_rows, config.seed, epoch)[bad * config.batch_size :][: config.batch_size]
+                raise _not_a_number(f"the loss of step {bad + 1}", run, prepared, state, train_loader, rows, device)
             train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
                 valid = score_rows(model, [loader], valid_rows, config, head, fabric, ranks=ranks)
                 if not math.isfinite(train_loss + valid.get("loss", 0.0)):
-                    raise ConfigError(
-                        f"the loss became {train_loss} in epoch {epoch + 1}: start anew (--overwrite) with a smaller "
-                        f"train.learning_rate (now {config.learning_rate:g})"
-                    )
+                    what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
+                    raise _not_a_number(what, run, prepared, state, loader, valid_rows, device)
+                if valid and monitor not in valid:
+                    if ranks.is_first:
+                        warnings.warn(f"{monitor} is undefined on the validation nodes, which are all of one class: "
+                                      "the loss picks the best epoch", stacklevel=2)  # fmt: skip
+                    monitor, sign = "loss", -1.0
                 state.epoch += 1
                 state.elapsed_s += time.perf_counter() - epoch_start
                 _judge(state, valid, monitor, sign, config)
@@ -171,7 +200,7 @@ def _train(
                 log.add({
                     "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
                     "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
-                    "elapsed_s": state.elapsed_s,
+                    "elapsed_s": state.elapsed_s, **about_steps(step.losses.of_all_ranks()),
                 })  # fmt: skip
                 if watch is not None and ranks.is_first:
                     watch(model, state.epoch, state.elapsed_s)
@@ -189,15 +218,31 @@ def _train(
 
 def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, config: TrainConfig) -> None:
     """Is this epoch the best so far, and is it time to stop?"""
-    score = valid.get(monitor, -sign * valid.get("loss", math.inf))  # undefined here: the loss decides
-    if state.best_score is None or sign * score > sign * state.best_score:
-        state.best_score, state.best_epoch, state.stale_epochs = score, state.epoch, 0
-    elif not valid:  # nothing to validate on: the last weights are the best we know
+    if not valid:  # nothing to validate on: the last weights are the best we know
         state.best_epoch = state.epoch
+    elif state.best_score is None or sign * valid[monitor] > sign * state.best_score:
+        state.best_score, state.best_epoch, state.stale_epochs = valid[monitor], state.epoch, 0
     else:
         state.stale_epochs += 1
         if config.patience is not None and state.stale_epochs >= config.patience:
             state.stopped = f"no better {monitor} in {config.patience} epochs"
+
+
+def _not_a_number(
+    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array, device: torch.device
+) -> ConfigError:
+    """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
+    showed it."""
+    config = run.config.train
+    precision = precision_of(config, device.type, run.config.model) if device.type == "cuda" else ""  # no fp16 on a CPU
+    cause = likely_cause(config, precision, prepared, loader.batches(rows, config.batch_size))
+    kept = "no epoch was finished: start anew with --overwrite"
+    if state.epoch:
+        kept = (
+            f"{run.path} keeps its last checkpoint and its best weights, of epoch {state.best_epoch}, which evaluate "
+            "and predict take; start anew with --overwrite, or into another --out"
+        )
+    return ConfigError(f"{what} in epoch {state.epoch + 1} is not a finite number: {cause}; {kept}")
 
 
 def _finish(
@@ -226,7 +271,7 @@ def _finish(
     if score_test:
         final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws, ranks)
     if ranks.is_first:
-        write_text_atomically(run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
+        put_text(run.path, run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
     ranks.wait()
 
 
@@ -236,10 +281,14 @@ def _finish(
 def save_weights(path: Path, model: nn.Module) -> None:
     from safetensors.torch import save_model
 
-    partial = path.with_name(f".{path.name}.partial")
-    with disk_errors(path):
-        save_model(model, str(partial))
-        partial.replace(path)
+    aside = path.with_name(f".{path.name}.partial")  # a folder: safetensors writes to a name of its own choice first
+    with disk_errors(path, sum(tensor.nbytes for tensor in model.state_dict().values())):
+        try:
+            aside.mkdir(exist_ok=True)
+            save_model(model, str(aside / path.name))
+            put(path.parent, aside / path.name, path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
@@ -264,13 +313,31 @@ def _but_for_budget(config: Config) -> Config:
     return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
 
 
-def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:
-    """Refuse a run folder that this training must not touch, before any work is done."""
+def _tidy(out: Path, overwrite: bool) -> None:
+    """Remove what a killed process left, and with `overwrite` the run that is there: moved away first, so that a kill
+    leaves no half of one."""
+    if overwrite and out.exists():
+        out.replace(out.parent / f".{out.name}.old")
+    shutil.rmtree(out.parent / f".{out.name}.old", ignore_errors=True)
+    for folder in (out, out / "checkpoints"):
+        remove_partial(folder)
+
+
+def _is_partial(name: str) -> bool:
+    """Of a file that a process was killed at before it had its name, or of the notes that go before it."""
+    return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
+
+
+def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool, held: bool = False) -> None:
+    """Refuse a run folder that this training must not touch, before any work is done. `held`: its lock is ours."""
+    refuse_url(out, "a run")
+    if not held and is_first_here():
+        check_free(out, "training into")
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
     if config.train.wandb:
         check_wandb()
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and all(_is_partial(item.name) for item in out.iterdir())):
         return
     if not (out / "config.toml").is_file():
         raise InputError(f"{out} exists and is not a run: choose another --out")
@@ -278,7 +345,7 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
         raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
     run = Run.open(out)
     if resume and run.store_fingerprint != store.fingerprint:
-        raise ConfigError(f"{out} was trained on another store than {store.path}: see {out / 'config.toml'}")
+        raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
             f"{out} was started with other settings than these: see {out / 'config.toml'}, "

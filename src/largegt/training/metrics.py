@@ -50,11 +50,13 @@ class TaskHead:
     def for_training(cls, prepared: Prepared, config: TrainConfig) -> TaskHead:
         """The head for this data: class weights and target scale come from the training split alone."""
         task: Task = prepared.meta["task"]
-        labels = np.asarray(prepared.labels[prepared.split_rows("train")])
         mean, std, weight = 0.0, 1.0, None
+        is_balanced = config.class_weights == "balanced"
+        if is_balanced or task == "regression":  # else nothing is read
+            labels = np.asarray(prepared.labels[prepared.split_rows("train")])
         if task == "regression":
-            mean, std = float(labels.mean()), float(labels.std()) or 1.0
-        elif config.class_weights == "balanced":
+            mean, std = float(labels.mean(dtype=np.float64)), float(labels.std(dtype=np.float64)) or 1.0
+        elif is_balanced:
             weight = _balanced(task, labels, prepared.meta["num_outputs"])
         return cls(task, prepared.meta["num_outputs"], weight, config.label_smoothing, mean, std)
 
@@ -183,8 +185,8 @@ def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, floa
             "macro_f1": float(m.f1_score(predicted, truth.long(), "multiclass", num_classes=classes, average="macro")),
         }
     if head.task == "regression":
-        truth = truth.float()
-        error = (predicted - truth).double()
+        predicted, truth = predicted.double(), truth.double()  # squares of large targets leave float32
+        error = predicted - truth
         found = {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
         if len(truth) > 1 and bool((truth != truth[0]).any()):
             found["r2"] = float(m.r2_score(predicted, truth))

@@ -1,7 +1,7 @@
 """Ray Train: the same training on workers of a Ray cluster, which Ray places, joins and starts again.
 
-Enters: a store and a run folder that every machine sees under the same path. Leaves: the run. If a worker or a machine
-is lost, Ray starts all workers again and they go on from the last checkpoint.
+Enters: a store and a run folder that every machine sees under the same path; the store may lie at a URL. Leaves: the
+run. If a worker or a machine is lost, Ray starts all workers again and they go on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..ranks import LostRank
 from ..ray_cluster import connect
+from ..storage import refuse_url
 from ..types import PathLike
 from .launch import resume_advice
 from .loop import check_out, train
@@ -45,6 +46,7 @@ def train_on_ray(
 ) -> Run:
     """Train on so many workers of the cluster at `address`, of the one that this process is connected to, or of a new
     one on this machine; a GPU each where the cluster has as many. The rest is as in `train`."""
+    refuse_url(out, "a run")
     out = Path(out).absolute()
     check_out(out, config, store, resume, overwrite)
     if overwrite and out.exists():
@@ -58,8 +60,8 @@ def train_on_ray(
     shutil.rmtree(scratch, ignore_errors=True)
     refusal = scratch / "refusal.txt"
     job = {
-        "store": str(Path(store.path).absolute()), "out": str(out), "memory": memory, "refusal": str(refusal),
-        "config": config.model_dump(mode="json"),
+        "store": store.folder.url or str(store.path.absolute()), "out": str(out), "memory": memory,
+        "refusal": str(refusal), "config": config.model_dump(mode="json"),
     }  # fmt: skip
     trainer = TorchTrainer(
         _work,

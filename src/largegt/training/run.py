@@ -1,29 +1,32 @@
 """Run: the folder that a training leaves.
 
-config.toml         the whole configuration and where the data was: enough to run it again
+config.toml         the whole configuration and where the data is, seen from here: enough to run it again
 metrics.jsonl       a line per epoch; metrics.csv the same for spreadsheets; tensorboard/ the same to look at
 metrics.json        the final scores, at the epoch that was best on validation
 model.safetensors   the weights of that epoch
 checkpoints/        what --resume goes on from
+checksums.json      what each of these is, so that a damaged one is found (checksums.py)
 analysis.json       what `largegt report` found out about these weights, once it has
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import storage
 from ..config import Config, TrainConfig, build, to_toml
 from ..errors import ConfigError, FormatError, InputError, first_line
-from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, prepare
 from ..progress import Progress
 from ..types import PathLike
+from .checksums import check_file, put_text
 from .metrics import TaskHead
 from .setup import build_model
 
@@ -42,8 +45,12 @@ class Run:
         """Write `config.toml` of a new run."""
         run = cls(Path(path), config, Path(store.path).resolve(), store.fingerprint)
         run.path.mkdir(parents=True, exist_ok=True)
-        data = {"store": str(run.store_path), "fingerprint": run.store_fingerprint}
-        write_text_atomically(run.path / "config.toml", to_toml({"data": data, **config.model_dump(mode="json")}))
+        data = {
+            "store": store.folder.url or os.path.relpath(run.store_path, run.path.resolve()),
+            "fingerprint": run.store_fingerprint,
+            "absolute": store.folder.url or str(run.store_path),
+        }
+        put_text(run.path, run.path / "config.toml", to_toml({"data": data, **config.model_dump(mode="json")}))
         return run
 
     @classmethod
@@ -51,14 +58,16 @@ class Run:
         """Open the run at a path; a Run stays as it is."""
         if isinstance(run, Run):
             return run
+        storage.refuse_url(run, "a run")
         path = Path(run)
         file = path / "config.toml"
         if not file.is_file():
             raise InputError(f"{path} is not a run: it has no config.toml; largegt train STORE --out {path} makes one")
+        check_file(path, file)
         try:
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
             data = tree.pop("data")
-            return cls(path, build(Config, tree), Path(data["store"]), str(data["fingerprint"]))
+            return cls(path, build(Config, tree), _store_of(path, data), str(data["fingerprint"]))
         except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise FormatError(
                 f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"
@@ -70,6 +79,7 @@ class Run:
         file = self.path / "metrics.json"
         if not file.is_file():
             raise InputError(f"{self.path} has not finished: largegt train --resume --out {self.path} goes on with it")
+        check_file(self.path, file)
         return _json(file, file.read_text(encoding="utf-8", errors="replace"))
 
     @property
@@ -78,6 +88,7 @@ class Run:
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []
+        check_file(self.path, file)
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         return [_json(file, line) for line in lines if line]
 
@@ -88,16 +99,17 @@ class Run:
 
     def store(self) -> GraphStore:
         """The store it was trained on."""
+        storage.refresh(self.store_path)
         if not self.store_path.exists():
             raise InputError(
-                f"the store of {self.path} is no longer at {self.store_path}: put it back, or change "
+                f"the store of {self.path} is no longer at {storage.shown(self.store_path)}: put it back, or change "
                 f"[data] store in {self.path / 'config.toml'}"
             )
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:
             raise FormatError(
-                f"{self.store_path} has changed since {self.path} was trained on it: put the old store back, "
-                "or train again"
+                f"{storage.shown(self.store_path)} has changed since {self.path} was trained on it: put the old store "
+                "back, or train again"
             )
         return store
 
@@ -119,6 +131,7 @@ class Run:
         file = self.path / "model.safetensors"
         if not file.is_file():
             raise InputError(f"{self.path} has no weights yet: train it to its first validation")
+        check_file(self.path, file)
         model = build_model(self.config.model, prepared)
         try:
             load_model(model, str(file))
@@ -127,6 +140,16 @@ class Run:
                 f"{file} does not fit the model of {self.path / 'config.toml'}: {first_line(error)}"
             ) from error
         return model.eval()
+
+
+def _store_of(path: Path, data: dict[str, Any]) -> Path:
+    """Where a run's store is: where it was, seen from the run, so that both may be moved together; or where it was on
+    this machine, so that a run may be moved alone. Runs from before know the second only. A URL is where it was."""
+    if storage.is_url(data["store"]):
+        return storage.local_path(data["store"])
+    beside = Path(os.path.normpath(path.resolve() / data["store"]))
+    before = Path(data.get("absolute", beside))
+    return before if before.exists() and not beside.exists() else beside
 
 
 def _json(file: Path, text: str) -> dict[str, Any]:

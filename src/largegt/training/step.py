@@ -3,8 +3,8 @@ and replayed.
 
 A step of a few milliseconds on the GPU is some two hundred launches, and Python cannot make them that fast. So after a
 few steps one of them is recorded as a CUDA graph over buffers of its own; later ones copy their batch there and replay
-it. A batch of another size (the last of an epoch) is computed as usual. The loss is summed on the device: nothing
-inside an epoch waits for it.
+it. A batch of another size (the last of an epoch) is computed as usual. The loss is summed on the device, and `losses`
+bring those of single steps to the host by the way: nothing inside an epoch waits for them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..model.node_model import NodeModel, NodeOutput
 from ..ranks import ALONE, Ranks
 from ..tokens.input_tokens import TokenBatch
 from .metrics import TaskHead
+from .numerics import Losses
 from .weight_average import WeightAverage
 
 _STEPS_BEFORE_RECORDING = 3
@@ -42,6 +43,7 @@ class TrainingStep:
         self.own_model: NodeModel = next(part for part in model.modules() if isinstance(part, NodeModel))
         self.head = head.on(fabric.device)
         self.loss_sum = torch.zeros((), device=fabric.device)
+        self.losses = Losses(fabric.device, ranks)
         self.num_nodes = 0
         self._record = record and fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
         self._num_steps = 0
@@ -52,6 +54,7 @@ class TrainingStep:
     def restart(self) -> None:
         """A new epoch begins."""
         self.loss_sum.zero_()
+        self.losses.restart()
         self.num_nodes = 0
 
     def __call__(self, batch: TokenBatch, num_nodes: int | None = None) -> None:
@@ -83,6 +86,7 @@ class TrainingStep:
             self.average.update()
         self.own_model.update_codebook(output.without_nodes() if self.ranks.idle else output)
         self.loss_sum += loss.detach() * num_nodes
+        self.losses.add(loss)
 
     def _compute_aside(self, batch: TokenBatch) -> None:
         """On the stream that is recorded from: gradients must not remember another one."""

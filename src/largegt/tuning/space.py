@@ -33,7 +33,10 @@ _ENCODER = _LAYERS | {"model.encoder_ffn": "0,1,2,4", "model.encoder_dropout": "
 _LOCAL = _ENCODER | {
     "prepare.local_nodes.k": "16,32,50,100",
     "prepare.local_nodes.hop1_share": "none,0.25,0.5,0.75,1",
+    "prepare.tokens.degrees": "false,true",
+    "prepare.tokens.standardize": "false,true,whole",
     "train.resample": "never,epoch",
+    "model.label_contexts": "0,1,2",
     "model.label_tokens": "false,true",
     "model.node_dropout": "0,0.1,0.3",
 }
@@ -104,7 +107,7 @@ class Range:
 class Space:
     """What is searched, by the setting's full name, around a recipe."""
 
-    recipe: PathLike
+    recipe: PathLike | Config
     overrides: tuple[str, ...]
     axes: dict[str, Choices | Range]
     own: dict[str, Value]
@@ -121,7 +124,7 @@ class Space:
 
 
 def make_space(
-    recipe: PathLike, overrides: Iterable[str] = (), search: Iterable[str] = (), task: Task = "multiclass",
+    recipe: PathLike | Config, overrides: Iterable[str] = (), search: Iterable[str] = (), task: Task = "multiclass",
     only: bool = False,
 ) -> Space:  # fmt: skip
     """The table's settings for the recipe's model, widened to hold the recipe's own values, and `search` on top, as it

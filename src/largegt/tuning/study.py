@@ -7,8 +7,6 @@ is cut off, and a trial that was running is marked as failed and queued again. O
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -21,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, InputError, LargeGTError, disk_errors
+from ..locks import Lock
 from .space import Choices, Space, Value
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-_FILE, _LOCK = "study.jsonl", ".lock"
+_FILE = "study.jsonl"
 _MAX_ATTEMPTS = 3
 _FIRST_COMPARED = 5
 """So many trials run to their end before any is stopped for being worse than the median."""
@@ -62,10 +61,11 @@ def open_journal(out: Path, space: Space, identity: dict[str, Any], sign: float,
     tuning is refused."""
     import optuna
 
-    known = [item.name for item in out.iterdir()] if out.is_dir() else []
-    if (out.exists() and not out.is_dir()) or (known and _FILE not in known and known != [_LOCK]):
-        raise InputError(f"{out} exists and is not a tuning: choose another --out")
-    with disk_errors(out), _held(out), _quiet():
+    with disk_errors(out), Lock(out, "tuning into"), _quiet():
+        known = [item.name for item in out.iterdir()] if out.is_dir() else []
+        if (out.exists() and not out.is_dir()) or (known and _FILE not in known):
+            raise InputError(f"{out} exists and is not a tuning: choose another --out")
+        out.mkdir(exist_ok=True)
         _cut_torn_line(out / _FILE)
         study = optuna.create_study(
             storage=_storage(out / _FILE), study_name="largegt", load_if_exists=True,
@@ -238,19 +238,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
-    out.mkdir(parents=True, exist_ok=True)
-    lock = os.open(out / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"another process tunes into {out}: wait for it, stop it, or choose another --out"
-            ) from None
-        yield
-    finally:
-        os.close(lock)

@@ -28,13 +28,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..auto import config_for
 from ..config import Config, recipe_for, seconds
 from ..errors import ConfigError, InputError, first_line
 from ..folder import fingerprint
 from ..graph.store import GraphStore
+from ..locks import remove_stale
 from ..model.node_model import NodeModel
-from ..prepare.prepared import prepare, prepared_path
+from ..prepare.prepared import is_prepared, prepare
 from ..progress import Progress, silent
+from ..storage import refuse_url
 from ..training.loop import train
 from ..training.metrics import TaskHead
 from ..training.run import Run
@@ -74,17 +77,18 @@ def tune(
     (`model.hidden=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. `final` seeds
     are trained with the best settings at the end, beyond the budget, and scored on the test split."""
     check_optuna()
+    refuse_url(out, "trials")
     if trials < 1 or final < 0:
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
     budget_s = seconds(budget) if budget else math.inf
     opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    start = recipe or (recipe_for(model, original) if model else "default")
     given = [*overrides, *([f"model.name={model}"] if model else [])]
+    start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
     space = make_space(start, given, search, opened.task, only)
     base = space.config({})
     for split in ("train", "valid"):
         if not len(opened.splits[split]):
-            raise InputError(f"{opened.path} has no {split} nodes, without which settings cannot be compared")
+            raise InputError(f"{opened.place} has no {split} nodes, without which settings cannot be compared")
     metric, sign = TaskHead(opened.task, 1, None, 0.0, 0.0, 1.0).monitor(base.train.monitor)
     identity = {
         "store": opened.fingerprint, "recipe": fingerprint(base.model_dump(mode="json")), "search": str(space),
@@ -153,7 +157,7 @@ class _Tuning:
         is_begun = (folder / "config.toml").is_file()
         if folder.exists() and not is_begun:
             shutil.rmtree(folder)
-        self.num_prepared += not prepared_path(self.store, config.preparation).exists()
+        self.num_prepared += not is_prepared(self.store, config.preparation)
         prepare(self.store, config.preparation, progress=self.progress, memory=self.memory)
         reported = 0
 
@@ -192,6 +196,7 @@ class _Tuning:
                 self.progress(f"final: seed {config.train.seed}", number, num_seeds)
                 train(self.store, config, folder, resume=is_same, overwrite=not is_same, progress=self.progress)
                 _tidy()
+            remove_stale(folder)
             runs.append(Run.open(folder))
         return runs
 

@@ -27,6 +27,10 @@ SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits."""
 
 
+MakeRows = Callable[[Array, int | None, int | None], Array]
+"""`make(nodes, threads, memory)`: their rows, made within `memory` bytes; as is best for mapped files when None."""
+
+
 class Engine:
     """This process. `memory` is what a stage may hold; `neighbors` is the URL of lists to sample from, where that is
     not the store."""
@@ -38,6 +42,10 @@ class Engine:
 
     def check_positions(self, method: str) -> None:
         """Refuse a method that this engine does not run."""
+
+    def opened(self, store: GraphStore) -> GraphStore:
+        """The store as this engine reads it."""
+        return store
 
     def lists(self, store: GraphStore, direction: Direction) -> GraphStore | NeighborLists:
         """What LocalNodes samples from."""
@@ -56,6 +64,11 @@ class Engine:
     def map(self, task: Callable[[int, int], Any], bounds: list[int]) -> Iterator[Any]:
         """`task(low, high)` for each pair of neighbouring bounds; results in order."""
         yield from run_ranges(task, bounds, self.threads)
+
+    def lots(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
+        """Rows of `width` numbers that `task` makes for `nodes`, lot after lot, from nodes[start] on."""
+        for low in range(start, len(nodes), SEGMENT_NODES):
+            yield task(nodes[low : low + SEGMENT_NODES], self.threads, None)
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
         """Set `marked` [N] at every neighbour of `nodes`."""
@@ -82,7 +95,8 @@ def sample_from(
 
 
 def mark_bits(neighbors: Neighbors, nodes: Array) -> Array:
-    """Every neighbour of `nodes`, as one bit per node."""
+    """Every neighbour of `nodes`, which are sorted, as one bit per node."""
+    neighbors = neighbors.around(nodes)
     marked = np.zeros(neighbors.num_nodes, dtype=np.bool_)
     kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
     return np.packbits(marked)

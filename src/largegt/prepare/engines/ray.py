@@ -3,10 +3,12 @@
 Enters: what an Engine is asked for. Leaves: the results, in order. Cost: a task holds `memory` bytes; the driver holds
 what comes back until it is written, about two results per core, and some bytes per node, never an edge.
 
-The folders of the store and of its preparation must lie where every machine sees them under the same path. An array
-that is a view of a file travels as that file's name, another large one goes once to each machine's shared memory. Lists
-for LocalNodes are held by shards (ray_shards.py); features, contexts and the edges that sums run over are mapped, from
-front to back. A task that dies with its machine is run again, and so is the one whose result was there.
+The folders of the store and of its preparation must lie where every machine sees them: under the same path, or at a
+URL. An array that is a view of a file travels as that file's name, another large one goes once to each machine's shared
+memory. Lists for LocalNodes are held by shards (ray_shards.py); features, contexts and the edges that sums run over are
+mapped, from front to back. At a URL they are read in ranges (ranged.py): of the edges a task takes its own rows, of
+features and contexts block after block; what the driver has made for tasks to read goes to the URL first. A task that
+dies with its machine is run again, and so is the one whose result was there.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from ...config import LocalNodesConfig
 from ...errors import ConfigError, LargeGTError
 from ...memory import format_bytes
 from ...progress import Progress, silent
+from ...ranged import RangedArray
 from ...ray_cluster import connect
+from ...storage import publish
 from ...types import Array, Direction
 from ..blocks import Finish, Load, Neighbors, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
 from ..local_nodes import local_nodes
 from ..neighbor_lists import NeighborLists
-from .engine import SEGMENT_NODES, Engine, mark_bits
+from .engine import SEGMENT_NODES, Engine, MakeRows, mark_bits
 
 try:
     import ray
@@ -77,6 +81,13 @@ class RayEngine(Engine):
                 "--set prepare.positions.method=projection, or leave --engine out"
             )
 
+    def opened(self, store: GraphStore) -> GraphStore:
+        if store.place.startswith("memory://"):
+            raise ConfigError(
+                f"{store.place} lies in this process alone: a cluster needs a URL that all machines can open"
+            )
+        return store.in_ranges()
+
     def lists(self, store: GraphStore, direction: Direction) -> NeighborLists:
         from ..ray_shards import start_shards
 
@@ -103,6 +114,11 @@ class RayEngine(Engine):
         for results in self._run(partial(_each, task), groups):
             yield from results
 
+    def lots(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
+        make = partial(_make_rows, task, self.memory // 2)
+        calls = ((_some(nodes, low, high),) for low, high in self._ranges(len(nodes), width, start))
+        yield from self._run(make, calls, self.memory)
+
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
         size = max(1, -(-len(nodes) // (2 * _num_cpus())))
         parts = ((np.array(nodes[low : low + size]),) for low in range(0, len(nodes), size))
@@ -114,19 +130,31 @@ class RayEngine(Engine):
         finish: Finish, stage: str, start: int,
     ) -> None:  # fmt: skip
         """A task sums for a range of nodes, over all sources, block after block of them within its memory: a third of
-        it is for the result, a half for what that is made from. As few tasks as keep the cluster busy, because each
-        reads all sources."""
+        it is for the result, a half for what that is made from."""
         show = self.progress or silent
-        most = max(1, self.memory // (3 * 4 * width))
-        fit = sum(int(machine["Resources"].get("memory", 0) // self.memory) for machine in _machines())
-        size = min(most, max(_FEWEST_SEGMENT_NODES, -(-(len(nodes) - start) // min(2 * _num_cpus(), max(1, fit)))))
-        ranges = [(low, min(len(nodes), low + size)) for low in range(start, len(nodes), size)]
+        ranges = self._ranges(len(nodes), width, start)
         task = _Sum(neighbors, sources, load, width, self.memory // 2)
         show(stage, start, len(nodes))
         made = self._run(task, ((_some(nodes, *bounds),) for bounds in ranges), self.memory)
         for (low, high), rows in zip(ranges, made, strict=True):
             finish(low, high, np.array(rows))  # a result of Ray's is read-only
             show(stage, high, len(nodes))
+
+    def _ranges(self, num_nodes: int, width: int, start: int) -> list[tuple[int, int]]:
+        """As few tasks as keep the cluster busy, because each reads all sources."""
+        most = max(1, self.memory // (3 * 4 * width))
+        fit = sum(int(machine["Resources"].get("memory", 0) // self.memory) for machine in _machines())
+        size = min(most, max(_FEWEST_SEGMENT_NODES, -(-(num_nodes - start) // min(2 * _num_cpus(), max(1, fit)))))
+        return [(low, min(num_nodes, low + size)) for low in range(start, num_nodes, size)]
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that run at the same time."""
+        return _num_cpus()
+
+    def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
+        """For stages outside of preparation (see graph/workers.py): `task(*call)` for each call, results in order."""
+        return self._run(task, calls, memory)
 
     def _run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
         """`task(*call)` for each call, results in order; as many under way as keep all cores busy, and no more on a
@@ -177,8 +205,13 @@ class _Sum:
         def finish(first: int, last: int, sums: Array) -> None:
             rows[first:last] = sums
 
-        block_sums(self.neighbors, nodes, self.sources, self.load, self.width, finish, self.memory, 1)
+        neighbors = self.neighbors.around(nodes)
+        block_sums(neighbors, nodes, self.sources, self.load, self.width, finish, self.memory, 1)
         return rows
+
+
+def _make_rows(task: MakeRows, memory: int, nodes: Array) -> Array:
+    return task(nodes, 1, memory)
 
 
 def _each(task: Callable[[int, int], Any], ranges: list[tuple[int, int]]) -> list[Any]:
@@ -215,7 +248,7 @@ def _result(reference: Any) -> Any:
 
 
 class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Pickles for workers: views of files go by name, large arrays apart, once to each machine."""
+    """Pickles for workers: views of files go by name or by URL, large arrays apart, once to each machine."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
@@ -223,7 +256,10 @@ class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.memmap) and value.filename is not None and value.flags.c_contiguous and value.size:
-            return _mapped, (str(Path(value.filename).resolve()), value.dtype.str, _offset(value), value.shape)
+            file = Path(value.filename).resolve()
+            if (url := publish(file)) is not None:
+                return RangedArray, (url, value.dtype.str, value.shape, _offset(value))
+            return _mapped, (str(file), value.dtype.str, _offset(value), value.shape)
         return super().reducer_override(value)
 
     def persistent_id(self, value: Any) -> int | None:

@@ -1,0 +1,226 @@
+"""Embed: a run's best weights → a vector per node, and which nodes lie nearest to one.
+
+Axes: n nodes, d width of a vector.
+
+Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
+same as arrays) or npy (the vectors alone, in the same order), a table, or both. A vector is what the model makes of a
+node before the prediction head reads it (`joined`, H_out), or one of its halves, H_local and H_global; with several
+draws of local nodes it is the mean. Cost: that of a prediction of the same nodes, in memory that does not grow with
+them; the nearest nodes take the same, and a product of each block of vectors with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from .errors import ConfigError, nearest
+from .model.largegt import LargeGT
+from .model.node_model import NodeModel, NodeOutput
+from .predict import Prediction, Written, write_rows
+from .prediction_files import check_prediction_file
+from .prepare.prepared import Prepared
+from .progress import Progress
+from .tokens.input_tokens import TokenBatch
+from .training.metrics import TaskHead
+from .training.run import Run
+from .types import Array, PathLike
+
+Part = Literal["joined", "local", "global"]
+PARTS: tuple[str, ...] = get_args(Part)
+SUFFIXES = (".parquet", ".npy", ".npz")
+Ids = Iterable[Any] | str | int
+
+
+def embed(
+    run: PathLike | Run,
+    out: PathLike | None = None,
+    ids: Ids | None = None,
+    split: str | None = None,
+    part: str = "joined",
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+) -> pa.Table:
+    """Vectors of the nodes with these ids, of one split, or of every node of the run's store.
+
+    Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `part`: `joined`, what the
+    prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
+    memory: `embed_to_file` only writes it. Everything else is as `predict` has it.
+    """
+    kept: list[pa.Table] = []
+    _embedded(run, out, ids, split, part, device, progress, draws, memory, overwrite, kept)
+    return pa.concat_tables(kept)
+
+
+def embed_to_file(
+    run: PathLike | Run,
+    out: PathLike,
+    ids: Ids | None = None,
+    split: str | None = None,
+    part: str = "joined",
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """The same as `embed` into a file, in memory that does not grow with the number of nodes."""
+    num_rows, first = _embedded(run, out, ids, split, part, device, progress, draws, memory, overwrite)
+    return Written(Path(out), num_rows, first.column_names, first)
+
+
+def nearest_nodes(
+    run: PathLike | Run,
+    node: Any,
+    top: int = 10,
+    split: str | None = None,
+    part: str = "joined",
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+) -> pa.Table:
+    """The `top` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
+    id), `label` (its own, null without one) and `similarity`, the cosine. Exact, over every node of the store or of one
+    split; ties go to the node with the smaller number."""
+    if top < 1:
+        raise ConfigError(f"top is {top}: it must be at least 1")
+    opened = _opened(run, part)
+    store = opened.store()
+    [number] = store.nodes_of([node])
+    wanted = embed(opened, None, [node], None, part, device, None, draws, memory)["embedding"]
+    direction_d = _unit(_vectors(wanted))[0]
+    everyone = Embedding(opened, None, split, part, device, progress, draws, memory)
+    best_n, nodes_n = np.empty(0), np.empty(0, np.int64)
+    done = 0
+    for found_nd in everyone.groups(Path(".")):
+        nodes = everyone.nodes_of(done, found_nd)
+        done += len(found_nd)
+        is_other = nodes != number
+        best_n = np.concatenate([best_n, (_unit(found_nd) @ direction_d)[is_other]])
+        nodes_n = np.concatenate([nodes_n, nodes[is_other]])
+        kept = np.lexsort((nodes_n, -best_n))[:top]
+        best_n, nodes_n = best_n[kept], nodes_n[kept]
+    labels = [store.label_of(int(each)) for each in nodes_n]
+    return pa.table({"node": store.id_array(nodes_n), "label": pa.array(labels), "similarity": pa.array(best_n)})
+
+
+def check_embedding_file(out: PathLike, overwrite: bool) -> None:
+    """Refuse a name that cannot be written, before any work is done."""
+    check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
+
+
+def _embedded(
+    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None, part: str, device: str | None,
+    progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
+    kept: list[pa.Table] | None = None,
+) -> tuple[int, pa.Table]:  # fmt: skip
+    if out is not None:
+        check_embedding_file(out, overwrite)
+    if ids is not None and split is not None:
+        raise ConfigError("give embed ids or a split, not both")
+    return write_rows(
+        Embedding(_opened(run, part), ids, split, part, device, progress, draws, memory), out, overwrite, kept
+    )
+
+
+def _opened(run: PathLike | Run, part: str) -> Run:
+    """The run, refused where it has no such vectors: before anything is prepared."""
+    opened = Run.open(run)
+    name = opened.config.model.name
+    if part not in PARTS:
+        raise ConfigError(f"part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
+    if not name.startswith("largegt-"):
+        raise ConfigError(f"{opened.path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
+    if part != "joined" and name not in ("largegt-full", f"largegt-{part}"):
+        raise ConfigError(f"{opened.path} is a {name}, which has no {part} part: use --part joined")
+    return opened
+
+
+class Embedding(Prediction):
+    """A run, opened to give the vectors of some of its nodes: a prediction whose outputs are those."""
+
+    def __init__(
+        self, run: Run, ids: Ids | None, split: str | None, part: str, device: str | None, progress: Progress | None,
+        draws: int | None, memory: str | int | None,
+    ) -> None:  # fmt: skip
+        self.part = cast(Part, part)
+        super().__init__(run, ids, split, True, device, progress, draws, memory)
+
+    def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
+        model = run.load_model(prepared)
+        assert isinstance(model, LargeGT)
+        return Embedder(model, self.part), vectors_head(run.config.model.hidden)
+
+    def row_width(self) -> int:
+        return self.head.num_outputs
+
+    def table(self, done: int, found: Array) -> pa.Table:
+        nodes = self.nodes_of(done, found)
+        numbers = pa.array(np.ascontiguousarray(found, np.float32).reshape(-1))
+        vectors = pa.FixedSizeListArray.from_arrays(numbers, self.width)
+        return pa.table({"node": self.store.id_array(nodes), "embedding": vectors})
+
+
+class Embedder(NodeModel):
+    """A LargeGT whose outputs are its vectors instead of logits."""
+
+    takes_padding = True
+
+    def __init__(self, model: LargeGT, part: Part = "joined") -> None:
+        super().__init__()
+        self.model, self.part = model, part
+        self.num_local_nodes = 1 if part == "global" else model.num_local_nodes
+        self.reads_labels = model.reads_labels and part != "global"
+
+    def forward(self, batch: TokenBatch) -> NodeOutput:
+        if self.part == "joined":
+            output = self.model(batch)
+            return NodeOutput(output.hidden, output.hidden, batch.nodes, None)
+        vectors_bd = self._half(batch)
+        return NodeOutput(vectors_bd, vectors_bd, batch.nodes, None)
+
+    def _half(self, batch: TokenBatch) -> Tensor:
+        if self.part == "local":
+            assert self.model.local_module is not None
+            local_bd: Tensor = self.model.local_module(
+                batch.tokens, batch.multiplicity, batch.rows or None, batch.local_labels
+            )
+            return local_bd
+        assert self.model.global_module is not None
+        global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
+        return global_bd
+
+    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
+        return () if self.part == "global" else self.model.rows(tokens_rhf)
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Halves are computed as they are: the fused kernels are those of the whole."""
+        if self.part == "joined":
+            self.model.compile_for(batch_sizes)
+            self.compiled_sizes = self.model.compiled_sizes
+
+
+def vectors_head(width: int) -> TaskHead:
+    """What leaves outputs as they are, and averages draws by their mean: that of values."""
+    return TaskHead("regression", width, None, 0.0, 0.0, 1.0)
+
+
+def _vectors(column: Any) -> Array:
+    """[n, d] of a column of lists."""
+    return np.asarray(column.combine_chunks().flatten().to_numpy()).reshape(len(column), -1)
+
+
+def _unit(vectors_nd: Array) -> Array:
+    """Each of length one; one that is zero stays, and is like no other."""
+    vectors_nd = vectors_nd.astype(np.float64)
+    lengths_n1 = np.linalg.norm(vectors_nd, axis=1, keepdims=True)
+    return vectors_nd / np.where(lengths_n1 > 0, lengths_n1, 1.0)

@@ -1,0 +1,1 @@
+"""Explain: which local nodes, contexts, labels and centroids carried what a LargeGT says of one node."""

@@ -1,0 +1,281 @@
+"""Checksums: whether the bytes on disk are those that were written.
+
+Enters: files of ours and what was noted of them when they were written. Leaves: nothing, or a `FormatError` that names
+the damaged file; or a list of all that are. Cost: XXH3 hashes faster than memory gives (21 GB/s on one core here,
+BLAKE2b 0.9), so a check costs what reading costs; an array that grows is hashed as it is written.
+
+A checksum is `xxh3:` and 32 hex digits: XXH3-128 over the XXH3-128 digests of a file's blocks of 64 MiB, so that all
+cores can share a file and a writer need not read it again. 32 digits alone are BLAKE2b, of folders from before.
+It finds accidents. Who wants to deceive can write fitting checksums: what comes from others is looked at as well
+(`folder.py`: names, sizes; `graph/store.py`, `prepare/prepared.py`: numbers that point into other arrays).
+
+When what is found:
+  on opening     all of a manifest; of each array that it is there, its size, type and shape, and every byte up to 1 MiB
+  on first use   every byte of an array up to 64 MiB
+  before a stage (prepare, train, evaluate, predict, report) reads a larger array: every byte of it, once in a process
+  by --verify    every byte of everything
+With LARGEGT_CHECK=open in the environment the third is left out, for disks that are slow to read through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from . import storage
+from .errors import FormatError, first_line
+from .threads import run_ranges
+from .types import PathLike
+
+BLOCK_BYTES = 1 << 26
+SMALL_BYTES = 1 << 20
+"""Files up to this size are checked when their folder is opened."""
+USED_BYTES = 1 << 26
+"""Files up to this size are checked when they are first used."""
+MOST_JSON_BYTES = 1 << 28
+_READ_BYTES = 1 << 20
+_PREFIX = "xxh3:"
+_BLANK = _PREFIX + "0" * 32
+_LONGEST_HEADER = 10_000
+
+_checked: set[tuple[Any, ...]] = set()
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written, and how that shows."""
+
+    file: PathLike
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.reason}"
+
+
+# whole files ----------------------------------------------------------------------------------------------------
+
+
+class BlockDigests:
+    """Digests of the blocks of a file that grows at its end, for those seen from their first byte to their last."""
+
+    def __init__(self, at: int) -> None:
+        self.known: dict[int, bytes] = {}
+        self._at = at
+        self._hasher = xxhash.xxh3_128()
+        self._whole = at % BLOCK_BYTES == 0
+
+    def add(self, piece: memoryview) -> None:
+        while len(piece):
+            part = piece[: BLOCK_BYTES - self._at % BLOCK_BYTES]
+            self._hasher.update(part)
+            self._at += len(part)
+            piece = piece[len(part) :]
+            if self._at % BLOCK_BYTES == 0:
+                if self._whole:
+                    self.known[self._at // BLOCK_BYTES - 1] = self._hasher.digest()
+                self._hasher, self._whole = xxhash.xxh3_128(), True
+
+
+def file_checksum(
+    path: PathLike,
+    known: Mapping[int, bytes] | None = None,
+    like: str = _PREFIX,
+    look: Callable[[int, memoryview], None] | None = None,
+) -> str:
+    """The checksum of a file, its blocks read on all cores; those that are `known` are not read.
+
+    `like` is a checksum of the kind that is wanted. `look(offset, bytes)` sees every piece that is read.
+    """
+    size = os.path.getsize(path)
+    new: Callable[[], Any] = xxhash.xxh3_128 if like.startswith(_PREFIX) else _blake
+    done = known or {}
+
+    def digest_of(low: int, high: int) -> bytes:
+        return done.get(low // BLOCK_BYTES) or _digest(path, low, high, new(), look)
+
+    whole = new()
+    for part in run_ranges(digest_of, [*range(0, size, BLOCK_BYTES), size]):
+        whole.update(part)
+    return (_PREFIX if like.startswith(_PREFIX) else "") + str(whole.hexdigest())
+
+
+def url_mismatch(url: str, num_bytes: int, checksum: str) -> str | None:
+    """How a file at a URL differs from what was noted of it, or None. Every byte is read."""
+    new: Callable[[], Any] = xxhash.xxh3_128 if checksum.startswith(_PREFIX) else _blake
+
+    def digest_of(low: int, high: int) -> bytes:
+        hasher = new()
+        for part in storage.read(url, low, high):
+            hasher.update(part)
+        return bytes(hasher.digest())
+
+    if (size := storage.size(url)) != num_bytes:
+        return "is missing" if size is None else f"has {size} bytes, {num_bytes} were written"
+    whole = new()
+    for digest in run_ranges(digest_of, [*range(0, num_bytes, BLOCK_BYTES), num_bytes]):
+        whole.update(digest)
+    found = (_PREFIX if checksum.startswith(_PREFIX) else "") + str(whole.hexdigest())
+    return None if found == checksum else "does not match its checksum"
+
+
+def bytes_checksum(text: bytes) -> str:
+    """XXH3-128 of some bytes, as one block."""
+    return _PREFIX + xxhash.xxh3_128(text).hexdigest()
+
+
+def _blake() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _digest(path: PathLike, low: int, high: int, hasher: Any, look: Callable[[int, memoryview], None] | None) -> bytes:
+    buffer = memoryview(bytearray(min(_READ_BYTES, high - low)))
+    with open(path, "rb", buffering=0) as stream:
+        stream.seek(low)
+        while low < high and (count := _filled(stream, buffer[: high - low])):
+            hasher.update(buffer[:count])
+            if look is not None:
+                look(low, buffer[:count])
+            low += count
+    return bytes(hasher.digest())
+
+
+def _filled(stream: Any, buffer: memoryview) -> int:
+    """Read until the buffer is full or the file ends; how many bytes that were."""
+    at = 0
+    while at < len(buffer) and (count := stream.readinto(buffer[at:])):
+        at += count
+    return at
+
+
+class Range:
+    """The least and the largest number of a `.npy` file, seen while it is hashed."""
+
+    def __init__(self, file: Path) -> None:
+        with open(file, "rb") as stream:
+            _, _, self._dtype = npy_header(stream)
+            self._start = stream.tell()
+        self._seen: list[tuple[int, int]] = []
+
+    def look(self, at: int, piece: memoryview) -> None:
+        data = piece[max(0, self._start - at) :]
+        if len(data):
+            numbers = np.frombuffer(data[: len(data) - len(data) % self._dtype.itemsize], dtype=self._dtype)
+            self._seen.append((int(numbers.min()), int(numbers.max())))
+
+    def fault(self, below: int) -> str | None:
+        """What is wrong if every number must be at least 0 and less than `below`."""
+        if self._start % self._dtype.itemsize:
+            return "begins with a header of an odd length"
+        low, high = min((pair[0] for pair in self._seen), default=0), max((pair[1] for pair in self._seen), default=-1)
+        return (
+            None if low >= 0 and high < below else f"holds numbers from {low} to {high}, 0 to {below - 1} are possible"
+        )
+
+
+def mismatch(file: Path, num_bytes: int, checksum: str, below: int | None = None) -> str | None:
+    """How a file differs from what was noted of it, or None. With `below`, it is an array of whole numbers, all at
+    least 0 and less than that. One that was found right is not read again by this process unless it was written to
+    since."""
+    try:
+        facts = file.stat()
+        if facts.st_size != num_bytes:
+            return f"has {facts.st_size} bytes, {num_bytes} were written"
+        key = (str(file), facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, checksum, below)
+        if key in _checked:
+            return None
+        seen = None if below is None else Range(file)
+        if file_checksum(file, like=checksum, look=None if seen is None else seen.look) != checksum:
+            return "does not match its checksum"
+        if seen is not None and below is not None and (fault := seen.fault(below)) is not None:
+            return fault
+    except FileNotFoundError:
+        return "is missing"
+    _checked.add(key)
+    return None
+
+
+def is_checker() -> bool:
+    """Whether this process reads large arrays through before they are used: the first of a machine's ranks does."""
+    return os.environ.get("LARGEGT_CHECK") != "open" and os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+# small JSON files that carry their own checksum -------------------------------------------------------------------
+
+
+def sealed(tree: Mapping[str, Any]) -> str:
+    """The JSON text of an object, with a last entry `checksum` over every other byte of the text."""
+    text = json.dumps({**tree, "checksum": _BLANK}, indent=1, ensure_ascii=False) + "\n"
+    before, blank, after = text.rpartition(_BLANK)
+    return before + bytes_checksum(text.encode()) + after if blank else text
+
+
+def read_sealed(file: Path, advice: str) -> tuple[dict[str, Any], str | None]:
+    """(the object in a file that `sealed` wrote, what is wrong with its checksum). `advice` ends each message."""
+    try:
+        if file.stat().st_size > MOST_JSON_BYTES:
+            raise FormatError(f"{file} has {file.stat().st_size} bytes, too many for what it is; {advice}")
+        raw = file.read_bytes()
+        tree = json.loads(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{file} cannot be read ({first_line(error)}); {advice}") from error
+    if not isinstance(tree, dict):
+        raise FormatError(f"{file} is damaged: expected an object, found {type(tree).__name__}; {advice}")
+    seal = tree.pop("checksum", None)
+    if seal is None:
+        return tree, "is damaged: its checksum is missing"
+    fits = isinstance(seal, str) and _fits(raw, seal)
+    return tree, None if fits else "does not match its checksum: it was damaged or changed"
+
+
+def _fits(raw: bytes, seal: str) -> bool:
+    before, found, after = raw.rpartition(seal.encode(errors="replace"))
+    return bool(found) and bytes_checksum(before + _BLANK.encode() + after) == seal
+
+
+# what a file says of itself before it is read --------------------------------------------------------------------
+
+
+def npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, Fortran order, dtype) of the `.npy` file that begins here. Raises ValueError for what is none."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its .npy format {version} is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream, max_header_size=_LONGEST_HEADER)
+    if any(side < 0 for side in shape):
+        raise ValueError(f"its shape {shape} is impossible")
+    return tuple(shape), bool(fortran), dtype
+
+
+def npy_fault(file: Path, shape: Iterable[int], dtype: str) -> str | None:
+    """How a `.npy` file's header or size differs from what it is to hold, or None. Reads the header alone."""
+    try:
+        with open(file, "rb") as stream:
+            found, fortran, kind = npy_header(stream)
+            size, expected = os.fstat(stream.fileno()).st_size, stream.tell() + math.prod(found) * kind.itemsize
+    except FileNotFoundError:
+        return "is missing"
+    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError, TypeError) as error:
+        return f"is no array ({first_line(error)})"
+    if list(found) != list(shape):
+        return f"has shape {list(found)}, its manifest says {list(shape)}"
+    if fortran or kind.hasobject or kind.name != ("uint16" if dtype == "bfloat16" else dtype):
+        return f"holds {kind.name}{' by columns' if fortran else ''}, its manifest says {dtype}"
+    if size != expected:
+        return f"has {size} bytes, its header promises {expected}"
+    return None
+
+
+def leaves(folder: Path, file: Path) -> bool:
+    """Whether a file named in `folder` lies elsewhere: by `..`, by an absolute name or by a link."""
+    return not file.resolve().is_relative_to(folder.resolve())

@@ -1,0 +1,168 @@
+"""RangedArray: a `.npy` file at a URL of which only the parts that are asked for are read.
+
+Enters: a URL, and what its manifest says of the array. Leaves: ordinary arrays, for slices, single rows and sorted row
+numbers. Cost: a request per range of up to 8 MiB, eight under way at once; who reads from front to back gets 16 MiB
+ahead, which are held. Nothing lands on disk but by `window`, which holds a range for kernels to read in place.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .errors import FormatError
+from .storage import PART_BYTES, PARTS_AT_ONCE, cache_folder, read, read_ranges
+from .types import Array
+
+_AHEAD_BYTES = 1 << 24
+_AROUND_BYTES = 1 << 16
+"""A single row comes with its surroundings: who searches an array asks for some of them next."""
+_GAP_BYTES = 1 << 18
+"""Rows that lie closer together come in one request."""
+_HEADER_BYTES = 128
+
+
+class RangedArray:
+    """Rows of an array at a URL. `offset` is where in the file they begin; read from its header when None."""
+
+    def __init__(self, url: str, dtype: str, shape: tuple[int, ...], offset: int | None = None) -> None:
+        self.url, self.dtype, self.shape = url, np.dtype(dtype), shape
+        self._offset = offset
+        self._row_bytes = self.dtype.itemsize * math.prod(shape[1:])
+        self._lock = threading.Lock()
+        self._first, self._rows = 0, self._empty(0)
+        """What is held: these rows, from that one on."""
+        self._last = -1
+        """Where the last slice ended."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RangedArray, (self.url, self.dtype.str, self.shape, self._offset)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape[0] * self._row_bytes
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            assert step == 1, "rows are read from front to back"
+            return self._slice(start, max(start, stop))
+        if np.ndim(key) == 0:
+            row = range(len(self))[int(key)]
+            around = max(1, _AROUND_BYTES // max(1, self._row_bytes))
+            low = row - row % around
+            with self._lock:
+                if not self._holds(row, row + 1):
+                    self._hold(low, min(len(self), low + around))
+                return self._rows[row - self._first]
+        return self._take(np.asarray(key, dtype=np.int64))
+
+    def _slice(self, start: int, stop: int) -> Array:
+        with self._lock:
+            goes_on = start <= self._last <= stop and self._last > 0
+            self._last = stop
+            if not self._holds(start, stop):
+                if (stop - start) * self._row_bytes > _AHEAD_BYTES:
+                    return self._read(start, stop)
+                ahead = start + _AHEAD_BYTES // max(1, self._row_bytes) if goes_on else stop
+                self._hold(start, min(len(self), max(stop, ahead)))
+            return self._rows[start - self._first : stop - self._first]
+
+    def _take(self, rows: Array) -> Array:
+        """These rows; sorted numbers are read in as few requests as lie close together."""
+        if (np.diff(rows) < 0).any():
+            order = np.argsort(rows, kind="stable")
+            out = self._empty(len(rows))
+            out[order] = self._take(rows[order])
+            return out
+        cuts = self._cuts(rows)
+        if len(cuts) == 2:
+            return np.asarray(self._slice(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]])
+        out = self._empty(len(rows))
+        for group in range(0, len(cuts) - 1, PARTS_AT_ONCE):
+            ends = cuts[group : group + PARTS_AT_ONCE + 1]
+            pairs = list(pairwise(ends))
+            wanted = [(self._at(int(rows[low])), self._at(int(rows[high - 1]) + 1)) for low, high in pairs]
+            for (low, high), part in zip(pairs, read_ranges(self.url, wanted), strict=True):
+                out[low:high] = self._as_rows(part)[rows[low:high] - rows[low]]
+        return out
+
+    def _cuts(self, rows: Array) -> Array:
+        """Where one request for sorted rows ends and the next begins."""
+        if not len(rows) or not self._row_bytes:
+            return np.zeros(1, dtype=np.int64)
+        begins = np.flatnonzero(np.append(True, np.diff(rows) * self._row_bytes > _GAP_BYTES))
+        run = np.repeat(begins, np.diff(np.append(begins, len(rows))))
+        part = (rows - rows[run]) * self._row_bytes // PART_BYTES
+        new = (run[1:] != run[:-1]) | (part[1:] != part[:-1])
+        return np.concatenate([[0], np.flatnonzero(new) + 1, [len(rows)]])
+
+    def _holds(self, start: int, stop: int) -> bool:
+        return self._first <= start and stop <= self._first + len(self._rows)
+
+    def _hold(self, start: int, stop: int) -> None:
+        self._rows, self._first = self._read(start, stop), start
+
+    def _read(self, start: int, stop: int) -> Array:
+        """A copy of a range of rows."""
+        out = self._empty(max(0, stop - start))
+        if not out.nbytes:
+            return out
+        left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        for low in range(self._at(start), self._at(stop), PART_BYTES * PARTS_AT_ONCE):
+            for part in read(self.url, low, min(self._at(stop), low + PART_BYTES * PARTS_AT_ONCE)):
+                left[: len(part)] = part
+                left = left[len(part) :]
+        return out
+
+    def _at(self, row: int) -> int:
+        """Where in the file a row begins."""
+        if self._offset is None:
+            self._offset = _data_offset(self.url)
+        return self._offset + row * self._row_bytes
+
+    def _as_rows(self, part: bytes) -> Array:
+        return np.frombuffer(part, dtype=self.dtype).reshape(-1, *self.shape[1:])
+
+    def _empty(self, rows: int) -> Array:
+        return np.empty((rows, *self.shape[1:]), dtype=self.dtype)
+
+
+def window(array: Any, first: int, last: int) -> Array:
+    """An array whose rows `first` to `last` can be read in place: itself, or for a RangedArray a mapped file with these
+    rows in their places and holes elsewhere, which take no room. The file goes with the array."""
+    if not isinstance(array, RangedArray):
+        return np.asarray(array) if not isinstance(array, np.ndarray) else array
+    if not array.nbytes:
+        return np.empty(array.shape, dtype=array.dtype)
+    row_bytes = array.nbytes // len(array)
+    step = max(1, PART_BYTES * PARTS_AT_ONCE // row_bytes)
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=cache_folder()) as stream:
+        stream.truncate(array.nbytes)
+        stream.seek(first * row_bytes)
+        for low in range(first, last, step):
+            stream.write(array[low : min(last, low + step)].data)
+        stream.flush()
+        return np.memmap(stream, dtype=array.dtype, mode="r", shape=array.shape)
+
+
+def _data_offset(url: str) -> int:
+    """Where the data of a `.npy` file begin."""
+    (head,) = read(url, 0, _HEADER_BYTES)
+    if head[:6] != b"\x93NUMPY":
+        raise FormatError(f"{url} is no .npy file: it was damaged or changed; make it again")
+    wide = head[6] > 1
+    return 12 + int.from_bytes(head[8:12], "little") if wide else 10 + int.from_bytes(head[8:10], "little")

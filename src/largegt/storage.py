@@ -1,0 +1,330 @@
+"""Storage: stores and preparations at URLs (s3://, gs://, whatever fsspec knows) beside those on paths.
+
+Enters: a path or a URL. Leaves: a local folder either way. The folder that stands for a URL is its twin in the cache
+($LARGEGT_CACHE, else ~/.cache/largegt): every file in it has its place at the URL. What a process needs whole comes
+there once, when it is first asked for; what it makes is written there and goes to the URL when it is whole, the
+manifest last, so that half of a folder never opens. Cost: the twin takes the disk of the files that were asked for;
+delete it whenever nothing runs. Who needs only parts of an array reads them by ranges (ranged.py), past the cache.
+
+A `file://` URL is the path it names, and every other path is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
+from .types import PathLike
+
+PART_BYTES = 1 << 23
+"""What one request asks for at most; longer ranges are several, under way at once."""
+PARTS_AT_ONCE = 8
+MANIFEST = "manifest.json"
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # Path("s3://b/g") has one slash left
+_PREPARED = re.compile(r"(.+)(/prepared/[0-9a-f]{16})")
+_published: dict[str, int] = {}
+
+
+# paths and URLs
+
+
+def is_url(place: PathLike) -> bool:
+    """Whether this is the URL of something that is not on a path."""
+    found = _URL.fullmatch(str(place))
+    return found is not None and found[1] not in ("file", "local")
+
+
+def cache_folder() -> Path:
+    """Where the twins of URLs lie."""
+    return Path(os.path.realpath(os.environ.get("LARGEGT_CACHE") or Path.home() / ".cache" / "largegt"))
+
+
+def local_path(place: PathLike) -> Path:
+    """The folder that stands for `place` on this machine. It need not exist."""
+    found = _URL.fullmatch(str(place))
+    if found is None:
+        return Path(place)
+    if not is_url(place):
+        return Path("/" + found[2])
+    url = f"{found[1]}://{found[2].rstrip('/')}"
+    if "/" not in found[2].rstrip("/"):  # what is in the making lies beside it
+        raise ConfigError(f"{url} is a whole bucket: give a name in it, such as {url}/g")
+    if inside := _PREPARED.fullmatch(url):  # lies in its store's twin, as it does at the URL
+        return local_path(inside[1]).joinpath(*inside[2].split("/"))
+    home = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16]
+    note = home / "url"
+    if not note.exists():
+        with _disk(home):
+            home.mkdir(parents=True, exist_ok=True)
+            aside = home / f".url-{os.getpid()}"
+            aside.write_text(url, encoding="utf-8")
+            os.replace(aside, note)
+    return home / url.rsplit("/", 1)[1]
+
+
+def url_of(path: PathLike) -> str | None:
+    """Where a path of the cache belongs; None for any other path."""
+    root, whole = cache_folder(), Path(os.path.realpath(path))
+    if not whole.is_relative_to(root):
+        return None
+    key, *inside = whole.relative_to(root).parts
+    try:
+        url = (root / key / "url").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return "/".join([url.rpartition("/")[0], *inside]) if inside else None
+
+
+def shown(path: PathLike) -> str:
+    """What a user calls this path: its URL where it has one."""
+    return url_of(path) or str(path)
+
+
+def refuse_url(place: PathLike, what: str) -> None:
+    """Refuse a URL for something that is written and read in small steps."""
+    if is_url(place):
+        raise ConfigError(f"{what} cannot lie at a URL, and {place} is one: give a path")
+
+
+# reading
+
+
+def refresh(path: Path) -> None:
+    """Bring the manifest of a twin up to date. If the folder at the URL is another one now, its old arrays go; if
+    there is none, so does the twin. Other paths are left alone."""
+    if (url := url_of(path)) is None:
+        return
+    now = _content(f"{url}/{MANIFEST}")
+    file = path / MANIFEST
+    if now is not None and file.is_file() and file.read_bytes() == now:
+        return
+    if now is None and not path.exists():
+        return
+    with _alone(path), _disk(path):
+        if now is not None and file.is_file() and file.read_bytes() == now:  # another process was here first
+            return
+        for old in (*path.glob("*.npy"), *path.glob(".*.npy.part")):
+            old.unlink()
+        file.unlink(missing_ok=True)
+        if now is None:
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        aside = path / f".{MANIFEST}-{os.getpid()}"
+        aside.write_bytes(now)
+        os.replace(aside, file)
+
+
+def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
+    """Have a twin's file here, whole and checked. Of several processes one does it and the others wait. What an
+    interrupted one has brought is kept."""
+    with _alone(file), _disk(file.parent):
+        if file.is_file():
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(f".{file.name}.part")
+        with open(aside, "ab") as stream:
+            while (done := stream.tell()) < num_bytes:
+                stop = min(num_bytes, done + PART_BYTES * PARTS_AT_ONCE)
+                for part in read(url, done, stop):
+                    stream.write(part)
+        if (fault := fault_of(aside)) is not None:
+            aside.unlink()
+            raise FormatError(f"{url} {fault}: it was damaged or changed; make it again")
+        os.replace(aside, file)
+
+
+def read(url: str, start: int, stop: int) -> list[bytes]:
+    """The bytes of a range, in parts."""
+    return read_ranges(url, [(low, min(stop, low + PART_BYTES)) for low in range(start, stop, PART_BYTES)])
+
+
+def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes of several ranges, none of them empty, asked for at once."""
+    if not ranges:
+        return []
+    with talking(url, "read"):
+        fs, path = file_system(url)
+        starts, stops = [list(ends) for ends in zip(*ranges, strict=True)]
+        parts: list[bytes] = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+    for (start, stop), part in zip(ranges, parts, strict=True):
+        if len(part) != stop - start:
+            raise FormatError(f"{url} ends before byte {stop}: it was damaged or changed; make it again")
+    return parts
+
+
+def folders(path: Path) -> list[Path]:
+    """The folders in `path` that are named by a fingerprint, sorted."""
+    if (url := url_of(path)) is None:
+        return sorted(path.glob("[0-9a-f]*"))
+    with talking(url, "read"):
+        fs, inside = file_system(url)
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(inside, detail=False)
+        except FileNotFoundError:
+            return []
+    names = {str(name).rstrip("/").rsplit("/", 1)[1] for name in found}
+    return [path / name for name in sorted(names) if re.fullmatch(r"[0-9a-f]+", name)]
+
+
+# writing
+
+
+def announce(folder: Path) -> None:
+    """Before long work whose result goes to a URL: see that something can be written there."""
+    if (url := url_of(folder)) is not None:
+        with talking(url, "written"):
+            fs, path = file_system(url)
+            fs.pipe_file(f"{path}/writer", f"{platform.node()} {os.getpid()}\n".encode())
+
+
+def upload(file: Path) -> str | None:
+    """Put a twin's file where it belongs, and say where; nothing for other paths."""
+    if (url := url_of(file)) is not None:
+        put(file, url)
+    return url
+
+
+def put(file: Path, url: str) -> None:
+    """Put a file at a URL, in the place of what is there."""
+    with talking(url, "written"):
+        fs, path = file_system(url)
+        fs.put_file(str(file), path)
+        fs.invalidate_cache()
+        there, here = int(fs.info(path)["size"]), file.stat().st_size
+    if there != here:
+        raise DiskError(f"{url} has {there} of {here} bytes: run the same command again")
+
+
+def size(url: str) -> int | None:
+    """Bytes of the file at a URL; None without one."""
+    with talking(url, "read"):
+        fs, path = file_system(url)
+        fs.invalidate_cache()
+        try:
+            return int(fs.info(path)["size"])
+        except FileNotFoundError:
+            return None
+
+
+def publish(file: Path) -> str | None:
+    """The URL at which other machines can read a twin's file: one that is still in the making goes there first."""
+    url = url_of(file)
+    if url is not None and file.parent.name.endswith(".partial"):
+        num_bytes = file.stat().st_size
+        if _published.get(url) != num_bytes:
+            put(file, url)
+            _published[url] = num_bytes
+    return url
+
+
+def withdraw(file: Path) -> None:
+    """Remove what `publish` put to a URL."""
+    url = url_of(file)
+    if url in _published:
+        remove(url)
+
+
+def remove(url: str) -> None:
+    """Remove a file, or a folder with everything in it; nothing where there is none."""
+    for known in [known for known in _published if known == url or known.startswith(f"{url}/")]:
+        del _published[known]
+    with talking(url, "written"):
+        fs, path = file_system(url)
+        fs.invalidate_cache()
+        try:
+            fs.rm(path, recursive=True)
+        except FileNotFoundError:
+            return
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a finished folder of ours, also where it belongs: first that it opens, then the rest."""
+    if (url := url_of(path)) is not None:
+        remove(f"{url}/{MANIFEST}")
+        remove(url)
+    shutil.rmtree(path)
+
+
+# how fsspec is met
+
+
+@contextmanager
+def talking(url: str, done: str) -> Iterator[None]:
+    """Turn whatever a storage refuses into one line. Work that was done before it stays, so that it can go on."""
+    try:
+        yield
+    except LargeGTError:
+        raise
+    except Exception as error:
+        missing = isinstance(error, FileNotFoundError)
+        kind = InputError if missing and done == "read" else DiskError
+        advice = "" if missing else _advice(error)
+        raise kind(f"{url} cannot be {done}: {first_line(error).rstrip('.')}{advice}") from error
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, PermissionError) or "redential" in str(error):
+        return ": see that your credentials are set (for s3://: AWS_ACCESS_KEY_ID, AWS_PROFILE or a role) and suffice"
+    return ": see that the bucket, the network and AWS_ENDPOINT_URL are right, then run the same command again"
+
+
+def _content(url: str) -> bytes | None:
+    """The whole of a small file; None where there is none, though there is a bucket."""
+    with talking(url, "read"):
+        fs, path = file_system(url)
+        try:
+            return bytes(fs.cat_file(path))
+        except FileNotFoundError as error:
+            response = getattr(error.__cause__, "response", {})
+            if response.get("Error", {}).get("Code") == "NoSuchBucket":
+                raise
+            return None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, which keeps its connections, and the path in it."""
+    scheme = url.split("://")[0]
+    try:
+        from fsspec.core import url_to_fs
+
+        fs, path = url_to_fs(url)
+    except ImportError as error:
+        raise ConfigError(
+            f"{scheme}:// needs another package ({first_line(error)}): pip install 'largegt[cloud]' for s3://, "
+            "and fsspec's own for others, such as gcsfs for gs://"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{url} cannot be opened: {first_line(error)}; s3://bucket/name is one that can") from None
+    return fs, str(path)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process changes the twin that holds `path`, and keep others waiting."""
+    root = cache_folder()
+    home = root / Path(os.path.realpath(path)).relative_to(root).parts[0]
+    with _disk(home), open(home / "lock", "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"the cache cannot keep {path}: {error.strerror or error}: free some space, or set LARGEGT_CACHE to "
+            "another folder"
+        ) from error

@@ -1,0 +1,180 @@
+"""checksums.json of a run: what its files are, so that a damaged one is found before it is used.
+
+Enters: a file about to take its place in a run folder, or one about to be read. Leaves: the note, or a `FormatError`
+that names the file. Cost: a hash of the file, and a small file more per write.
+
+A run grows while it trains and may be killed at any moment, so a file has up to two notes: what it was and what it is
+about to be. The second is there before the file is, and either is sound until the next file is noted: then a history
+that was cut off after an earlier epoch is damaged. `analysis.json`, which a report may write beside a training, carries
+its own checksum. Runs without a checksums.json are read as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import DiskError, FormatError, disk_errors
+from ..folder import sync, write_text_atomically
+from ..integrity import Damage, bytes_checksum, file_checksum, leaves, mismatch, read_sealed, sealed
+
+FILE = "checksums.json"
+_FORMAT, _VERSION = "largegt-run", 1
+_ATTEMPTS = 5
+_PLACE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
+"""Where the store lies is the user's to change in config.toml, and its fingerprint is checked anyway."""
+
+Note = dict[str, Any]
+_placed: dict[Path, Note] = {}
+
+
+def put(run: Path, partial: Path, path: Path) -> None:
+    """Give a finished file its name in the run, noted: a kill at any moment leaves the old file or the new one."""
+    with disk_errors(path):
+        note(run, {path: partial})
+        sync(partial)
+        os.replace(partial, path)
+        _placed[path.absolute()] = noted(run)[path.relative_to(run).as_posix()][-1]
+
+
+def put_text(run: Path, path: Path, text: str) -> None:
+    """Replace a small text file of the run."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with disk_errors(path):
+        try:
+            partial.write_text(text, encoding="utf-8", newline="")
+            put(run, partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def note(run: Path, files: dict[Path, Path]) -> None:
+    """Note what each of these is about to be; its content lies where the value says."""
+    notes = noted(run)
+    for path, content in files.items():
+        name = path.relative_to(run).as_posix()
+        known = [one for one in notes.get(name, []) if path.is_file() and _is_now(path, one)]
+        new = _note(path, content)
+        notes[name] = [*(one for one in known[-1:] if one != new), new]
+    for name, known in notes.items():  # of those that took their place, what they were is sound no more
+        placed = _placed.get((run / name).absolute())
+        if run / name not in files and placed in known:
+            notes[name] = [placed]
+    write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), True)
+
+
+def check_file(run: Path, path: Path) -> None:
+    """Refuse a file of the run that is not what was written."""
+    try:
+        fault = _fault_of(run, path)
+    except OSError as error:
+        raise DiskError(f"{path} cannot be read: {error.strerror or error}; mend that and try again") from error
+    if fault is not None:
+        raise FormatError(f"{path} {fault}: it was damaged or changed; {_advice(run, path)}")
+
+
+def damages(run: Path) -> Iterator[Damage]:
+    """Each file of the run that is there and is not what was written. Reads every byte."""
+    for name in noted(run):
+        path = run / name
+        try:
+            fault = _fault_of(run, path) if path.exists() else None
+        except OSError as error:
+            fault = f"cannot be read ({error.strerror or error})"
+        if fault is not None:
+            yield Damage(path, fault)
+
+
+def is_moved(run: Path) -> bool:
+    """Whether config.toml names another place of its store than was written."""
+    config = run / "config.toml"
+    known = noted(run).get(config.name, [])
+    return bool(known) and _note(config, config)["whole"] not in [one.get("whole") for one in known]
+
+
+def unchecked(run: Path) -> list[str]:
+    """Files in the run that nothing was noted of."""
+    known = {*noted(run), FILE, "analysis.json"}
+    names = (file.relative_to(run).as_posix() for file in sorted(run.rglob("*")) if file.is_file())
+    return [name for name in names if name not in known]
+
+
+def note_all(run: Path, files: Iterable[Path]) -> None:
+    """Note these files as they are."""
+    note(run, {path: path for path in files})
+
+
+def _fault_of(run: Path, path: Path) -> str | None:
+    """What is wrong with a file. A training may write between our two looks, so we look again when it did."""
+    fault = None
+    for _ in range(_ATTEMPTS):
+        notes = noted(run)
+        known = notes.get(path.relative_to(run).as_posix())
+        if not known:
+            return None
+        if leaves(run, path):
+            return "leads out of its run"
+        faults = [_fault(path, one) for one in reversed(known)]
+        if None in faults:
+            return None
+        fault = faults[0]
+        if noted(run) == notes:
+            break
+    return fault
+
+
+def _is_now(path: Path, one: Note) -> bool:
+    """Whether this is the note of the file that is there; what this process has put there it need not read again."""
+    placed = _placed.get(path.absolute())
+    return placed == one if placed is not None else _fault(path, one) is None
+
+
+def _note(path: Path, content: Path) -> Note:
+    if path.name == "config.toml":
+        text = content.read_bytes()
+        rest = _PLACE.sub(rb"\1 =", text, count=2)
+        return {"bytes": len(rest), "checksum": bytes_checksum(rest), "whole": bytes_checksum(text)}
+    return {"bytes": content.stat().st_size, "checksum": file_checksum(content)}
+
+
+def _fault(path: Path, one: Note) -> str | None:
+    if path.name != "config.toml":
+        return mismatch(path, one["bytes"], one["checksum"])
+    try:
+        found = _note(path, path)
+        return None if found["checksum"] == one["checksum"] else "does not match its checksum"
+    except FileNotFoundError:
+        return "is missing"
+
+
+def noted(run: Path) -> dict[str, list[Note]]:
+    """What is noted of each file of the run, by its name."""
+    file = run / FILE
+    if not file.is_file():
+        return {}
+    advice = f"delete {file} to go on without it"
+    tree, fault = read_sealed(file, advice)
+    if fault is not None:
+        raise FormatError(f"{file} {fault}; {advice}")
+    files = tree.get("files")
+    if tree.get("format") != _FORMAT or tree.get("version") != _VERSION or not _is_plain(files):
+        raise FormatError(f"{file} is of another version of largegt; {advice}")
+    return files  # type: ignore[return-value]
+
+
+def _is_plain(files: Any) -> bool:
+    return isinstance(files, dict) and all(
+        not Path(name).is_absolute() and ".." not in Path(name).parts and isinstance(known, list)
+        and all(isinstance(one, dict) and isinstance(one.get("checksum"), str) and type(one.get("bytes")) is int
+                for one in known)
+        for name, known in files.items()
+    )  # fmt: skip
+
+
+def _advice(run: Path, path: Path) -> str:
+    if path.name == "config.toml":
+        return f"put it back, or delete {run / FILE} if you changed it on purpose"
+    return "bring a whole copy, or train again with --overwrite"

@@ -1,0 +1,33 @@
+"""Real processes for the tests of reliability: the harness of bench/crash.py, in small."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from crash import Zygote, warm
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Runs command lines in processes of their own, without starting Python for each."""
+    warm()
+    with Zygote(tmp_path_factory.mktemp("zygote")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """The same with mounts of its own, where the system allows that."""
+    warm()
+    try:
+        made = Zygote(tmp_path_factory.mktemp("mounting"), alone=True)
+    except OSError as error:
+        pytest.skip(str(error))
+    with made:
+        yield made

@@ -1,0 +1,266 @@
+"""A flipped byte or a cut-off file in a store, a preparation or a run is found and named before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from largegt import integrity
+from largegt.config import Config
+from largegt.errors import FormatError
+from largegt.folder import ArrayFolder, FolderWriter
+from largegt.graph.store import GraphStore
+from largegt.integrity import BlockDigests, file_checksum
+from largegt.predict import predict
+from largegt.prepare.prepared import Prepared, prepare
+from largegt.training.evaluate import evaluate
+from largegt.training.loop import train
+from largegt.training.run import Run
+from largegt.verification import verify
+from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
+
+_BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
+
+
+def _flip_harness() -> Any:
+    spec = importlib.util.spec_from_file_location("flip", _BENCH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["flip"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store `g`, its preparation, and a run."""
+    folder = tmp_path_factory.mktemp("original")
+    store = easy_store(folder / "g")
+    train(store, Config.from_recipe("default", SMALL), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def copy(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of any size are treated as large ones are: their bytes are not looked at on opening or on first use."""
+    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 0)
+    monkeypatch.setattr("largegt.folder.USED_BYTES", 0)
+
+
+def _flip(file: Path, at: int = -1) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 4
+    file.write_bytes(data)
+
+
+def _prepared(folder: Path) -> Path:
+    return next((folder / "g" / "prepared").iterdir())
+
+
+def test_no_damage_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 4096)  # a larger one is then found on use
+    flip = _flip_harness()
+    folders = flip.make_folders(tmp_path, num_nodes=200, width=8)
+    report = flip.harness(folders, cases=4 * len(folders.parts()), seed=1)
+    assert report.missed == []
+    assert report.num_cases == 4 * len(folders.parts()) > 100
+    assert {who for _, _, who in report.found} == {"open", "use", "verify"}
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("name", ["features", "out_indices", "labels"])
+def test_prepare_does_not_begin_with_a_damaged_store(copy: Path, name: str) -> None:
+    shutil.rmtree(copy / "g" / "prepared")
+    _flip(copy / "g" / f"{name}.npy")
+    store = GraphStore.open(copy / "g")
+    with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum.*ingest .* again"):
+        prepare(store, Config.from_recipe("default", SMALL).preparation)
+    assert not (copy / "g" / "prepared").exists()
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("name", ["tokens", "local_rows", "positions"])
+def test_a_damaged_preparation_is_not_trained_on(copy: Path, tmp_path: Path, name: str) -> None:
+    _flip(_prepared(copy) / f"{name}.npy")
+    prepared = Prepared.open(_prepared(copy))
+    with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum"):
+        train(prepared, Config.from_recipe("default", SMALL), tmp_path / "again")
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy: Path) -> None:
+    path = _prepared(copy)
+    _flip(path / "tokens.npy")
+    with pytest.warns(UserWarning, match=r"is made again: .*tokens\.npy does not match its checksum"):
+        again = prepare(GraphStore.open(copy / "g"), Config.from_recipe("default", SMALL).preparation)
+    assert again.path == path
+    for file in _prepared(original).iterdir():
+        assert file.read_bytes() == (path / file.name).read_bytes()
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_a_damaged_array_is_not_taken_over(original: Path, copy: Path) -> None:
+    """Another preparation of the same samples takes them from the first one, unless they are damaged."""
+    _flip(_prepared(copy) / "local_rows.npy")
+    other = Config.from_recipe("default", (*SMALL, "prepare.positions.dim=2")).preparation
+    made = prepare(GraphStore.open(copy / "g"), other)
+    assert (made.path / "local_rows.npy").read_bytes() == (_prepared(original) / "local_rows.npy").read_bytes()
+
+
+@pytest.mark.parametrize("work", [lambda run: evaluate(run, split="valid"), lambda run: predict(run)])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.toml"])
+def test_a_damaged_run_is_not_used(copy: Path, name: str, work: Callable[[Path], Any]) -> None:
+    _flip(copy / "run" / name, 1000)
+    with pytest.raises(FormatError, match=f"{name} does not match its checksum"):
+        work(copy / "run")
+
+
+def test_a_damaged_checkpoint_is_not_resumed_from(copy: Path) -> None:
+    _flip(copy / "run" / "checkpoints" / "last.pt", 5000)
+    config = Config.from_recipe("default", (*SMALL, "train.epochs=3"))
+    with pytest.raises(FormatError, match=r"last\.pt does not match its checksum: .* train again with --overwrite"):
+        train(GraphStore.open(copy / "g"), config, copy / "run", resume=True)
+
+
+def test_metrics_that_were_changed_are_not_shown(copy: Path) -> None:
+    run = Run.open(copy / "run")
+    file = run.path / "metrics.json"
+    file.write_text(file.read_text().replace('"accuracy": 0.', '"accuracy": 1.'))
+    with pytest.raises(FormatError, match=r"metrics\.json"):
+        _ = run.metrics
+    _flip(run.path / "metrics.jsonl", 20)
+    with pytest.raises(FormatError, match=r"metrics\.jsonl"):
+        _ = run.history
+
+
+def test_the_place_of_the_store_may_be_changed_and_nothing_else(copy: Path) -> None:
+    shutil.move(copy / "g", copy / "moved")
+    config = copy / "run" / "config.toml"
+    lines = [
+        f'store = "{copy / "moved"}"' if line.startswith("store =") else line for line in config.read_text().split("\n")
+    ]
+    config.write_text("\n".join(lines))
+    assert Run.open(copy / "run").store().num_nodes == 150
+    found = verify(copy / "run")
+    assert found.damaged == []
+    assert any("another place of its store" in note for note in found.notes)
+    config.write_text(config.read_text().replace("hidden = 8", "hidden = 9"))
+    with pytest.raises(FormatError, match=r"delete .*checksums\.json if you changed it on purpose"):
+        Run.open(copy / "run")
+
+
+def test_verify_names_each_damaged_file(copy: Path, lg: Any) -> None:
+    assert lg("inspect", str(copy / "run"), "--verify").code == 0
+    wrong = [copy / "g" / "features.npy", _prepared(copy) / "labels.npy", copy / "run" / "metrics.csv"]
+    for file in wrong:
+        _flip(file)
+    said = lg("inspect", str(copy / "run"), "--verify")
+    assert said.code == 1
+    assert sorted(line.split()[1] for line in said.out.splitlines() if line.startswith("damaged:")) == sorted(
+        map(str, wrong)
+    )
+    said = lg("inspect", str(copy / "g"), "--verify", "--json")
+    assert said.code == 1
+    found = json.loads(said.out)
+    assert found["verified"] is False
+    assert {one["file"] for one in found["damaged"]} == {str(file) for file in wrong[:2]}
+
+
+def test_folders_from_before_are_read_and_verified(copy: Path) -> None:
+    """Version 2: BLAKE2b of blocks, and no checksum of the manifest; runs without a checksums.json."""
+    for folder in (copy / "g", _prepared(copy)):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["checksum"]
+        manifest["version"] = 2
+        for name, entry in manifest["arrays"].items():
+            block = hashlib.blake2b((folder / f"{name}.npy").read_bytes(), digest_size=16).digest()
+            entry["checksum"] = hashlib.blake2b(block, digest_size=16).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    (copy / "run" / "checksums.json").unlink()
+    found = verify(copy / "run")
+    assert found.damaged == []
+    assert any("no checksums.json" in note for note in found.notes)
+    assert sum("no checksum of its own" in note for note in found.notes) == 2
+    assert evaluate(copy / "run", split="valid")
+    _flip(copy / "g" / "features.npy")
+    assert [damage.file.name for damage in verify(copy / "g").damaged] == ["features.npy"]
+
+
+def test_a_checksum_taken_while_writing_is_the_one_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "BLOCK_BYTES", 1000)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (1500, 3), dtype=np.uint8)
+    hashed: list[int] = []
+    original = integrity._digest
+    monkeypatch.setattr(integrity, "_digest", lambda path, low, *rest: hashed.append(low) or original(path, low, *rest))
+    for number, cuts in enumerate(([], [1], [290, 291], [400, 1000, 1499])):
+        with FolderWriter(tmp_path / str(number), "store", identity="rows") as writer:
+            array = writer.grow("rows", "uint8", (3,))
+            for part in np.split(rows, cuts):
+                array.append(part)
+            writer.close("rows")
+            hashed.clear()
+            writer.finish({})
+        assert hashed == []  # nothing is read again at the end
+    sums = {ArrayFolder(tmp_path / str(number), "store").checksum("rows") for number in range(4)}
+    assert sums == {file_checksum(tmp_path / "0" / "rows.npy")}
+    assert len({(tmp_path / str(number) / "manifest.json").read_bytes() for number in range(4)}) == 1
+
+
+def test_digests_of_whole_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "BLOCK_BYTES", 10)
+    digests = BlockDigests(at=13)
+    digests.add(memoryview(b"x" * 30))
+    assert sorted(digests.known) == [2, 3]
+
+
+def test_one_process_of_a_machine_reads_large_arrays(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 0)
+    _flip(copy / "g" / "features.npy")
+    for name, value in (("LOCAL_RANK", "1"), ("LARGEGT_CHECK", "open")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            GraphStore.open(copy / "g").check(features=True)
+    with pytest.raises(FormatError, match=r"features\.npy"):
+        GraphStore.open(copy / "g").check(features=True)
+
+
+def test_a_killed_write_leaves_a_run_that_is_sound(copy: Path) -> None:
+    """The note of what a file is about to be is there before the file is: the old one is still right."""
+    from largegt.training import checksums
+
+    run = copy / "run"
+    new = run / ".model.partial"
+    new.write_bytes(b"new weights")
+    checksums.note(run, {run / "model.safetensors": new})
+    assert verify(run).damaged == []  # killed here, before the file took its place
+    new.replace(run / "model.safetensors")
+    assert verify(run).damaged == []
+    (run / "model.safetensors").write_bytes(b"old weights")
+    assert [damage.file.name for damage in verify(run).damaged] == ["model.safetensors"]
+
+
+def test_a_history_cut_off_after_an_epoch_is_not_the_one_of_that_epoch(copy: Path) -> None:
+    """It would be what the file was before, byte by byte."""
+    for name in ("metrics.jsonl", "metrics.csv"):
+        file = copy / "run" / name
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert sorted(damage.file.name for damage in verify(copy / "run").damaged) == ["metrics.csv", "metrics.jsonl"]
+    with pytest.raises(FormatError, match=r"metrics\.jsonl"):
+        _ = Run.open(copy / "run").history

@@ -1,0 +1,424 @@
+"""Folders and files made to harm cannot lead elsewhere, ask for absurd memory, crash a kernel or run in a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import resource
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse as sp
+
+from largegt.config import Config
+from largegt.datasets.npz_stream import NpzMember
+from largegt.errors import FormatError, InputError, LargeGTError
+from largegt.experiments.page import page as experiment_page
+from largegt.graph.ingest import ingest
+from largegt.graph.sources import arrays, files
+from largegt.graph.splits import npz_splits
+from largegt.graph.store import GraphStore
+from largegt.inspection import inspect
+from largegt.integrity import file_checksum, sealed
+from largegt.predict import predict
+from largegt.prepare.local_nodes import local_nodes
+from largegt.prepare.prepared import Prepared, prepare
+from largegt.report.page import report
+from largegt.report.style import SCRIPT
+from largegt.training.loop import train
+from largegt.training.run import Run
+from largegt.tuning.output import Tuned
+from largegt.tuning.page import write_tuning_page
+from largegt.tuning.space import Choices, Space
+from largegt.tuning.study import Trial
+from run_helpers import SMALL, easy_store, homophilous, one_thread, thirds  # noqa: F401
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>{{7*7}}&lt;"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    store = easy_store(folder / "g", feature_dtype="float32")
+    train(store, Config.from_recipe("default", SMALL), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def copy(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@contextmanager
+def no_more_than(num_bytes: int) -> Iterator[None]:
+    """Inside, the process may take so many bytes more; asking for more is a MemoryError, not a slow machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def forge(folder: Path, change: Callable[[dict[str, Any]], Any], **arrays_of: Any) -> None:
+    """What a stranger can do: write other arrays, change the manifest, and make every checksum fit."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"]
+    for name, array in arrays_of.items():
+        np.save(folder / f"{name}.npy", array)
+        manifest["arrays"][name] = {"shape": list(array.shape), "dtype": array.dtype.name}
+    for name, entry in manifest["arrays"].items():
+        entry["bytes"] = (folder / f"{name}.npy").stat().st_size
+        entry["checksum"] = file_checksum(folder / f"{name}.npy")
+    change(manifest)
+    (folder / "manifest.json").write_text(sealed(manifest))
+
+
+# paths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "", "a\x00b", "features.npy/../x"])
+def test_an_array_cannot_be_called_by_a_path(copy: Path, name: str) -> None:
+    forge(copy / "g", lambda tree: tree["arrays"].update({name: tree["arrays"]["features"]}))
+    with pytest.raises(FormatError, match="no plain name"):
+        GraphStore.open(copy / "g")
+
+
+def test_a_link_does_not_lead_out_of_a_store(copy: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.npy"
+    shutil.move(copy / "g" / "features.npy", secret)
+    (copy / "g" / "features.npy").symlink_to(secret)
+    with pytest.raises(FormatError, match=r"features\.npy leads out of its folder"):
+        GraphStore.open(copy / "g")
+    (copy / "g" / "features.npy").unlink()
+    shutil.move(secret, copy / "g" / "other.npy")
+    (copy / "g" / "features.npy").symlink_to("other.npy")
+    assert GraphStore.open(copy / "g").num_features == 5  # inside, a link is as good as a file
+    os.symlink(copy / "g", tmp_path / "link")
+    assert GraphStore.open(tmp_path / "link").num_nodes == 150
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
+def test_checksums_of_a_run_cannot_name_other_files(copy: Path, name: str) -> None:
+    file = copy / "run" / "checksums.json"
+    tree = json.loads(file.read_text())
+    del tree["checksum"]
+    tree["files"][name] = tree["files"]["config.toml"]
+    file.write_text(sealed(tree))
+    with pytest.raises(FormatError, match=r"checksums\.json is of another version"):
+        Run.open(copy / "run")
+
+
+# sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _header(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+def test_a_header_that_claims_a_planet(copy: Path, tmp_path: Path) -> None:
+    huge = _header((10**15, 4)) + bytes(1024)
+    (tmp_path / "x.npy").write_bytes(huge)
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    with no_more_than(1 << 30):
+        with pytest.raises(InputError, match=r"x\.npy"):
+            files(tmp_path / "edges.npy", features=tmp_path / "x.npy")
+        (copy / "g" / "features.npy").write_bytes(huge)
+        with pytest.raises(FormatError, match=r"features\.npy has shape"):
+            GraphStore.open(copy / "g")
+        forge(copy / "g", lambda tree: tree["arrays"]["features"].update(shape=[10**15, 4]))
+        with pytest.raises(FormatError, match=r"features\.npy has 1152 bytes, its header promises"):
+            GraphStore.open(copy / "g")
+
+
+@pytest.mark.parametrize("key", ["num_nodes", "num_edges"])
+@pytest.mark.parametrize("value", [10**15, 2**62, -1, 0, "9", None, True, 1.5])
+def test_a_count_that_the_arrays_do_not_bear_out(copy: Path, key: str, value: Any) -> None:
+    forge(copy / "g", lambda tree: tree["meta"].update({key: value}))
+    with no_more_than(1 << 30), pytest.raises(FormatError):
+        GraphStore.open(copy / "g")
+
+
+@pytest.mark.parametrize("key", ["name", "directed", "task", "classes", "id_kind", "num_nodes"])
+def test_a_store_that_does_not_say_what_it_is(copy: Path, key: str) -> None:
+    forge(copy / "g", lambda tree: tree["meta"].pop(key))
+    with pytest.raises(FormatError, match=key):
+        GraphStore.open(copy / "g")
+
+
+@pytest.mark.parametrize("name", ["config", "stages", "store"])
+def test_a_preparation_that_does_not_say_what_it_is(copy: Path, name: str) -> None:
+    folder = next((copy / "g" / "prepared").iterdir())
+    forge(folder, lambda tree: tree["meta"].pop(name))
+    with pytest.raises(FormatError, match=name):
+        Prepared.open(folder)
+
+
+@pytest.mark.parametrize("rows", [10**12, 10**15])
+def test_rows_of_nothing(tmp_path: Path, rows: int) -> None:
+    """A matrix without columns has as many rows as it likes, in 128 bytes; a number costs nothing at all."""
+    (tmp_path / "x.npy").write_bytes(_header((rows, 0)))
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    for given in ({"features": tmp_path / "x.npy"}, {"num_nodes": rows}):
+        with no_more_than(1 << 30), pytest.raises(InputError):
+            ingest(files(tmp_path / "edges.npy", **given), tmp_path / "g")  # type: ignore[arg-type]
+        assert not (tmp_path / "g").exists()
+
+
+def _npz(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_archives_that_claim_or_hold_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = _npz(tmp_path / "claims.npz", {"train": _header((10**14,)) + bytes(100)})
+    with no_more_than(1 << 30), pytest.raises(InputError, match="has a header for"):
+        npz_splits(claims, None)
+    with no_more_than(1 << 30), pytest.raises(InputError, match="has a header for"):
+        NpzMember(claims, "train").read()
+    bomb = _npz(tmp_path / "bomb.npz", {"train": _header((50_000_000,), "|b1") + bytes(50_000_000)})
+    assert bomb.stat().st_size < 100_000
+    monkeypatch.setattr("largegt.graph.claims.available_bytes", lambda: 10_000_000)
+    with no_more_than(1 << 30), pytest.raises(InputError, match="of memory"):
+        npz_splits(bomb, None)
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    with no_more_than(1 << 30), pytest.raises(InputError, match="of memory"):
+        files(tmp_path / "edges.npy", features=bomb)
+
+
+def test_a_zip_directory_that_lies(tmp_path: Path) -> None:
+    """The directory of a zip says how large a member is; a byte of it cannot stand for a million."""
+    path = _npz(tmp_path / "x.npz", {"train": _header((10**9,), "|b1")})
+    data = bytearray(path.read_bytes())
+    entry, size = data.rindex(b"PK\x01\x02"), len(_header((10**9,), "|b1")) + 10**9
+    data[entry + 24 : entry + 28] = size.to_bytes(4, "little")
+    path.write_bytes(data)
+    with no_more_than(1 << 29), pytest.raises(InputError, match="bytes hold"):
+        npz_splits(path, None)
+
+
+def test_a_table_of_one_value_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(
+        pa.table({"source": np.zeros(10**6, np.int64), "target": np.ones(10**6, np.int64)}), tmp_path / "e.parquet"
+    )
+    assert files(tmp_path / "e.parquet").edges.total == 10**6
+    monkeypatch.setattr("largegt.graph.claims._MOST_VALUES", 10)
+    monkeypatch.setattr("largegt.graph.claims._FEW_VALUES", 1000)
+    with pytest.raises(InputError, match="which no table does"):
+        _ = files(tmp_path / "e.parquet").edges.total
+
+
+def test_a_sparse_matrix_with_indices_outside(tmp_path: Path) -> None:
+    good = sp.random(50, 8, density=0.3, format="csr", random_state=0)
+    good.indices[3] = 2**30
+    sp.save_npz(tmp_path / "x.npz", good)
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    with pytest.raises(InputError, match=r"x\.npz"):
+        ingest(files(tmp_path / "edges.npy", features=tmp_path / "x.npz"), tmp_path / "g")
+
+
+# numbers that point elsewhere: kernels do not look, so they would read or write anywhere ------------------------
+
+
+def _out_indices(folder: Path) -> np.ndarray:
+    return np.load(folder / "out_indices.npy", allow_pickle=False)
+
+
+@pytest.mark.parametrize("value", [-1, 150, 2**31 - 1])
+def test_neighbours_that_are_no_nodes(copy: Path, value: int) -> None:
+    shutil.rmtree(copy / "g" / "prepared")
+    wrong = _out_indices(copy / "g")
+    wrong[len(wrong) // 2] = value
+    forge(copy / "g", lambda tree: None, out_indices=wrong)
+    store = GraphStore.open(copy / "g")
+    for work in (lambda: prepare(store), lambda: local_nodes(store, [1, 2], k=4)):
+        with pytest.raises(FormatError, match=r"out_indices\.npy holds numbers from .* 0 to 149 are possible"):
+            work()
+
+
+def test_rows_that_begin_elsewhere(copy: Path) -> None:
+    shutil.rmtree(copy / "g" / "prepared")
+    indptr = np.load(copy / "g" / "out_indptr.npy", allow_pickle=False)
+    for change in (
+        lambda a: a.__setitem__(5, 10**9),
+        lambda a: a.__setitem__(0, 3),
+        lambda a: a.__setitem__(-1, a[-1] + 8),
+    ):
+        wrong = indptr.copy()
+        change(wrong)
+        forge(copy / "g", lambda tree: None, out_indptr=wrong)
+        with pytest.raises(FormatError, match=r"out_indptr\.npy is no list of rows"):
+            prepare(GraphStore.open(copy / "g"))
+
+
+def test_samples_that_are_no_rows(copy: Path) -> None:
+    folder = next((copy / "g" / "prepared").iterdir())
+    rows = np.load(folder / "local_rows.npy", allow_pickle=False)
+    rows[7, 1] = 10**6
+    forge(folder, lambda tree: None, local_rows=rows)
+    with pytest.raises(FormatError, match=r"local_rows\.npy holds numbers"):
+        train(Prepared.open(folder), Config.from_recipe("default", SMALL), copy / "again")
+
+
+def test_labels_without_a_class(copy: Path) -> None:
+    labels = np.load(copy / "g" / "labels.npy", allow_pickle=False)
+    labels[0] = 2**31 - 1  # counting classes up to there would take 16 GB
+    forge(copy / "g", lambda tree: None, labels=labels)
+    with no_more_than(1 << 30), pytest.raises(FormatError, match=r"labels\.npy has labels without a class"):
+        prepare(GraphStore.open(copy / "g"))
+
+
+def test_ids_that_begin_elsewhere(tmp_path: Path) -> None:
+    edges = np.array([["a", "b"], ["b", "c"]])
+    store = ingest(
+        arrays(edges, np.ones((3, 2), np.float32), np.array([0, 1, 0]), node_ids=["a", "b", "c"]), tmp_path / "g"
+    )
+    offsets = np.load(store.path / "node_id_offsets.npy", allow_pickle=False)
+    offsets[1] = 2**40
+    forge(store.path, lambda tree: None, node_id_offsets=offsets)
+    with pytest.raises(FormatError, match=r"node_id_offsets\.npy is damaged"):
+        GraphStore.open(store.path).ids_of(np.arange(3))
+
+
+# pages ------------------------------------------------------------------------------------------------------------
+
+
+class Active(HTMLParser):
+    """Everything in a page that could do something, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.scripts: list[str] = []
+        self.tags: set[str] = set()
+        self.harmful: list[str] = []
+        self.text = ""
+        self._in_script = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._in_script = tag == "script"
+        if self._in_script:
+            self.scripts.append("")
+        for name, value in attrs:
+            if (
+                name.startswith("on")
+                or name in ("srcdoc", "formaction")
+                or (value or "").strip().lower().startswith("javascript:")
+            ):
+                self.harmful.append(f"{tag} {name}={value}")
+            if name in ("src", "href") and not (value or "").startswith(("#", "data:,")):
+                self.harmful.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def _harmless(page: Path) -> Active:
+    found = Active(page.read_text(encoding="utf-8"))
+    assert found.harmful == []
+    assert found.scripts == [SCRIPT]
+    assert not found.tags & {"img", "iframe", "object", "embed", "base", "form", "svg/onload"}
+    assert "alert(1)" in found.text  # shown, as text
+    return found
+
+
+def test_every_string_in_a_report_is_only_shown(tmp_path: Path) -> None:
+    edges, features, classes = homophilous()
+    names = np.array([f"{EVIL} {number}" for number in range(3)])
+    source = arrays(edges, features, names[classes], thirds(len(classes)), name=EVIL)
+    store = ingest(source, tmp_path / "g")
+    folder = tmp_path / EVIL.replace("/", "∕")
+    run = train(store, Config.from_recipe("default", [*SMALL, "train.epochs=1"]), folder)
+    other = train(
+        store, Config.from_recipe("default", [*SMALL, "train.epochs=1", "model.hidden=10"]), tmp_path / "other"
+    )
+    for changed in (run.path, other.path):  # what a stranger's run can say
+        (changed / "checksums.json").unlink()
+        metrics = json.loads((changed / "metrics.json").read_text())
+        metrics |= {"stopped": EVIL, "model": EVIL, "dataset": EVIL}
+        metrics["test"][EVIL] = 0.5
+        (changed / "metrics.json").write_text(json.dumps(metrics))
+    page = report([run.path, other.path], tmp_path / "page.html", title=EVIL)
+    found = _harmless(page)
+    assert found.text.count(EVIL) > 5
+    (tmp_path / "experiment" / "runs").mkdir(parents=True)
+    shutil.copytree(other.path, tmp_path / "experiment" / "runs" / "one")
+    for name in ("table-main", "fig-curves"):
+        rows = [[EVIL, "minutes", EVIL, "test"], [EVIL, "1", "0.5", "0.5"]]
+        with open(tmp_path / "experiment" / f"{name}.csv", "w", newline="") as stream:
+            csv.writer(stream).writerows(rows)
+    _harmless(experiment_page(tmp_path / "experiment", EVIL))
+
+
+def test_every_string_in_a_tuning_is_only_shown(tmp_path: Path) -> None:
+    name = f"train.{EVIL}"
+    trials = [
+        Trial(number, state, {name: EVIL}, 0.5 + number / 10, 3, 1.0, EVIL, EVIL)
+        for number, state in enumerate(("finished", "finished", "pruned"))
+    ]
+    space = Space("default", (), {name: Choices((EVIL, "b"))}, {name: "b"}, {name: "b"})
+    tuned = Tuned(tmp_path, EVIL, tmp_path / EVIL, EVIL, 1.0, space, trials, trials[:2], {EVIL: 0.5}, 1, [], EVIL)
+    write_tuning_page(tuned)
+    assert _harmless(tuned.page).text.count(EVIL) > 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"valid": EVIL}, {"valid": {"accuracy": EVIL}}, {"seed": EVIL}, {"train_time_s": "1"}, {"num_parameters": [1]},
+        {"test": None}, {"model": 3}, {"dataset": {}},
+    ],
+)  # fmt: skip
+def test_metrics_of_the_wrong_kind_are_refused(copy: Path, change: dict[str, Any]) -> None:
+    (copy / "run" / "checksums.json").unlink()
+    file = copy / "run" / "metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(LargeGTError, match=r"metrics\.json does not say"):
+        report([copy / "run"], copy / "page.html", look_into=False)
+
+
+def test_predictions_of_hostile_names_are_data(tmp_path: Path) -> None:
+    """Names come back as they were given: nothing is evaluated or cut off on the way."""
+    edges, features, classes = homophilous()
+    names = np.array([f"{EVIL}\n{number}" for number in range(3)])
+    store = ingest(arrays(edges, features, names[classes], thirds(len(classes))), tmp_path / "g")
+    run = train(store, Config.from_recipe("default", [*SMALL, "train.epochs=1"]), tmp_path / "run")
+    assert set(predict(run.path, tmp_path / "p.parquet").column("label").to_pylist()) <= set(names.tolist())
+
+
+def test_a_forged_store_does_not_crash_the_process(copy: Path) -> None:
+    """In a process of its own: a kernel that reads outside its arrays would end it by a signal."""
+    shutil.rmtree(copy / "g" / "prepared")
+    forge(copy / "g", lambda tree: None, out_indices=np.full_like(_out_indices(copy / "g"), 2**31 - 1))
+    if not (child := os.fork()):
+        try:
+            inspect(copy / "g")  # it tries the sampler on a few nodes, to say what a preparation would take
+        except FormatError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

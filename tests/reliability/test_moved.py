@@ -1,0 +1,114 @@
+"""A store, its preparations and its runs may be moved, copied and read from where nothing can be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash import Zygote
+
+from largegt.errors import InputError
+from largegt.graph.store import GraphStore
+from largegt.predict import predict
+from largegt.prepare.prepared import Prepared
+from largegt.training.evaluate import evaluate
+from largegt.training.loop import train
+from largegt.training.run import Run
+from run_helpers import easy_store, final, left_in, one_thread, small  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/g and runs/a: a store, its preparation and a run."""
+    folder = tmp_path_factory.mktemp("home")
+    train(easy_store(folder / "data" / "g").path, small("train.epochs=2"), folder / "runs" / "a")
+    return folder
+
+
+def _works(folder: Path, home: Path) -> None:
+    """Everything there opens, and gives what it gave where it was made."""
+    GraphStore.open(folder / "data" / "g").folder.verify()
+    (prepared,) = (folder / "data" / "g" / "prepared").iterdir()
+    Prepared.open(prepared).folder.verify()
+    assert evaluate(folder / "runs" / "a") == final(home / "runs" / "a")["test"]
+    assert predict(folder / "runs" / "a").equals(predict(home / "runs" / "a"))
+    assert Run.open(folder / "runs" / "a").store_path.resolve() == (folder / "data" / "g").resolve()
+
+
+def test_copied_together(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path / "copy")
+    _works(tmp_path / "copy", home)
+
+
+def test_moved_together_and_the_old_place_is_gone(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "second")
+    _works(tmp_path / "second", home)
+    shutil.rmtree(tmp_path / "second" / "data" / "g" / "prepared")  # made again where it is now
+    assert evaluate(tmp_path / "second" / "runs" / "a") == final(home / "runs" / "a")["test"]
+
+
+def test_a_run_moved_alone_finds_its_store_where_it_was(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "runs" / "a", tmp_path / "elsewhere" / "b")
+    assert evaluate(tmp_path / "elsewhere" / "b") == final(home / "runs" / "a")["test"]
+
+
+def test_a_store_that_is_gone_is_named(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path / "copy")
+    shutil.copytree(tmp_path / "copy" / "runs" / "a", tmp_path / "alone" / "a")
+    config = tmp_path / "alone" / "a" / "config.toml"
+    config.write_text(config.read_text().replace(str(home), str(tmp_path / "nowhere")))
+    (tmp_path / "alone" / "a" / "checksums.json").unlink()
+    with pytest.raises(InputError, match=r"the store of .*alone/a is no longer at .*: put it back, or change \[data\]"):
+        evaluate(tmp_path / "alone" / "a")
+    text = config.read_text().splitlines()
+    place = next(number for number, line in enumerate(text) if line.startswith("store ="))
+    text[place] = f'store = "{home / "data" / "g"}"'
+    config.write_text("\n".join(text) + "\n")
+    assert evaluate(tmp_path / "alone" / "a") == final(home / "runs" / "a")["test"]
+
+
+def test_a_run_through_a_link_and_from_another_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "linked").symlink_to(home / "runs" / "a")
+    monkeypatch.chdir(tmp_path)
+    assert evaluate("linked") == final(home / "runs" / "a")["test"]
+
+
+def test_a_moved_run_is_gone_on_with(home: Path, tmp_path: Path) -> None:
+    """Where it is now is what its configuration says from then on."""
+    shutil.copytree(home, tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "second")
+    run = tmp_path / "second" / "runs" / "a"
+    (run / "metrics.json").unlink()
+    train(tmp_path / "second" / "data" / "g", Run.open(run).config, run, resume=True)
+    assert final(run) == final(home / "runs" / "a")
+    assert str(tmp_path / "first") not in (run / "config.toml").read_text()
+
+
+def test_read_only_media(home: Path, tmp_path: Path, request: Any) -> None:
+    """Reading writes nothing: inspect, evaluate, predict and report work where nothing can be written."""
+    media = tmp_path / "media"
+    shutil.copytree(home, media)
+    before = left_in(media)
+    zygote: Zygote = request.getfixturevalue("mounting" if os.geteuid() == 0 else "zygote")
+    make, undo = f"chmod -R a-w {media}", f"chmod -R u+w {media}"
+    if os.geteuid() == 0:  # who may write everywhere
+        make, undo = f"mount --bind {media} {media} && mount -o remount,ro,bind {media}", f"umount {media}"
+    zygote.shell(make)
+    try:
+        for command in (
+            ("inspect", media / "data" / "g", "--verify"), ("inspect", media / "runs" / "a"),
+            ("evaluate", media / "runs" / "a"), ("predict", media / "runs" / "a", "--out", tmp_path / "p.csv"),
+            ("report", media / "runs" / "a", "--out", tmp_path / "r.html"),
+        ):  # fmt: skip
+            ended = zygote.run(*command, "--json")
+            assert ended.code == 0, (command, ended.err)
+    finally:
+        zygote.shell(undo)
+    assert left_in(media) == before
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + GraphStore.open(home / "data" / "g").num_nodes

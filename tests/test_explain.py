@@ -1,0 +1,277 @@
+"""Explain: the score is that of predict, its parts add up, and what a node is worth is what the model says without
+it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from largegt.errors import ConfigError, InputError
+from largegt.explain.attribution import Attribution
+from largegt.explain.explanation import Explanation
+from largegt.explain.inputs import Inputs
+from largegt.explain.node import explain
+from largegt.graph.store import GraphStore
+from largegt.predict import predict
+from largegt.prepare.prepared import sample_rows
+from largegt.tokens.input_tokens import TokenBatch
+from largegt.tokens.local_labels import LocalLabels
+from largegt.training.loop import train
+from largegt.training.run import Run
+from run_helpers import Cli, easy_store, homophilous, left_in, one_thread, small  # noqa: F401
+
+EVERYTHING = (
+    "model.name=largegt-full", "model.label_tokens=true", "model.label_contexts=2", "model.num_layers=2",
+    "model.hop_embeddings=true", "model.residual=true", "prepare.local_nodes.k=6", "train.draws=2",
+)  # fmt: skip
+PLAIN = ("model.name=largegt-local", "prepare.local_nodes.k=8", "model.residual=false", "train.draws=1")
+
+
+def labels_of(task: str) -> Any:
+    classes = homophilous()[2]
+    if task == "multiclass":
+        labels: Any = np.array(["blue", "<green>", "red"])[classes].astype(object)
+        labels[::5] = None
+        return labels
+    if task == "binary":
+        return classes % 2
+    if task == "multilabel":
+        return np.stack([classes == 0, classes > 0], axis=1).astype(np.float32)
+    return classes + np.random.default_rng(0).normal(size=150)
+
+
+def trained(folder: Path, task: str, *settings: str) -> Run:
+    store = easy_store(folder / "g", labels_of(task), **({"task": task} if task != "multiclass" else {}))
+    return train(store, small("train.epochs=2", *settings), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All parts that a LargeGT may have, and nodes without a label."""
+    return trained(tmp_path_factory.mktemp("explained"), "multiclass", *EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> Explanation:
+    return explain(run, 7)
+
+
+def log_odds(probability: float) -> float:
+    return float(np.log(probability) - np.log1p(-probability))
+
+
+class Said:
+    """The slow, obvious way: the model itself, on the node's tokens written out, with some local nodes left out."""
+
+    def __init__(self, run: Run, draws: int) -> None:
+        self.draws, self.store = draws, run.store()
+        self.prepared = run.prepared(reachable=draws > 1)
+        self.model = run.load_model(self.prepared).double()
+        self.labels = LocalLabels.of_training_nodes(self.prepared)
+
+    def local_rows(self, node: int, draw: int) -> list[int]:
+        row = self.prepared.rows_of(np.array([node]))
+        if draw == 0:
+            return [int(each) for each in self.prepared.local_rows[row[0]]]
+        return [int(each) for each in sample_rows(self.store, self.prepared, row, draw)[0]]
+
+    def nodes(self, node: int) -> set[int]:
+        drawn = {row for draw in range(self.draws) for row in self.local_rows(node, draw)[1:]}
+        return {int(self.prepared.token_nodes[row]) for row in drawn}
+
+    @torch.no_grad()
+    def probabilities(self, node: int, dropped: int | None = None) -> np.ndarray:
+        [at] = self.prepared.rows_of(np.array([node]))
+        every = []
+        for draw in range(self.draws):
+            own, *others = self.local_rows(node, draw)
+            rows = [own, *(row for row in others if int(self.prepared.token_nodes[row]) != dropped)]
+            tokens = torch.from_numpy(np.array(self.prepared.tokens[rows])).double()
+            batch = TokenBatch(
+                nodes=torch.tensor([node]),
+                tokens=tokens.view(1, -1, tokens.shape[2]),
+                multiplicity=None,
+                positions=torch.from_numpy(np.array(self.prepared.positions[at : at + 1])).double(),
+                labels=torch.tensor([0]),
+                label_contexts=torch.from_numpy(np.array(self.prepared.label_contexts[at : at + 1]))
+                .flatten(1)
+                .double(),
+                local_labels=self.labels.told_to(torch.tensor([rows])),
+            )
+            every.append(self.model(batch).logits[0].softmax(dim=0).numpy())
+        mean: np.ndarray = np.mean(every, axis=0)
+        return mean
+
+
+@pytest.mark.parametrize(("settings", "draws"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "plain"])
+def test_what_a_node_is_worth_is_what_the_model_says_without_it(
+    settings: tuple[str, ...], draws: int, run: Run, tmp_path: Path
+) -> None:
+    one = run if settings is EVERYTHING else trained(tmp_path, "multiclass", *settings)
+    found = explain(one, 7)
+    said = Said(one, draws)
+    target = said.store.classes.index(found.target)
+    whole = log_odds(said.probabilities(7)[target])
+    assert found.score == pytest.approx(whole, abs=1e-6)
+    assert {each.node for each in found.local_nodes} == said.nodes(7)
+    for each in found.local_nodes:
+        expected = whole - log_odds(said.probabilities(7, dropped=each.node)[target])
+        assert each.without == pytest.approx(expected, abs=1e-6)
+    assert max(abs(each.without) for each in found.local_nodes) > 1e-3
+
+
+def test_the_parts_add_up(found: Explanation) -> None:
+    total = sum(piece.carried for piece in found.pieces)
+    assert total + found.gap == pytest.approx(found.score - found.base_score, abs=1e-9)
+    assert abs(found.gap) <= 1e-3 * max(1.0, abs(found.score - found.base_score))
+    by_name = {piece.name: piece.carried for piece in found.pieces}
+    of_nodes = sum(value for name, value in by_name.items() if "local nodes" in name)
+    assert sum(each.carried for each in found.local_nodes) == pytest.approx(of_nodes, abs=1e-9)
+    assert sum(each.told for each in found.local_nodes) == pytest.approx(
+        by_name["labels that local nodes tell"], abs=1e-9
+    )
+    for each in found.local_nodes:
+        assert each.carried == pytest.approx(each.told + sum(each.by_token.values()), abs=1e-9)
+    around = sum(each.carried for each in found.labels_around)
+    assert around == pytest.approx(by_name["training labels around it"], abs=1e-9)
+    centroids = sum(each.carried for each in found.centroids)
+    assert centroids == pytest.approx(by_name["centroids of the whole graph"], abs=1e-9), "all six are listed"
+
+
+def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part's share, by going the way in small steps and moving that part alone for a bit at each."""
+    asked: list[Attribution] = []
+    real = Attribution.integrated
+
+    def kept(self: Attribution) -> tuple[Inputs, float]:
+        asked.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Attribution, "integrated", kept)
+    explain(run, 12)
+    [one] = asked
+    carried, _ = real(one)
+    way = one.inputs.map(torch.sub, one.baseline)
+
+    def score(inputs: Inputs) -> float:
+        return float(one.score(one.model.logits(inputs, one.bias_dt)[None])[0])
+
+    num_steps, small_bit = 60, 1e-4
+    for name in ("tokens", "told", "weights", "around", "own"):
+        total = 0.0
+        for step in range(num_steps):
+            place = (step + 0.5) / num_steps
+            here = one.baseline.map(lambda base, step, place=place: base + place * step, way)
+            low, high = (
+                score(Inputs(**{**vars(here), name: getattr(here, name) + sign * small_bit * getattr(way, name)}))
+                for sign in (-1, 1)
+            )
+            total += (high - low) / (2 * small_bit) / num_steps
+        assert float(getattr(carried, name).sum()) == pytest.approx(total, abs=1e-2), name
+
+
+def test_attention_is_beside_and_sums_to_at_most_one(found: Explanation) -> None:
+    assert 0 < sum(each.weight for each in found.local_nodes) <= 1 + 1e-9
+    assert sum(each.weight for each in found.centroids) == pytest.approx(1.0)
+    assert sum(each.by_size for each in found.centroids) == pytest.approx(1.0)
+    drawn = sum(each.drawn for each in found.local_nodes)
+    assert drawn == pytest.approx(5), "K = 6, and one of them is the node itself"
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_other_tasks(task: str, tmp_path: Path) -> None:
+    name = {"binary": "full", "multilabel": "local", "regression": "global"}[task]
+    one = trained(tmp_path, task, f"model.name=largegt-{name}", "model.label_contexts=0")
+    row = predict(one, ids=[3], all_probabilities=True).to_pylist()[0]
+    found = explain(one, 3)
+    if task == "regression":
+        assert found.score == pytest.approx(row["value"], abs=1e-4)
+        assert found.local_nodes == []
+        with pytest.raises(ConfigError, match="leave out --label"):
+            explain(one, 3, label="1")
+    else:
+        for label in one.store().classes:
+            each = explain(one, 3, label=label)
+            assert each.target == label
+            assert each.score == pytest.approx(log_odds(row[f"probability_{label}"]), abs=1e-3)
+            assert each.probability == pytest.approx(row[f"probability_{label}"], abs=1e-5)
+            total = sum(piece.carried for piece in each.pieces)
+            assert total == pytest.approx(each.score - each.base_score, abs=2e-3)
+    assert str(found.node) in found.text()
+    assert "NaN" not in found.html()
+
+
+def test_hops_and_edges_are_those_of_the_graph(run: Run, found: Explanation) -> None:
+    indptr, indices = run.store().csr("both")
+    near = {node: set(indices[indptr[node] : indptr[node + 1]].tolist()) for node in range(150)}
+    for each in found.local_nodes:
+        assert each.hop == (1 if each.node in near[7] else 2)
+        assert each.node in near[7] or near[each.node] & near[7]
+    drawn = [7, *(each.node for each in found.local_nodes)]
+    expected = {
+        (a - 1, b - 1) for a in range(len(drawn)) for b in range(a + 1, len(drawn)) if drawn[b] in near[drawn[a]]
+    }
+    assert set(found.edges) == expected
+
+
+def test_a_node_that_was_not_prepared(run: Run) -> None:
+    found = explain(run, 5)
+    assert found.label is None
+    row = predict(run, ids=[5]).to_pylist()[0]
+    assert found.predicted == row["label"]
+    assert found.probability == pytest.approx(row["probability"], abs=1e-5)
+
+
+def test_a_node_without_neighbours(make_store: Any, tmp_path: Path) -> None:
+    """Its local nodes come from the whole graph, and are said to."""
+    store: GraphStore = make_store(
+        [(a, (a + 1) % 40) for a in range(40)], 41, np.random.default_rng(0).normal(size=(41, 4))
+    )
+    one = train(store, small("train.epochs=1", "model.name=largegt-local"), tmp_path / "run")
+    found = explain(one, 40)
+    assert {each.hop for each in found.local_nodes} == {0}
+    assert "drawn at random" in found.text()
+    assert "</svg>" in found.html()
+
+
+def test_what_cannot_be_explained(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'blue'.*there are"):
+        explain(run, 7, label="blu")
+    with pytest.raises(InputError, match=r"has no node 'nobody'|not a whole number"):
+        explain(run, "nobody")
+    mlp = train(run.store(), small("model.name=mlp", "train.epochs=1"), tmp_path / "mlp")
+    with pytest.raises(ConfigError, match=r"is a mlp.*only what a LargeGT says"):
+        explain(mlp, 7)
+
+
+def test_the_page_shows_names_and_runs_nothing(found: Explanation) -> None:
+    html, svg = found.html(), found.svg()
+    assert "<green>" not in html
+    assert "<green>" not in svg
+    assert "&lt;green&gt;" in html
+    assert svg.count("data-tip") == min(40, len(found.local_nodes)) + 1
+    assert len(html) < 60_000
+    assert len(re.findall(r"<script", html)) == 1
+
+
+def test_the_command(run: Run, lg: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "e.json"
+    done = lg("explain", run.path, "--node", 7, "--out", out, "--label", "red", "--draws", 1)
+    assert done.code == 0, done.err
+    assert "log-odds of red" in done.out
+    kept = json.loads(out.read_text())
+    assert kept["target"] == "red"
+    assert kept["draws"] == 1
+    assert lg("explain", run.path, "--node", 7, "--label", "red", "--draws", 1, "--json").json == kept
+    refused = lg("explain", run.path, "--node", 7, "--out", out)
+    assert refused.code == 2
+    assert "already exists" in refused.err
+    assert lg("explain", run.path, "--node", 7, "--out", tmp_path / "e.png").code == 2
+    assert lg("explain", run.path, "--node", 7, "--out", tmp_path / "e.svg").code == 0
+    assert left_in(tmp_path) == ["e.svg", "new", "new/e.json"]

@@ -1,0 +1,415 @@
+"""Stores and preparations in a bucket: the bytes of a path, no more of them read than needed, never half of one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import largegt as lg
+from bucket_helpers import content, files, forget_connections, local_content, serving
+from largegt import ranged, storage
+from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.errors import DiskError, InputError, LargeGTError
+from largegt.folder import ArrayFolder, FolderWriter
+from largegt.graph.store import GraphStore
+from largegt.inspection import inspect
+from largegt.prepare.blocks import Neighbors
+from largegt.prepare.prepared import Prepared, prepare
+from largegt.ranged import RangedArray, window
+
+CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(nodes="sampled"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A part of the bucket for this test alone, and an empty cache."""
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
+    return f"{server}/{tmp_path.name}"
+
+
+def ingested(out: Any, seed: int = 0, **more: Any) -> GraphStore:
+    rng = np.random.default_rng(seed)
+    ends = (rng.random((2, 1_500)) ** 2 * 298).astype(np.int64)
+    features = rng.normal(size=(300, 6)).astype(np.float32)
+    labels = np.where(np.arange(300) % 3 > 0, np.arange(300) % 4, -1)
+    return lg.ingest(lg.sources.arrays(ends, features, labels), out, lg.IngestConfig(undirected=False), **more)
+
+
+def another_machine() -> None:
+    """Nothing of what was read or written is here any more."""
+    shutil.rmtree(storage.cache_folder(), ignore_errors=True)
+    files()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Every range that is asked for: (file, start, stop)."""
+    seen: list[tuple[str, int, int]] = []
+    read_ranges = storage.read_ranges
+
+    def noted(url: str, ranges: Any) -> list[bytes]:
+        seen.extend((url.rsplit("/", 1)[1], *pair) for pair in ranges)
+        return read_ranges(url, ranges)
+
+    monkeypatch.setattr(storage, "read_ranges", noted)
+    monkeypatch.setattr(ranged, "read_ranges", noted)
+    return seen
+
+
+# paths and URLs
+
+
+def test_urls_have_twins_and_paths_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
+    for path in ("data/g", "/data/g", "./g:1/x", str(tmp_path / "cache" / "g")):
+        assert not storage.is_url(path)
+        assert storage.local_path(path) == Path(path)
+        assert storage.url_of(path) is None
+    assert storage.local_path("file:///data/g") == Path("/data/g")
+    twin = storage.local_path("s3://b/some/g/")
+    assert twin.name == "g"
+    assert storage.local_path(Path("s3://b/some/g")) == twin  # a Path has one slash less
+    assert storage.url_of(twin / "prepared" / ".x.partial" / "a.npy") == "s3://b/some/g/prepared/.x.partial/a.npy"
+    assert storage.url_of(twin.parent / ".g.partial" / "a.npy") == "s3://b/some/.g.partial/a.npy", "beside it"
+    assert storage.local_path("s3://c/some/g") != twin
+    inside = "prepared/0123456789abcdef"
+    assert storage.local_path(f"s3://b/some/g/{inside}") == twin / inside
+
+
+# parts of arrays
+
+
+@pytest.fixture
+def stored(bucket: str, tmp_path: Path) -> Any:
+    """Puts an array into the bucket, and opens it there."""
+
+    def put(values: np.ndarray) -> RangedArray:
+        np.save(tmp_path / "a.npy", values)
+        storage.put(tmp_path / "a.npy", f"{bucket}/a.npy")
+        return RangedArray(f"{bucket}/a.npy", values.dtype.name, values.shape)
+
+    return put
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (1_000,), (150, 3, 2)])
+def test_any_part_of_an_array(stored: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    for name, size in (("PART_BYTES", 256), ("_AHEAD_BYTES", 700), ("_GAP_BYTES", 64), ("_AROUND_BYTES", 50)):
+        monkeypatch.setattr(ranged, name, size)
+    monkeypatch.setattr(storage, "PART_BYTES", 256)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=shape).astype(np.float32)
+    array = stored(values)
+    assert (len(array), array.shape, array.ndim, array.nbytes) == (len(values), shape, values.ndim, values.nbytes)
+    size = len(values)
+    for start, stop in [(0, size), (0, 0), (size, size), (3, 2), *np.sort(rng.integers(0, size + 1, (5, 2)))]:
+        assert np.array_equal(array[start:stop], values[start:stop])
+    for start in range(0, size // 2, 31):  # from front to back, each slice with the row that the last one ended with
+        assert np.array_equal(array[start : start + 32], values[start : start + 32])
+    for count in (0, 1, 20) if size else (0,):
+        rows = rng.integers(0, max(1, size), count)
+        assert np.array_equal(array[rows], values[rows])
+        assert np.array_equal(array[np.sort(rows)], values[np.sort(rows)])
+    for row in (0, -1, size // 2) if size else ():
+        assert np.array_equal(array[row], values[row])
+    again = pickle.loads(pickle.dumps(array))
+    assert np.array_equal(again[:], values)
+
+
+def test_what_is_asked_for_is_what_is_read(stored: Any, asked: list[tuple[str, int, int]]) -> None:
+    array = stored(np.arange(1 << 20, dtype=np.int64))
+    array[1_000:2_000]
+    assert asked == [("a.npy", 0, 128), ("a.npy", 8_128, 16_128)]
+    asked.clear()
+    array[np.array([10, 11, 500_000, 500_001])]  # far apart: two requests
+    assert asked == [("a.npy", 128 + 80, 128 + 96), ("a.npy", 128 + 4_000_000, 128 + 4_000_016)]
+    asked.clear()
+    for start in range(600_000, 1 << 20, 1_000):  # from front to back: large requests
+        array[start : start + 1_000]
+    assert len(asked) == 2
+    assert max(stop for _, _, stop in asked) == 128 + array.nbytes
+    asked.clear()
+    found = [int(array[row]) for row in (77, 78, 80, 300)]  # a search: one request
+    assert found == [77, 78, 80, 300]
+    assert len(asked) == 1
+
+
+def test_a_window_holds_its_rows_in_their_places(stored: Any, asked: list[tuple[str, int, int]]) -> None:
+    values = np.arange(1, 4_001, dtype=np.int32).reshape(-1, 2)
+    held = window(stored(values), 700, 900)
+    assert held.shape == values.shape
+    assert np.array_equal(held[700:900], values[700:900])
+    assert not held[:500].any()
+    assert sum(stop - start for _, start, stop in asked) == 128 + 200 * 8
+    assert window(values, 3, 4) is values
+    assert not list(storage.cache_folder().iterdir()), "its file goes with it"
+
+
+# stores and preparations
+
+
+def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
+    here, there = ingested(tmp_path / "x" / "g"), ingested(f"{bucket}/g")
+    assert there.place == f"{bucket}/g"
+    assert there.name == here.name == "g"
+    prepare(here, CONFIG)
+    another_machine()
+    assert prepare(f"{bucket}/g", CONFIG).place.startswith(f"{bucket}/g/prepared/")
+    assert content(f"{bucket}/g") == local_content(here.path)
+    another_machine()
+    seen: list[str] = []
+    found = prepare(GraphStore.open(f"{bucket}/g"), CONFIG, progress=lambda stage, done, total: seen.append(stage))
+    assert seen == [], "it is there"
+    assert np.array_equal(found.tokens, Prepared.open(here.path / "prepared" / found.path.name).tokens)
+    assert not list(storage.local_path(f"{bucket}/g").glob("*.npy")), "what is prepared needs nothing of the graph"
+    changed = CONFIG.model_copy(update={"positions": PositionsConfig(method="none")})
+    another_machine()
+    prepare(f"{bucket}/g", changed, progress=lambda stage, done, total: seen.append(stage))
+    assert not {"local nodes", "context C0"} & set(seen), "stages that did not change are taken from what is there"
+
+
+def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> None:
+    store = ingested(f"{bucket}/g")
+    settings = ("prepare.local_nodes.k=5", "model.hidden=8", "train.epochs=1", "train.draws=1", "train.resample=never")
+    sets = [word for item in settings for word in ("--set", item)]
+    prepared = lg("prepare", store.place, *sets, "--json")
+    assert prepared.code == 0, prepared.err
+    assert prepared.json["path"].startswith(f"{bucket}/g/prepared/")
+    another_machine()
+    assert lg("train", store.place, "--out", tmp_path / "run", *sets).code == 0
+    brought = {file.name for file in storage.cache_folder().rglob("*.npy")}
+    assert {"tokens.npy", "local_rows.npy"} <= brought
+    assert not {"features.npy", "out_indices.npy", "both_indices.npy", "feature_gain.npy"} & brought
+    assert f'store = "{bucket}/g"' in (tmp_path / "run" / "config.toml").read_text()
+    another_machine()
+    assert lg("evaluate", tmp_path / "run").code == 0
+    assert lg("predict", tmp_path / "run", "--split", "test", "--out", tmp_path / "p.parquet").code == 0
+    facts = lg("inspect", store.place, "--verify", "--json").json
+    assert (facts["path"], facts["nodes"], facts["verified"]) == (store.place, 300, True)
+    assert prepared.json["path"].rsplit("/", 1)[1] in facts["prepared"]
+    for wrong in (["train", store.place, "--out", f"{bucket}/run"], ["evaluate", f"{bucket}/run"]):
+        refused = lg(*wrong)
+        assert refused.code == 2
+        assert "a run cannot lie at a URL" in refused.err
+
+
+def test_a_shard_reads_only_its_range(bucket: str, tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
+    from largegt.prepare.ray_shards import Shard
+
+    here = ingested(tmp_path / "g")
+    ingested(f"{bucket}/g")
+    another_machine()
+    shard = Shard(f"{bucket}/g", ["in", "out"], 100, 140)
+    expected = []
+    for side in ("in", "out"):
+        indptr, indices = here.csr(side)  # type: ignore[arg-type]
+        low, high = int(indptr[100]), int(indptr[140])
+        assert np.array_equal(shard.lists[side].indices, indices[low:high])  # type: ignore[index]
+        assert np.array_equal(shard.lists[side].degrees(np.arange(100, 140)), np.diff(indptr[100:141]))  # type: ignore[index]
+        expected += [
+            (f"{side}_indptr.npy", 128 + 800, 128 + 8 * 141),
+            (f"{side}_indices.npy", 128 + 4 * low, 128 + 4 * high),
+        ]
+    assert sorted(part for part in asked if part[1:] != (0, 128)) == sorted(expected)
+    assert not list(storage.cache_folder().rglob("*.npy"))
+
+
+def test_a_task_reads_the_lists_of_its_rows(bucket: str, tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
+    here = ingested(tmp_path / "g")
+    there = ingested(f"{bucket}/g").in_ranges()
+    nodes = np.array([20, 21, 60])
+    some = Neighbors(*there.csr("out"), self_loops=False).around(nodes)
+    indptr, indices = here.csr("out")
+    for node in nodes:
+        assert np.array_equal(
+            some.indices[some.indptr[node] : some.indptr[node + 1]], indices[indptr[node] : indptr[node + 1]]
+        )
+    assert sum(stop - start for _, start, stop in asked) == 2 * 128 + 8 * 42 + 4 * int(indptr[61] - indptr[20])
+
+
+# what goes wrong
+
+
+def test_an_interrupted_upload_never_opens(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = tmp_path / "edges.npy"  # files, so that the work can go on
+    np.save(edges, (np.random.default_rng(0).random((2, 900)) * 200).astype(np.int64))
+    put, sent, stop = storage.put, [], 0
+
+    def counted(file: Path, url: str) -> None:
+        if len(sent) == stop:
+            raise KeyboardInterrupt
+        put(file, url)
+        sent.append(url.rsplit("/", 1)[1])
+
+    source = lg.sources.files(edges, num_nodes=200)
+    whole = local_content(lg.ingest(source, tmp_path / "h").path)
+    for stop in (0, 5, len(whole) - 1):
+        url = f"{bucket}/{stop}/h"
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "put", counted)
+            sent.clear()
+            with pytest.raises(KeyboardInterrupt):
+                lg.ingest(source, url)
+        assert "manifest.json" not in content(url)
+        with pytest.raises(InputError, match="does not exist or has no manifest"):
+            GraphStore.open(url)
+        before = list(sent)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "put", counted)
+            kept, stop = stop, 99
+            lg.ingest(source, url)
+            stop = kept
+        assert sorted(sent) == sorted(whole), "none is sent twice"
+        assert sent[: len(before)] == before
+        assert sent[-1] == "manifest.json"
+        assert content(f"{bucket}/{stop}") == {f"h/{name}": value for name, value in whole.items()}
+
+
+def test_a_store_is_replaced_as_a_whole(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{bucket}/g"
+    prepare(ingested(url), CONFIG)
+    reader = GraphStore.open(url)
+    assert len(reader.features) == 300
+    with pytest.raises(InputError, match=rf"{url} already exists: choose another --out, or say --overwrite"):
+        ingested(url, seed=1)
+    kept = storage.cache_folder()
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "elsewhere"))
+    ingested(url, seed=1, overwrite=True)
+    expected = local_content(ingested(tmp_path / "g", seed=1).path)
+    assert content(url) == expected, "nothing of the old one is left"
+    monkeypatch.setenv("LARGEGT_CACHE", str(kept))  # the machine that has a copy of the old one
+    assert np.array_equal(GraphStore.open(url).features, np.load(tmp_path / "g" / "features.npy"))
+
+
+def test_two_who_need_a_file_bring_it_once(bucket: str, asked: list[tuple[str, int, int]], monkeypatch: Any) -> None:
+    monkeypatch.setattr(storage, "PART_BYTES", 100)
+    ingested(f"{bucket}/g")
+    another_machine()
+    stores = [GraphStore.open(f"{bucket}/g") for _ in range(4)]
+    threads = [threading.Thread(target=lambda store=store: store.features.sum()) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(stop - start for _, start, stop in asked) == 128 + 300 * 6 * 4
+
+
+def test_an_interrupted_copy_goes_on(bucket: str, asked: list[tuple[str, int, int]], monkeypatch: Any) -> None:
+    monkeypatch.setattr(storage, "PART_BYTES", 100)
+    monkeypatch.setattr(storage, "PARTS_AT_ONCE", 2)
+    features = np.array(ingested(f"{bucket}/g").features)
+    another_machine()
+    read = storage.read
+
+    def dies(url: str, start: int, stop: int) -> list[bytes]:
+        if start >= 3_000:
+            raise DiskError("the network is gone")
+        return read(url, start, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "read", dies)
+        with pytest.raises(DiskError):
+            _ = GraphStore.open(f"{bucket}/g").features
+    assert np.array_equal(GraphStore.open(f"{bucket}/g").features, features)
+    assert sum(stop - start for _, start, stop in asked) == 128 + features.nbytes
+
+
+@pytest.mark.parametrize("harm", ["changed", "shorter", "gone"])
+def test_damage_is_found(bucket: str, harm: str, lg: Any) -> None:
+    url = ingested(f"{bucket}/g").place
+    file = f"{url}/features.npy"
+    if harm == "gone":
+        files().rm_file(file)
+    else:
+        data = bytearray(files().cat_file(file))
+        data[1_000] ^= 1
+        files().pipe_file(file, bytes(data if harm == "changed" else data[:-8]))
+    another_machine()
+    with pytest.raises(LargeGTError, match=r"features\.npy (does not match its checksum|ends before|cannot be read)"):
+        _ = GraphStore.open(url).features
+    assert not list(storage.cache_folder().rglob("features.npy"))
+    found = lg("inspect", url, "--verify")
+    assert found.code
+    assert file in found.out + found.err
+
+
+def test_a_damaged_preparation_is_made_again(bucket: str) -> None:
+    made = prepare(ingested(f"{bucket}/g"), CONFIG)
+    expected = content(made.place)
+    manifest = f"{made.place}/manifest.json"
+    tree = json.loads(files().cat_file(manifest))
+    files().pipe_file(manifest, json.dumps(tree | {"arrays": {}}).encode())
+    another_machine()
+    prepare(f"{bucket}/g", CONFIG)
+    assert content(made.place) == expected
+
+
+def test_a_writer_that_fails_leaves_nothing(bucket: str) -> None:
+    writer = FolderWriter(f"{bucket}/g", "store")
+    writer.save("labels", np.arange(3))
+    assert storage.publish(writer.partial / "labels.npy") == f"{bucket}/.g.partial/labels.npy"
+    assert set(content(bucket)) == {".g.partial/labels.npy", ".g.partial/writer"}
+    writer.__exit__(InputError, InputError("bad input"), None)
+    assert content(bucket) == {}
+    with FolderWriter(f"{bucket}/g", "store") as again:
+        again.save("labels", np.arange(3))
+        storage.publish(again.partial / "labels.npy")
+        assert ".g.partial/labels.npy" in content(bucket), "it goes there anew"
+
+
+def one_line(call: Any) -> str:
+    with pytest.raises(LargeGTError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_refusals_are_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = "s3://no-such-bucket/g"
+    assert (
+        one_line(lambda: GraphStore.open(f"{bucket}/nothing"))
+        == f"{bucket}/nothing does not exist or has no manifest.json"
+    )
+    assert "bucket does not exist" in one_line(lambda: GraphStore.open(missing))
+    assert "bucket does not exist" in one_line(lambda: ingested(missing))
+    assert "bucket does not exist" in one_line(lambda: inspect(missing))
+    assert "is a whole bucket: give a name in it" in one_line(lambda: ingested("s3://no-such-bucket"))
+    assert "Protocol not known: smb3" in one_line(lambda: GraphStore.open("smb3://host/g"))
+    assert "pip install 'largegt[cloud]'" in one_line(lambda: GraphStore.open("dropbox://host/g"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    forget_connections()
+    told = one_line(lambda: GraphStore.open(f"{bucket}/g"))
+    assert "Unable to locate credentials: see that your credentials are set" in told
+    forget_connections()
+
+
+def test_without_fsspec_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    assert "pip install 'largegt[cloud]'" in one_line(lambda: ArrayFolder("s3://b/g", "store"))
+
+
+def test_what_one_process_holds_is_no_place_for_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
+    from largegt.prepare.engines.ray import RayEngine
+
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path))
+    store = ingested("memory://some/g")
+    assert np.array_equal(store.features, GraphStore.open("memory://some/g").features)
+    assert "lies in this process alone" in one_line(lambda: RayEngine.opened(RayEngine.__new__(RayEngine), store))
