@@ -497,9 +497,11 @@ class Field:
             os.kill(pid, signal.SIGKILL)  # not waited for yet, so the id is still its own
             ended = self.zygote.wait()
             if ended.code == 0 or self._is_done(stage, ended):
+                self.whole_s[name] *= 0.7  # the machine has become faster: kills must come earlier
                 break
             if ended.code == -signal.SIGKILL:
                 phases.append(ended.phase)
+                self.whole_s[name] *= 1.05
             else:
                 self._check_refusal(stage, ended)
                 command = stage.resume

@@ -37,6 +37,8 @@ def serving() -> Iterator[str]:
         for name, value in given.items():
             patch.setenv(name, value)
         forget_connections()
+        if files().exists(BUCKET):  # of an earlier server: what they hold is this process's
+            files().rm(BUCKET, recursive=True)
         files().mkdir(BUCKET)
         yield f"s3://{BUCKET}"
     forget_connections()

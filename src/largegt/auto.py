@@ -1,8 +1,8 @@
-"""`--recipe auto`: settings for a graph one has just met, from its size, density, features and what labels tell of others.
+"""`--recipe auto`: settings for a graph one has just met, from its size, density, features and what labels tell.
 
 Enters: a store, and whether a GPU will train. Leaves: settings on top of the default recipe, each with its reason.
-Cost: features of a thousand nodes, and a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and coarse: docs/accuracy.md has what
-they were made from, and `largegt tune` goes on from there.
+Cost: features of a thousand nodes, and a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and
+coarse: docs/accuracy.md has what they were made from, and `largegt tune` goes on from there.
 """
 
 from __future__ import annotations

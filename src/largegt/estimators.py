@@ -223,8 +223,6 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         overrides = ["prepare.local_nodes.nodes=all", f"train.seed={seed}"]
         if isinstance(self.random_state, int | np.integer):  # else each fit would have to be prepared anew
             overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positions.seed={seed}"]
-        if store.task == "regression":
-            overrides.append("model.label_contexts=0")  # they count classes
         for name, setting in _SETTINGS.items():
             if getattr(self, name) is not None:
                 overrides.append(_override(setting, getattr(self, name)))

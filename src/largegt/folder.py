@@ -19,6 +19,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -536,6 +537,18 @@ def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> N
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+    _remove_dead(path)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove what processes that are gone have left of a small file that they were replacing."""
+    with suppress(OSError):
+        for file in path.parent.glob(f".{escape(path.name)}.partial-*"):
+            pid = file.name.rpartition("-")[2]
+            try:
+                os.kill(int(pid) if pid.isdigit() else os.getpid(), 0)
+            except ProcessLookupError:
+                file.unlink(missing_ok=True)
 
 
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:

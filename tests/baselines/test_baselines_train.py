@@ -14,6 +14,7 @@ from largegt.errors import ConfigError
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.prepared import prepare
+from largegt.training.checksums import put_text
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.setup import build_model, make_loader
@@ -82,7 +83,7 @@ def test_scores_over_all_neighbors_and_over_samples_of_all_of_them_agree(
     run = train(store, config_of(name, "model.fanouts=-1,-1", "train.eval_batch_size=16"), tmp_path / "run")
     full = evaluate(run.path)
     file = run.path / "config.toml"
-    file.write_text(file.read_text().replace('inference = "full"', 'inference = "sampled"'))
+    put_text(run.path, file, file.read_text().replace('inference = "full"', 'inference = "sampled"'))
     assert evaluate(run.path) == pytest.approx(full, abs=1e-6)
 
 

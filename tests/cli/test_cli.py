@@ -131,7 +131,7 @@ def test_the_whole_walk_with_string_ids_and_string_labels(kind: str, lg: Cli, tm
     assert (metrics["epochs"], metrics["seed"], metrics["dataset"]) == (4, 3, "g")
     assert lg("inspect", g, "--json").json["prepared"] == [prepared["fingerprint"]]
     assert lg("evaluate", r, "--json").json == metrics["test"]
-    assert lg("evaluate", r, "--split", "valid", "--json").json == metrics["valid"]
+    assert lg("evaluate", r, "--split", "valid", "--draws", 1, "--json").json == metrics["valid"]
     shown = lg("inspect", r, "--json").json
     assert (shown["finished"], shown["epochs"], shown["metrics"]["test"]) == (True, "4 of 4", metrics["test"])
     said = lg("predict", r, "--out", tmp_path / "p.parquet", "--probabilities", "--json").json
@@ -173,7 +173,7 @@ def test_what_people_see(lg: Cli, tmp_path: Path) -> None:
         (("prepare", g, *SET), "prepared"),
         (("train", g, "--out", r, *SET, "--epochs", 1), "accuracy"),
         (("evaluate", r), "accuracy"),
-        (("inspect", r), "largegt-full"),
+        (("inspect", r), "largegt-local"),
         (("predict", r, "--out", tmp_path / "p.csv"), "150 predictions"),
         (("report", r, "--out", tmp_path / "p.html"), "1 run"),
         (("settings", "train"), "train.epochs"),
@@ -241,7 +241,7 @@ def test_a_recipe_and_a_model(lg: Cli, store: Path, tmp_path: Path) -> None:
 def test_a_largegt_model_has_the_default_recipe(lg: Cli, store: Path, tmp_path: Path) -> None:
     config = trained_config(lg, store, tmp_path / "a", "--model", "largegt-local", "--set", "model.name=mlp")
     assert build(Config, {key: value for key, value in config.items() if key != "data"}) == Config.from_recipe(
-        "plain", [*SMALL, "train.epochs=1", "model.name=largegt-local"]
+        "default", [*SMALL, "train.epochs=1", "model.name=largegt-local"]
     )
 
 
@@ -259,7 +259,7 @@ def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "k", "hops", "nodes", "positions"),
     [
-        ((), 4, 2, "sampled", "projection"),
+        ((), 4, 2, "reachable", "projection"),
         (("--model", "largegt-global"), 1, 2, "sampled", "projection"),
         (("--model", "sgc"), 1, 2, "sampled", "none"),
         (("--model", "nagphormer", "--original"), 1, 3, "sampled", "laplacian"),
@@ -601,7 +601,8 @@ def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) 
     assert said["num_nodes"] == 150
     assert said["peak_disk_bytes"] > said["disk_bytes"] > 0
     assert said["memory_bytes"] > 10 << 20
-    assert {stage["name"] for stage in said["stages"]} == {"local nodes", "context features", "positions, projection"}
+    stages = {"local nodes", "context features", "positions, projection", "label contexts"}
+    assert {stage["name"] for stage in said["stages"]} == stages
     shown = lg("prepare", g, *SET, "--dry-run").out
     for word in ("To prepare", "on disk", "scratch", "memory", "rough time", "context features", "all"):
         assert word in shown

@@ -45,10 +45,12 @@ def together(chunks: Any) -> list[Any]:
 
 
 def as_asked(value: Any, text: bool) -> Any:
-    """What an id stands for where ids are text, or where they are whole numbers: text of one is that number."""
+    """What an id stands for where ids are text, or where they are whole numbers: text of one, as it is written, is that
+    number."""
     if text:
         return str(value)
-    return int(value) if not isinstance(value, str) or re.fullmatch("-?[0-9]{1,18}", value, re.ASCII) else None
+    is_number = not isinstance(value, str) or re.fullmatch("0|-?[1-9][0-9]{0,17}", value, re.ASCII)
+    return int(value) if is_number else None
 
 
 @pytest.fixture(params=[64, 2], ids=["hash64", "hash2"])

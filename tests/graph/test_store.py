@@ -15,7 +15,7 @@ from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 
-NAMES = ["zoë", "bob", "日本", "a", "", "carol"]
+NAMES = ["zoë", "bob", "日本", "a", " ", "carol"]
 
 
 def _named(tmp_path: Path, six: Any) -> GraphStore:

@@ -269,8 +269,8 @@ def test_a_user_s_own_loop(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool) -> None:
-    """The same weights after many steps on the CPU and on the GPU, recorded, with nodes left out. A codebook would start
-    from random numbers of its device."""
+    """The same weights after many steps on the CPU and on the GPU, recorded, with nodes left out. A codebook would
+    start from random numbers of its device."""
     prepared = lg.prepare(store, small("prepare.local_nodes.k=9").prepare)
     found = []
     for device in ("cpu", "cuda"):

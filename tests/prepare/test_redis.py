@@ -224,7 +224,7 @@ def test_the_command_line(server: Server, store: Any, lg: Any) -> None:
     found = lg("prepare", store.path, *given)
     assert found.code == 0, found.err
     path = Path(json.loads(found.out)["path"])
-    expected = local_nodes(store, k=5)
+    expected = local_nodes(store, k=5, hop1_share=0.5)
     assert np.array_equal(np.load(path / "token_nodes.npy")[np.load(path / "local_rows.npy")], expected)
     refused = lg("redis-load", store.path, server.url("cli"), "--direction", "sideways")
     assert refused.code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from crash import Field, Zygote, stages
 
 from largegt.errors import InputError
-from largegt.folder import ArrayFolder, FolderWriter
+from largegt.folder import ArrayFolder, FolderWriter, write_text_atomically
 from largegt.training.loop import train
 from run_helpers import Killed, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
 
@@ -137,3 +138,14 @@ def test_a_run_killed_while_it_is_overwritten_is_overwritten_again(tmp_path: Pat
     train(store, small("train.epochs=1"), tmp_path / "new")
     assert final(tmp_path / "new") == final(tmp_path / "run")
     assert [path.name for path in tmp_path.rglob(".*")] == []
+
+
+def test_half_of_a_small_file_is_removed_when_its_process_is_gone(tmp_path: Path) -> None:
+    """The next who writes the file removes it; that of a process that is at it now is left alone."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid in (gone.pid, os.getppid()):
+        (tmp_path / f".note [1].partial-{pid}").write_text("ha")
+    (tmp_path / f".note [2].partial-{gone.pid}").write_text("another's")
+    write_text_atomically(tmp_path / "note [1]", "half")
+    assert left_in(tmp_path) == [f".note [1].partial-{os.getppid()}", f".note [2].partial-{gone.pid}", "note [1]"]

@@ -109,11 +109,18 @@ def test_hovering_answers(page: Path, tmp_path: Path) -> None:
       const lines = document.querySelector('svg.chart[data-x]');
       const cells = document.querySelector('svg.chart[data-cells]');
       const dots = document.querySelector('svg.chart [data-tip]');
-      return [hover(lines, .99), hover(cells, .5), hover(dots, .5), hover(document.querySelector('h1'), .5)];
+      const map = document.querySelector('svg.chart[data-map]'), group = map.querySelector('.points');
+      const [x, y] = group.getAttribute('d').slice(1).split(' ').map(parseFloat);
+      const there = new DOMPoint(x, y).matrixTransform(map.getScreenCTM());
+      const onto = { clientX: there.x, clientY: there.y, bubbles: true };
+      group.dispatchEvent(new PointerEvent('pointermove', onto));
+      const point = [tip.textContent, group.dataset.ids.split('|')[0] + '\\n' + group.dataset.n];
+      return [hover(lines, .99), hover(cells, .5), hover(dots, .5), hover(document.querySelector('h1'), .5), point];
     """
     found = answer(browse(driven(page, tmp_path / "driven.html", script), tmp_path))
     assert isinstance(found, list)
-    lines, cells, dots, heading = found
+    lines, cells, dots, heading, point = found
+    assert point[0] == point[1]
     accuracy = json.loads((page.parent / "mlp" / "metrics.jsonl").read_text().splitlines()[-1])["valid"]["accuracy"]
     head, *rest = lines.split("\n")
     assert head == "epoch: 3"

@@ -34,6 +34,7 @@ from largegt.model.largegt import BatchNorm
 from largegt.predict import predict
 from largegt.ranks import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
 from largegt.training import loop
+from largegt.training.checksums import put
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.loop import train
@@ -348,7 +349,7 @@ def test_a_checkpoint_of_one_goes_on_on_two(ones: Path, twos: Path) -> None:
 
 def test_a_checkpoint_of_two_goes_on_on_one(store: GraphStore, ones: Path, twos: Path, tmp_path: Path) -> None:
     shutil.copytree(twos / "layer", tmp_path / "run")
-    shutil.copy(tmp_path / "run" / "epoch1.pt", tmp_path / "run" / "checkpoints" / "last.pt")
+    put(tmp_path / "run", tmp_path / "run" / "epoch1.pt", tmp_path / "run" / "checkpoints" / "last.pt")
     train(store, config_of("layer"), tmp_path / "run", resume=True)
     close(history(ones / "layer"), history(tmp_path / "run"), "train", 2e-5)
     assert final(tmp_path / "run")["devices"] == 1
@@ -375,7 +376,8 @@ def rank_of(parent: int, rank: int) -> int:
 def test_a_killed_rank_ends_the_job_and_resume_goes_on(store: GraphStore, twos: Path, tmp_path: Path) -> None:
     """Launched by --devices, killed in the middle, resumed under torchrun: the same as left alone, to the bit."""
     out, settings = tmp_path / "run", [part for item in (*SMALL, *LONG) for part in ("--set", item)]
-    process = start("largegt", "train", str(store.path), "--out", str(out), "--devices", "2", *settings)
+    recipe = ("--recipe", "plain", "--devices", "2")
+    process = start("largegt", "train", str(store.path), "--out", str(out), *recipe, *settings)
     log, deadline = out / "metrics.jsonl", time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") >= 2):
         assert process.poll() is None, process.communicate()

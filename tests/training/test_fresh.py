@@ -38,7 +38,7 @@ def test_every_epoch_trains_on_another_sample(store: lg.GraphStore, tmp_path: Pa
 
     def watch(self: TokenLoader, rows: Any, batch_size: int, seed: int | None = None, epoch: int = 0) -> Any:
         if seed is not None:
-            seen.append(self.table.local_rows_nk[torch.from_numpy(np.asarray(rows))].clone())
+            seen.append(self.table.local_rows_of(torch.from_numpy(np.asarray(rows)), None).clone())
         return real(self, rows, batch_size, seed, epoch)
 
     monkeypatch.setattr(TokenLoader, "batches", watch)

@@ -65,7 +65,7 @@ def killer(at: str, once_after: int, error: type[BaseException]) -> Any:
 
 def test_the_first_trial_is_the_recipe_and_the_best_is_kept(store: GraphStore, tmp_path: Path) -> None:
     found = small_tune(store, tmp_path / "t", trials=4)
-    base = Config.from_recipe("plain", BASE)
+    base = Config.from_recipe("default", BASE)
     assert Run.open(tmp_path / "t" / "trials" / "0000").config == base
     rows = rows_of(tmp_path / "t")
     assert [row["state"] for row in rows] == ["finished"] * 4
@@ -186,7 +186,7 @@ def test_settings_that_end_the_process_every_time_are_given_up(store: GraphStore
 def test_a_training_that_ended_before_its_trial_did_counts(store: GraphStore, tmp_path: Path) -> None:
     with pytest.raises(Killed):
         small_tune(store, tmp_path / "t", trials=1, progress=killer("epoch 1/2", 0, Killed))
-    train(store, Config.from_recipe("plain", BASE), tmp_path / "t" / "trials" / "0000", resume=True)
+    train(store, Config.from_recipe("default", BASE), tmp_path / "t" / "trials" / "0000", resume=True)
     found = small_tune(store, tmp_path / "t", trials=1)
     assert (found.best.epochs, found.best.score) == (2, small_tune(store, tmp_path / "u", trials=1).best.score)
 

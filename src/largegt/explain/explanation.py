@@ -177,7 +177,9 @@ def around_words(one: LabelAround) -> str:
 
 def number(value: float) -> str:
     """With a sign, to be added up."""
-    return f"{value:+.3f}" if abs(value) < 1e4 else f"{value:+.4g}"
+    if abs(value) >= 1e4:
+        return f"{value:+.4g}"
+    return f"{value:+.3f}" if abs(value) >= 5e-4 else "0.000"
 
 
 def _missed(gap: float) -> str:

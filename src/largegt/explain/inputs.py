@@ -38,14 +38,12 @@ class Inputs:
     own: Tensor | None
     """[d, f] the node's own features, past both modules."""
 
-    def map(self, change: Callable[..., Tensor], *others: Inputs) -> Inputs:
+    def map(self, change: Callable[..., Tensor], *others: Inputs, **rest: float) -> Inputs:
         """Each part by itself, together with the same part of others."""
-        made = {}
+        made: dict[str, Tensor | None] = {}
         for field in fields(self):
-            value = getattr(self, field.name)
-            made[field.name] = (
-                None if value is None else change(value, *(getattr(other, field.name) for other in others))
-            )
+            every = [getattr(one, field.name) for one in (self, *others)]
+            made[field.name] = None if every[0] is None else change(*every, **rest)
         return Inputs(**made)
 
     def tensors(self) -> list[Tensor]:

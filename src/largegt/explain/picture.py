@@ -22,10 +22,10 @@ from .node import MOST_DRAWN
 
 SIDE = 640.0
 _MIDDLE = SIDE / 2
-_RADII = {1: 130.0, 2: 245.0, 0: 245.0}
+_RADII = {1: 110.0, 2: 205.0, 0: 205.0}
 _SMALLEST, _LARGEST = 4.0, 15.0
 _NAMED, _NAMED_ON_A_PHONE = 14, 6
-_NAME = 18
+_NAME = 12
 UNKNOWN = "no label"
 _GRAY = 6
 
@@ -173,11 +173,12 @@ def _mean_angle(angles: Sequence[float]) -> float:
 
 
 def _name(name: str, x: float, y: float, radius: float, class_: str) -> Html:
-    """Beside the dot, on the side away from the middle, where it stays in the picture."""
-    right = x >= _MIDDLE
-    room = int(((SIDE - x if right else x) - radius) / 7.2) - 1
-    return tag("text", clipped(name, max(6, min(_NAME, room))), x=_f(x + (radius + 4) * (1 if right else -1)),
-               y=_f(y + 4), class_=class_ if right else f"{class_} end")  # fmt: skip
+    """Behind the dot, in the direction from the middle, so that no two names meet; never upside down."""
+    right = x >= _MIDDLE - 0.5
+    turn = math.degrees(math.atan2(y - _MIDDLE, x - _MIDDLE)) + (0 if right else 180)
+    return tag("text", clipped(name, _NAME), x=_f((radius + 5) * (1 if right else -1)), y=4,
+               transform=f"translate({_f(x)} {_f(y)}) rotate({_f(turn)})",
+               class_=class_ if right else f"{class_} end")  # fmt: skip
 
 
 def _tip(one: LocalNode) -> str:

@@ -57,11 +57,9 @@ class _Moments:
         return block.sum(axis=0), (block * block).sum(axis=0)
 
 
-def feature_scale(
-    features: NodeFeatures, standardize: bool | Literal["whole"], engine: Engine
-) -> tuple[Array, Array]:  # fmt: skip
-    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is one
-    gain for all features of the store, by their mean square, and no shift; degrees have their own as ever."""
+def feature_scale(features: NodeFeatures, standardize: bool | Literal["whole"], engine: Engine) -> tuple[Array, Array]:
+    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
+    one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever."""
     width, num_nodes = features.width, features.store.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)

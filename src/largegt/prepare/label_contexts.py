@@ -8,8 +8,9 @@ one at all. Walks take edges both ways.
 
 A node's own label is no part of its row, to the bit: at one hop there is no edge to itself; at two, each neighbour's
 count of labels is a whole number, and the node is taken out of it before anything is divided or added. Walks of three
-steps and more come back along cycles, which no such count knows: there are no more than two hops. Values of a regression
-are counted in thirty-seconds of their spread, rounded, so that they are whole numbers too; a row holds their mean.
+steps and more come back along cycles, which no such count knows: there are no more than two hops. Values of a
+regression are counted in thirty-seconds of their spread, rounded, so that they are whole numbers too; a row holds their
+mean.
 
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
 counts, 4·N·c bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts, and 5
@@ -68,8 +69,8 @@ def write_label_contexts(writer: FolderWriter, store: GraphStore, nodes: Array, 
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """Rows of the training nodes' labels as counts: a one in the column of a class, or of each label a node has; a value
-    as a whole number of steps from the middle."""
+    """Rows of the training nodes' labels as counts: a one in the column of a class, or of each label a node has; a
+    value as a whole number of steps from the middle."""
 
     labels: Array
     is_train: Array

@@ -174,7 +174,8 @@ def signed_chart(rows: Sequence[tuple[str, float, str]], label: str, title: str)
     low, high = (pick(0.0, *(value for _, value, _ in rows)) for pick in (min, max))
     sx = _scale(Axis(label), [low, high], 14.0, WIDTH - 14.0, 0.03)
     parts = [_vertical_grid(sx, Axis(label), top, bottom)]
-    parts.append(tag("path", d=f"M{_f(sx(0.0))} {_f(top)}V{_f(bottom)}", class_="base"))
+    zero = "".join(f"M{_f(sx(0.0))} {_f(top + step * at + 16)}v18" for at in range(len(rows)))
+    parts.append(tag("path", d=zero, class_="base"))
     for at, (name, value, words) in enumerate(rows):
         y = top + step * at
         left, right = sorted((sx(0.0), sx(value)))

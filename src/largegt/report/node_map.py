@@ -21,7 +21,8 @@ from .markup import Html, clipped, tag
 from .tallies import OTHERS
 
 MAX_POINTS = 2000
-_MOST_GROUPS = NUM_COLORS
+_MOST_GROUPS = NUM_COLORS - 1
+"""The last of so many is gray."""
 _HEIGHT, _EDGE = 400.0, 12.0
 _LONGEST_ID = 24
 _SHAPES = ("h0", "l3 3-3 3-3-3z", "h0", "l3.4 6h-6.8z", "l-3.4-6h6.8z")
@@ -67,7 +68,7 @@ def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
     left = WIDTH / 2 + (xs - (xs.max() + xs.min()) / 2) * scale
     top = _HEIGHT / 2 - (ys - (ys.max() + ys.min()) / 2) * scale
     parts = [tag("path", d=f"M0 0H{WIDTH:.0f}V{_HEIGHT:.0f}H0z", class_="grid")]
-    for at, name in enumerate(found["groups"]):
+    for at, name in reversed(list(enumerate(found["groups"]))):  # the smaller groups and the rest below
         members = shown[group_n[shown] == at]
         if not len(members):
             continue

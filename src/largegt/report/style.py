@@ -79,7 +79,7 @@ tbody th:first-child,thead th:first-child{position:sticky;left:0;background:var(
 @media (max-width:34rem){body{padding:1rem .9rem 3rem} h1{font-size:1.4rem} .figures{gap:1.4rem}
 tbody th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8.5rem;max-width:11rem}
 th:first-child{padding-left:.2rem}
-svg.around .name{font-size:20px} svg .few{display:none}
+svg.around .name{font-size:17px} svg .few{display:none}
 svg text{font-size:14px} svg .axis,svg .name{font-size:14.5px} svg .in{font-size:11px}}
 @media print{body{max-width:none;padding:0;font-size:11pt} #tip,nav,summary{display:none}
 details::details-content{display:block;content-visibility:visible;height:auto}
