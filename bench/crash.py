@@ -40,6 +40,7 @@ from typing import IO, Any
 CLOCK = ("train_s", "elapsed_s", "epoch_time_s", "train_time_s", "peak_gpu_bytes")
 """What a clock or the machine says: not compared."""
 _PHASE_BYTES = 64
+_SERVE = "--serve"
 _IMPORTED = (
     "largegt.cli", "largegt.predict", "largegt.training.loop", "largegt.experiments.reproduce", "largegt.report.page",
     "largegt.tuning.tune", "torch.utils.tensorboard.writer", "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
@@ -71,22 +72,18 @@ class Ended:
 
 
 class Zygote:
-    """A fork of this process that has everything imported, and forks for each command. `alone` gives it mounts of its
-    own; an OSError says that this is not allowed here."""
+    """A process that has everything imported, and forks for each command; a new one, since what runs threads must not
+    be forked. `alone` gives it mounts of its own; an OSError says that this is not allowed here."""
 
     def __init__(self, folder: Path, alone: bool = False) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "phase").write_bytes(bytes(_PHASE_BYTES))
-        for name in _IMPORTED:
-            import_module(name)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.close(ours_in)
-            os.close(ours_out)
-            _serve(open(theirs_in), open(theirs_out, "w"), folder / "phase", alone)  # noqa: SIM115
+        how = [str(theirs_in), str(theirs_out), str(folder / "phase"), str(int(alone))]
+        command = [sys.executable, str(Path(__file__).resolve()), _SERVE, *how]
+        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out))
         os.close(theirs_in)
         os.close(theirs_out)
         self._requests, self._answers = open(ours_out, "w"), open(ours_in)  # noqa: SIM115
@@ -103,7 +100,7 @@ class Zygote:
     def close(self) -> None:
         self._requests.close()
         self._answers.close()
-        os.waitpid(self.pid, 0)
+        self._process.wait()
 
     def start(self, *arguments: Any, **how: Any) -> int:
         """Start `largegt` with these arguments; its process id. `how`: see `_child`."""
@@ -143,6 +140,9 @@ def _serve(requests: IO[str], answers: IO[str], phase: Path, alone: bool) -> Non
     """The forking process: a line of JSON for each request, and one for its answer. It never returns."""
     child, said = 0, ""
     try:
+        warm()
+        for name in _IMPORTED:
+            import_module(name)
         _end_with_parent()
         import_module("torch").set_num_threads(1)  # type: ignore[attr-defined]
         if alone:
@@ -569,7 +569,6 @@ def main() -> None:
     shutil.rmtree(args.out, ignore_errors=True)
     begin = time.perf_counter()
     total = 0
-    warm()
     with Zygote((args.out / "zygote").resolve()) as zygote:
         field = Field((args.out / "field").resolve(), zygote)
         for name in SHARES:
@@ -594,4 +593,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [_SERVE]:
+        with open(int(sys.argv[2])) as asked, open(int(sys.argv[3]), "w") as answered:
+            _serve(asked, answered, Path(sys.argv[4]), sys.argv[5] == "1")
     main()

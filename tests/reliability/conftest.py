@@ -10,13 +10,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-from crash import Zygote, warm
+from crash import Zygote
 
 
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """Runs command lines in processes of their own, without starting Python for each."""
-    warm()
     with Zygote(tmp_path_factory.mktemp("zygote")) as made:
         yield made
 
@@ -24,7 +23,6 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """The same with mounts of its own, where the system allows that."""
-    warm()
     try:
         made = Zygote(tmp_path_factory.mktemp("mounting"), alone=True)
     except OSError as error:
