@@ -84,6 +84,7 @@ class Zygote:
         how = [str(theirs_in), str(theirs_out), str(folder / "phase"), str(int(alone))]
         command = [sys.executable, str(Path(__file__).resolve()), _SERVE, *how]
         self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out))
+        self.pid = self._process.pid
         os.close(theirs_in)
         os.close(theirs_out)
         self._requests, self._answers = open(ours_out, "w"), open(ours_in)  # noqa: SIM115
