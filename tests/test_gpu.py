@@ -320,6 +320,34 @@ def test_rows_computed_beforehand_on_the_gpu(prepared: lg.Prepared, tmp_path: Pa
     reusing = lg.predict(run.path, all_probabilities=True)
     file = run.path / "config.toml"
     file.write_text(file.read_text().replace('reuse = "yes"', 'reuse = "no"'))
+    (run.path / "checksums.json").unlink()
     plain = lg.predict(run.path, all_probabilities=True)
     for name in plain.column_names[2:]:
         assert np.allclose(plain[name], reusing[name], atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["largegt-local", "largegt-full"])
+def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepared, tmp_path: Path, name: str) -> None:
+    store = lg.GraphStore.open(prepared.path.parent.parent)
+    config = lg.Config.from_recipe(
+        "default",
+        ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
+         "model.label_tokens=true", "train.learning_rate=5e-3", f"model.name={name}"],
+    )  # fmt: skip
+    run = lg.train(store, config, tmp_path / "run")
+    assert run.metrics["test"]["accuracy"] > 0.6
+    nodes = np.arange(0, 500, 7)
+    probability, vector = (
+        {device: np.stack(table.column(column).to_numpy(zero_copy_only=False)) for device, table in found.items()}
+        for column, found in (
+            ("probability", {device: lg.predict(run.path, ids=nodes, device=device) for device in ("cpu", "cuda")}),
+            ("embedding", {device: lg.embed(run.path, ids=nodes, device=device) for device in ("cpu", "cuda")}),
+        )
+    )
+    np.testing.assert_allclose(probability["cuda"], probability["cpu"], atol=2e-3)
+    np.testing.assert_allclose(vector["cuda"], vector["cpu"], atol=2e-2, rtol=2e-2)
+    here, there = (lg.explain(run.path, 7, device=device) for device in ("cpu", "cuda"))
+    assert [piece.name for piece in here.pieces] == [piece.name for piece in there.pieces]
+    carried = [[piece.carried for piece in found.pieces] for found in (here, there)]
+    np.testing.assert_allclose(carried[1], carried[0], atol=2e-2)
+    np.testing.assert_allclose(there.score, here.score, atol=2e-2)

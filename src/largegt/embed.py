@@ -11,7 +11,6 @@ them; the nearest nodes take the same, and a product of each block of vectors wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from .errors import ConfigError, nearest
 from .model.largegt import LargeGT
 from .model.node_model import NodeModel, NodeOutput
-from .predict import Prediction, Written, write_rows
+from .predict import Ids, Prediction, Written, write_rows
 from .prediction_files import check_prediction_file
 from .prepare.prepared import Prepared
 from .progress import Progress
@@ -34,7 +33,6 @@ from .types import Array, PathLike
 Part = Literal["joined", "local", "global"]
 PARTS: tuple[str, ...] = get_args(Part)
 SUFFIXES = (".parquet", ".npy", ".npz")
-Ids = Iterable[Any] | str | int
 
 
 def embed(

@@ -50,6 +50,10 @@ _NUMBERS_AT_ONCE = 1 << 20
 """Outputs of small batches are taken together, about so many numbers at a time: fewer copies from a GPU."""
 
 
+Ids = Iterable[Any] | str | int
+"""Ids of nodes, or one."""
+
+
 @dataclass(frozen=True)
 class Written:
     """What a prediction has written."""
@@ -64,7 +68,7 @@ class Written:
 def predict(
     run: PathLike | Run,
     out: PathLike | None = None,
-    ids: Iterable[Any] | str | int | None = None,
+    ids: Ids | None = None,
     split: str | None = None,
     all_probabilities: bool = False,
     device: str | None = None,
@@ -91,7 +95,7 @@ def predict(
 def predict_to_file(
     run: PathLike | Run,
     out: PathLike,
-    ids: Iterable[Any] | str | int | None = None,
+    ids: Ids | None = None,
     split: str | None = None,
     all_probabilities: bool = False,
     device: str | None = None,
@@ -106,7 +110,7 @@ def predict_to_file(
 
 
 def _predicted(
-    run: PathLike | Run, out: PathLike | None, ids: Iterable[Any] | str | int | None, split: str | None,
+    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None,
     all_probabilities: bool, device: str | None, progress: Progress | None, draws: int | None,
     memory: str | int | None, overwrite: bool, kept: list[pa.Table] | None = None,
 ) -> tuple[int, pa.Table]:  # fmt: skip
@@ -144,7 +148,7 @@ class Prediction:
     """A run, opened to predict some of its nodes."""
 
     def __init__(
-        self, run: PathLike | Run, ids: Iterable[Any] | str | int | None, split: str | None, all_probabilities: bool,
+        self, run: PathLike | Run, ids: Ids | None, split: str | None, all_probabilities: bool,
         device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None,
     ) -> None:  # fmt: skip
         opened = Run.open(run)

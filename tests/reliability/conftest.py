@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 from crash import Zygote
+
+from largegt.config import Config
+from largegt.training.loop import train
+from run_helpers import SMALL, easy_store
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +34,18 @@ def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         pytest.skip(str(error))
     with made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store `g`, its preparation, and a run."""
+    folder = tmp_path_factory.mktemp("original")
+    store = easy_store(folder / "g")
+    train(store, Config.from_recipe("default", SMALL), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def copy(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "copy")
+    return tmp_path / "copy"

@@ -41,21 +41,6 @@ def _flip_harness() -> Any:
     return module
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store `g`, its preparation, and a run."""
-    folder = tmp_path_factory.mktemp("original")
-    store = easy_store(folder / "g")
-    train(store, Config.from_recipe("default", SMALL), folder / "run")
-    return folder
-
-
-@pytest.fixture
-def copy(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "copy")
-    return tmp_path / "copy"
-
-
 @pytest.fixture
 def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of any size are treated as large ones are: their bytes are not looked at on opening or on first use."""

@@ -47,20 +47,6 @@ from run_helpers import SMALL, easy_store, homophilous, one_thread, thirds  # no
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>{{7*7}}&lt;"
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    store = easy_store(folder / "g", feature_dtype="float32")
-    train(store, Config.from_recipe("default", SMALL), folder / "run")
-    return folder
-
-
-@pytest.fixture
-def copy(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "copy")
-    return tmp_path / "copy"
-
-
 @contextmanager
 def no_more_than(num_bytes: int) -> Iterator[None]:
     """Inside, the process may take so many bytes more; asking for more is a MemoryError, not a slow machine."""

@@ -224,13 +224,15 @@ def test_causes(tmp_path: Path) -> None:
     tokens, positions = batch.tokens.clone(), batch.positions.clone()
     tokens[3, 2, 1], positions[0, 0] = torch.nan, -torch.inf
 
-    def cause(batch: TokenBatch, precision: str = "32-true") -> str:
-        return likely_cause(config.train, precision, prepared, iter([batch]))
+    def cause(batch: TokenBatch, precision: str = "32-true", before: tuple[TokenBatch, ...] = ()) -> str:
+        return likely_cause(config.train, precision, prepared, iter([batch]), before)
 
     assert cause(replace(batch, tokens=tokens)).startswith("tokens of its nodes are not all finite")
     assert cause(replace(batch, positions=positions)).startswith("positions of its nodes are not all finite")
     assert "delete it and prepare again" in cause(replace(batch, tokens=tokens))
     assert "as large as 2e+20: scale them before ingest" in cause(replace(batch, tokens=torch.full_like(tokens, 2e20)))
+    huge = replace(batch, tokens=torch.full_like(tokens, 2e20))
+    assert cause(batch, before=(batch, huge)).startswith("features of nodes of the steps before it are as large as")
     assert "float16 ends at 65504: use --set train.precision=bf16-mixed" in cause(batch, "16-mixed")
     much = replace(batch, tokens=torch.full_like(tokens, 1e4))
     assert "float16 ends at 65504 (features are as large as 1e+04)" in cause(much, "16-mixed")

@@ -62,13 +62,16 @@ SETTINGS = (
 
 @pytest.mark.parametrize("compile", ["no", "yes"])
 def test_the_first_bad_step_is_named(compile: str, tmp_path: Path) -> None:
-    """Recorded steps (`yes`) and steps as they come."""
+    """Recorded steps (`yes`) and steps as they come. Compiled norms make zeros of what is too large: the weights are
+    spoilt by that step all the same, and a loss within the next ones is."""
     store = store_with(tmp_path, 1.0, huge=300)
     config = lg.Config.from_recipe("plain", [*SETTINGS, f"train.compile={compile}", "train.precision=32-true"])
     order = np.random.default_rng([0, 0]).permutation(700)
     step = 1 + int(np.flatnonzero(order // 2 == 150)[0]) // 4
-    with pytest.raises(ConfigError, match=rf"the loss of step {step} in epoch 1 .* as large as"):
+    with pytest.raises(ConfigError, match=r"the loss of step \d+ in epoch 1 .* as large as") as caught:
         lg.train(store, config, tmp_path / "run")
+    told = int(str(caught.value).split("step ")[1].split()[0])
+    assert step <= told <= step + (3 if compile == "yes" else 0)
 
 
 def test_float16_overflow_says_so(tmp_path: Path) -> None:

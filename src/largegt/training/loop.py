@@ -64,6 +64,8 @@ from .step import SealedModel, TrainingStep
 from .weight_average import WeightAverage
 
 _OUT_OF_TIME = "the budget is used up"
+_STEPS_BEFORE = 8
+"""A step that spoils weights may have a loss itself, and so may the next."""
 Watch = Callable[[NodeModel, int, float], None]
 
 
@@ -178,8 +180,11 @@ def _train(
                     break
             if step.losses.finish():
                 bad = step.losses.first_bad or 0
-                rows = shuffled(train_rows, config.seed, epoch)[bad * config.batch_size :][: config.batch_size]
-                raise _not_a_number(f"the loss of step {bad + 1}", run, prepared, state, train_loader, rows, device)
+                order, start = shuffled(train_rows, config.seed, epoch), bad * config.batch_size
+                rows = order[start : start + config.batch_size]
+                before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
+                what = f"the loss of step {bad + 1}"
+                raise _not_a_number(what, run, prepared, state, train_loader, rows, device, before)
             train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
@@ -229,13 +234,17 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 
 def _not_a_number(
-    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array, device: torch.device
-) -> ConfigError:
+    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array, device: torch.device,
+    before: Array | None = None,
+) -> ConfigError:  # fmt: skip
     """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
-    showed it."""
+    showed it, those of the steps just `before` may have caused it."""
     config = run.config.train
     precision = precision_of(config, device.type, run.config.model) if device.type == "cuda" else ""  # no fp16 on a CPU
-    cause = likely_cause(config, precision, prepared, loader.batches(rows, config.batch_size))
+    shown, earlier = (
+        loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
+    )
+    cause = likely_cause(config, precision, prepared, shown, earlier)
     kept = "no epoch was finished: start anew with --overwrite"
     if state.epoch:
         kept = (

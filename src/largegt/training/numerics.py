@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -125,20 +126,21 @@ def num_spikes(losses: Array) -> int:
     return spikes
 
 
-def likely_cause(config: TrainConfig, precision: str, prepared: Prepared, batches: Iterable[Any]) -> str:
-    """Why what a model says of one of these batches is no number, and what to do."""
+def likely_cause(
+    config: TrainConfig, precision: str, prepared: Prepared, batches: Iterable[Any], before: Iterable[Any] = ()
+) -> str:
+    """Why what a model says of one of these batches is no number, and what to do: by their inputs, then by those of the
+    batches that it learned from just `before`."""
     largest = 0.0
-    for batch in batches:
+    for whose, batch in chain(zip(repeat("its nodes"), batches), zip(repeat("nodes of the steps before it"), before)):
         for name, values in _inputs(batch):
             if not bool(values.isfinite().all()):
-                return (
-                    f"{name} of its nodes are not all finite: {prepared.path} is damaged, delete it and prepare again"
-                )
+                return f"{name} of {whose} are not all finite: {prepared.path} is damaged, delete it and prepare again"
             largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
         if largest > _HUGE:
             is_scaled = prepared.config.tokens.standardize
             mend = "scale them before ingest" if is_scaled else "train with --set prepare.tokens.standardize=true"
-            return f"features of its nodes are as large as {largest:.2g}: {mend}"
+            return f"features of {whose} are as large as {largest:.2g}: {mend}"
     if precision == "16-mixed":
         hint = f" (features are as large as {largest:.2g})" if largest > math.sqrt(_FLOAT16_MAX) else ""
         return (

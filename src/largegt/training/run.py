@@ -126,7 +126,7 @@ class Run:
 
     def load_model(self, prepared: Prepared) -> NodeModel:
         """The model with the weights of the best epoch."""
-        from safetensors.torch import load_model
+        from safetensors.torch import load
 
         file = self.path / "model.safetensors"
         if not file.is_file():
@@ -134,7 +134,7 @@ class Run:
         check_file(self.path, file)
         model = build_model(self.config.model, prepared)
         try:
-            load_model(model, str(file))
+            model.load_state_dict(load(file.read_bytes()))  # its reader of files keeps some memory of every one
         except Exception as error:
             raise FormatError(
                 f"{file} does not fit the model of {self.path / 'config.toml'}: {first_line(error)}"

@@ -176,7 +176,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if device.type == "cuda":  # one kernel, which can be recorded: its step size lies on the device
+    if device.type == "cuda" and config.precision != "16-mixed":  # there gradients are scaled, and clipped unscaled
+        # one kernel, which can be recorded: its step size lies on the device
         return kind(groups, lr=torch.tensor(config.learning_rate, device=device), fused=True, capturable=True)
     return kind(groups, lr=config.learning_rate)
 

@@ -1,0 +1,130 @@
+"""The application: its verbs are in the other modules; here is how a command starts, fails and is stopped."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import AGAIN, DiskError, LargeGTError, machine_refusal
+from ..stopping import end_with_parent, exit_code, listen
+
+_how_to_go_on: list[Callable[[], str]] = []
+"""What the verb that runs now says of going on, once it has something to go on from."""
+
+
+_ORDER = (
+    "demo", "synthesize", "ingest", "inspect", "prepare", "redis-load", "train", "tune", "evaluate", "predict", "embed",
+    "explain", "report", "reproduce", "datasets", "settings",
+)  # fmt: skip
+"""Of the verbs in --help: the order they are needed in."""
+
+
+class _Verbs(TyperGroup):
+    """Verbs that a signal ends with one line and the code that shells expect."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        _how_to_go_on.clear()
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise SystemExit(_stopped(error)) from None
+
+
+app = typer.Typer(
+    name="largegt",
+    cls=_Verbs,
+    help="Train a graph transformer on one very large graph and predict labels for its nodes.\n\n"
+    "The walk: [bold]ingest[/] (your files → a store) → [bold]train[/] (it prepares what is missing) → "
+    "[bold]evaluate[/], [bold]predict[/], [bold]report[/]. Begin with [bold]largegt demo[/].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        print(f"largegt {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our signs shows question marks
+    listen()
+    if "LARGEGT_LAUNCHED" in os.environ:
+        end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
+    try:
+        app()
+    except LargeGTError as error:
+        print(f"error: {error}", file=sys.stderr)
+        _leave_ranks(error)
+        raise SystemExit(2) from None
+    except Exception as error:
+        _leave_ranks(error)
+        if not (reason := machine_refusal(error)):
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@contextmanager
+def goes_on(how: Callable[[], str] | None = None) -> Iterator[None]:
+    """Within, work is done that the same command goes on with, or the one that `how` names: it is told after a signal
+    and after a full disk."""
+    _how_to_go_on.append(how or (lambda: f"{AGAIN}, it goes on where it stopped"))
+    try:
+        yield
+    except DiskError as error:
+        if how is None:
+            raise
+        raise DiskError(str(error).replace(f", then {AGAIN}", f"; {how()}")) from error
+
+
+def _stopped(error: KeyboardInterrupt) -> int:
+    """Say how to go on; the exit code. A rank leaves at once, and silently where another process speaks for it."""
+    code = exit_code(error)
+    is_launched = "LARGEGT_LAUNCHED" in os.environ
+    if not is_launched:
+        print(f"stopped: {_how_to_go_on[-1]() if _how_to_go_on else AGAIN}", file=sys.stderr)
+    ranks = sys.modules.get("largegt.ranks")
+    if is_launched or (ranks is not None and ranks.is_joined()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _leave_ranks(error: Exception) -> None:
+    """A rank that fails leaves at once: an orderly end would wait for the others, which wait for it. That it only
+    misses another one is said in a line, but by the first one only if nobody launched them all and will say it."""
+    ranks = sys.modules.get("largegt.ranks")
+    if ranks is None or not ranks.is_joined():
+        return
+    code = 2 if isinstance(error, LargeGTError) else 1
+    if ranks.is_lost_rank(error):
+        code = ranks.LOST_RANK_CODE
+        if "LARGEGT_LAUNCHED" not in os.environ or not ranks.is_first_here():
+            reason = str(error).strip().partition("\n")[0][:150]
+            print(f"error: this rank misses another one ({reason} …); go on with --resume", file=sys.stderr)
+    elif code == 1:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,260 @@
+"""Verbs from files to tokens: ingest, inspect, prepare, redis-load."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .app import app, goes_on
+from .options import (
+    Address,
+    AsJson,
+    EngineName,
+    Memory,
+    Model,
+    Original,
+    Recipe,
+    Settings,
+    Threads,
+    config_from,
+    engine_for,
+    without_prefix,
+)
+from .show import plain, print_bars, print_estimate, print_json, print_metrics, print_table, say_stale, shown_progress
+
+
+@app.command()
+def ingest(
+    out: Annotated[Path, typer.Option(help="The store: a folder or a URL.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[EDGES]...", help="Edges: .parquet, .csv or .tsv (also .gz), .npy; folders, globs, URLs of them."
+        ),
+    ] = None,
+    edges: Annotated[list[Path] | None, typer.Option(help="The same as EDGES.")] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="Node table: an id column, and features, labels, split as columns.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features apart: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels apart: .npy, or a table with or without an id column.")
+    ] = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="Splits apart: .npz with train, valid, test; or a table of id and split.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
+    target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
+    id: Annotated[str | None, typer.Option(help="Node column with the ids, numbers or strings.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Label column; several, separated by commas, make a multi-label task.")
+    ] = None,
+    feature_columns: Annotated[
+        str | None, typer.Option(help="Feature columns, separated by commas, wildcards allowed: f*,age.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes when ids are 0..N-1 and nothing says N.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
+    settings: Settings = None,
+    memory: Memory = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    shards: Annotated[
+        int | None, typer.Option(help="With --engine ray: parts to read the edges in; four per core.", min=1)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn your files into a store.
+
+    From tables:  largegt ingest --edges edges.parquet --nodes nodes.csv.gz --label topic --out data/g
+
+    From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
+
+    From a bucket, on a Ray cluster:  largegt ingest 's3://bucket/edges/*.parquet' --out /shared/g --engine ray
+
+    Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
+    predicted. Without a split, labelled nodes are split at random. Settings: undirected=true, task, split,
+    split_seed, stratify, feature_dtype, unknown_ids, fill_missing (see `largegt settings`).
+
+    Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
+    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    """
+    from ..config import IngestConfig, parse_overrides
+    from ..graph import sources
+    from ..graph.ingest import ingest as run_ingest
+
+    edges = [*(files or []), *(edges or [])]
+    if not edges:
+        raise ConfigError("which edges? name their files: largegt ingest edges.parquet --out data/g")
+    config = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
+    given = sources.files(
+        edges if len(edges) > 1 else edges[0], nodes=nodes, features=features, labels=labels, splits=splits,
+        source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
+        num_nodes=num_nodes,
+    )  # fmt: skip
+    with (
+        shown_progress(as_json) as progress,
+        goes_on(),
+        redirect_stdout(sys.stderr),
+    ):  # Ray speaks there
+        means: dict[str, Any] = {"memory": memory}
+        if (engine, address, shards) != ("local", None, None):
+            means = {"engine": engine_for(engine, address, shards, None, None, memory, progress)}
+        store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, **means)
+    if not as_json:
+        print("\n".join(given.notes))
+    show_folder(store.place, as_json, verify=False)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A store, a preparation or a run; the first two may be URLs.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a folder holds: sizes, degrees, labels, splits, scores.
+
+    --verify reads everything first: a store and its preparations, or a run, its store and those. Each damaged file is
+    named, and then the exit code is 1.
+    """
+    show_folder(path, as_json, verify)
+
+
+def show_folder(path: Path | str, as_json: bool, verify: bool) -> None:
+    from ..inspection import inspect as run_inspect
+    from ..storage import is_url, local_path, shown
+
+    path = shown(local_path(path)) if is_url(path) else path
+    found = _verified(path, as_json) if verify else {}
+    facts = run_inspect(path) | found
+    if as_json:
+        print_json(facts | {"path": str(path)})
+        return
+    rows = [
+        (name.replace("_", " "), plain(value))
+        for name, value in facts.items()
+        if not isinstance(value, dict) and name != "kind" and value != []
+    ]
+    print_table(f"{facts['kind']} {path}", ("", ""), rows)
+    for name in ("splits", "classes", "degrees"):
+        if isinstance(facts.get(name), dict):
+            print_bars(name, facts[name])
+    if "preparation" in facts:
+        print_estimate(facts["preparation"], "To prepare it as the default recipe says")
+    if "metrics" in facts:
+        print_metrics(facts["metrics"])
+
+
+def _verified(path: Path | str, as_json: bool) -> dict[str, Any]:
+    """Compare everything with its checksums; damage is said, and ends the command."""
+    from ..verification import verify
+
+    with shown_progress(as_json) as progress:
+        found = verify(path, progress)
+    if found.damaged:
+        if as_json:
+            print_json({"path": str(path), **found.as_dict()})
+        for damage in [] if as_json else found.damaged:
+            print(f"damaged: {damage}")
+        for note in [] if as_json else found.notes:
+            print(f"note: {note}")
+        raise typer.Exit(1)
+    return {"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes}
+
+
+@app.command()
+def prepare(
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
+    recipe: Recipe = None,
+    settings: Settings = None,
+    model: Model = None,
+    original: Original = False,
+    threads: Threads = None,
+    memory: Memory = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    shards: Annotated[
+        int | None, typer.Option(help="With --engine ray: parts to hold the graph in; one per four cores.", min=1)
+    ] = None,
+    neighbors: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Sample from lists in Redis, redis://host:port/name; see redis-load."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would take: disk, memory, rough time.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Sample local nodes, compute context features and positional encodings; what is there already is kept.
+
+    Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positions.method=node2vec
+
+    With --model, what that model needs, which may be less:  largegt prepare data/g --model graphsage
+
+    On a Ray cluster that sees the store:  largegt prepare s3://bucket/g --engine ray --address auto
+
+    The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
+    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    """
+    from ..graph.store import GraphStore
+    from ..prepare.prepared import prepare as run_prepare
+
+    opened = GraphStore.open(store)
+    config = config_from(opened, recipe, model, original, settings or [], as_json).preparation
+    if dry_run:
+        from ..prepare.estimate import estimate
+
+        found = estimate(opened, config, memory, threads)
+        print_json(found.as_dict()) if as_json else print_estimate(found.as_dict(), f"To prepare {opened.place}")
+        return
+    say_stale(opened, config, as_json)
+    with (
+        shown_progress(as_json) as progress,
+        redirect_stdout(sys.stderr),
+        goes_on(),
+    ):  # Ray speaks there
+        worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
+        prepared = run_prepare(opened, config, engine=worker)
+    show_folder(prepared.place, as_json, verify=False)
+
+
+@app.command("redis-load")
+def redis_load(
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
+    url: Annotated[str, typer.Argument(help="Where to: redis://host:port/name, with a name of your choice.")],
+    direction: Annotated[
+        str, typer.Option(help="The prepare.local_nodes.direction to be sampled along: both, out or in.")
+    ] = "both",
+    as_json: AsJson = False,
+) -> None:
+    """Put a store's neighbour lists into Redis, for prepare --neighbors to sample from.
+
+    Example:  largegt redis-load data/g redis://localhost:6379/g
+
+    Then:  largegt prepare data/g --neighbors redis://localhost:6379/g
+    """
+    from typing import get_args
+
+    from ..graph.store import GraphStore
+    from ..prepare.redis_lists import load_lists
+    from ..types import Direction
+
+    if direction not in get_args(Direction):
+        raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
+    opened = GraphStore.open(store)
+    with shown_progress(as_json) as progress:
+        lists = load_lists(opened, url, direction, progress)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
+    else:
+        next_step = f"largegt prepare {opened.place} --neighbors {url}"
+        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")

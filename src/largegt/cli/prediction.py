@@ -1,0 +1,159 @@
+"""Verbs for a finished run: predict, embed, explain, report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .app import app
+from .options import AsJson, Device, Devices, Draws, Memory
+from .show import plain, print_json, print_table, short, shown_progress
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="Where to: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
+    node: Annotated[list[str] | None, typer.Option(help="Predict this node (your own id). Repeat as needed.")] = None,
+    split: Annotated[str | None, typer.Option(help="Predict the nodes of this split.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
+    ] = False,
+    draws: Draws = None,
+    device: Device = None,
+    devices: Devices = 1,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict every node of the store, or some, with your own ids in the result."""
+    from ..predict import predict_to_file
+    from ..prediction_files import check_prediction_file
+    from ..ranks import check_devices, is_first_here
+    from ..training.launch import launch
+
+    check_prediction_file(out, overwrite)
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
+    with shown_progress(as_json or not is_first_here()) as progress:
+        written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
+    if not is_first_here():
+        return
+    if as_json:
+        print_json({"out": str(out), "rows": written.num_rows, "columns": written.columns})
+        return
+    shown = written.columns[:6]
+    rows = [[short(row[name]) for name in shown] for row in written.first.to_pylist()]
+    print_table(f"{written.num_rows:,} predictions in {out}", shown, rows)
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="Where to: .parquet, .npy or .npz.")] = Path("embeddings.parquet"),
+    part: Annotated[str, typer.Option(help="joined (what the head reads), local or global.")] = "joined",
+    node: Annotated[list[str] | None, typer.Option(help="Embed this node (your own id). Repeat as needed.")] = None,
+    split: Annotated[str | None, typer.Option(help="Embed this split; with --nearest, look there.")] = None,
+    nearest: Annotated[
+        str | None, typer.Option(metavar="ID", help="Write nothing: show the nodes nearest to this one.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="With --nearest: so many.", min=1)] = 10,
+    draws: Draws = None,
+    device: Device = None,
+    devices: Devices = 1,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one."""
+    from ..embed import check_embedding_file, embed_to_file, nearest_nodes
+    from ..ranks import check_devices, is_first_here
+    from ..training.launch import launch
+
+    if nearest is not None:
+        if node or devices > 1:
+            raise ConfigError("--nearest looks for one node in one process: leave out --node and --devices")
+        with shown_progress(as_json) as progress:
+            found = nearest_nodes(run, nearest, top, split, part, device, progress, draws, memory).to_pylist()
+        if as_json:
+            print_json({"node": nearest, "part": part, "nearest": found})
+            return
+        rows = [(one["node"], plain(one["label"]), f"{one['similarity']:.4f}") for one in found]
+        print_table(f"Nearest to {nearest} ({part})", ("node", "label", "similarity"), rows, left=("label",))
+        return
+    check_embedding_file(out, overwrite)
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
+    with shown_progress(as_json or not is_first_here()) as progress:
+        written = embed_to_file(run, out, node, split, part, device, progress, draws, memory, overwrite)
+    if not is_first_here():
+        return
+    width = written.first.schema.field("embedding").type.list_size
+    if as_json:
+        print_json({"out": str(out), "rows": written.num_rows, "width": width, "part": part})
+    else:
+        print(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    node: Annotated[str, typer.Option(help="The node (your own id).")],
+    out: Annotated[Path | None, typer.Option(help="Also write a .html page, a .svg picture or .json.")] = None,
+    label: Annotated[str | None, typer.Option(help="The class or label to explain; else what is predicted.")] = None,
+    top: Annotated[int, typer.Option(help="Rows of each table.", min=1)] = 15,
+    draws: Draws = None,
+    device: Device = None,
+    memory: Memory = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node."""
+    from ..explain.files import check_explanation_file, write_explanation
+    from ..explain.node import explain as run_explain
+
+    if out is not None:
+        check_explanation_file(out, overwrite)
+    with shown_progress(as_json) as progress:
+        found = run_explain(run, node, label, device, progress, draws, memory)
+    if out is not None:
+        write_explanation(found, out)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    print(found.text(top), end="")
+    if out is not None:
+        print(f"\nWritten to {out}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Its title.")] = "largegt report",
+    analysis: Annotated[
+        bool, typer.Option(help="Predict test nodes with the best run of every model, to show where it errs.")
+    ] = True,
+    max_nodes: Annotated[int, typer.Option(help="Test nodes to look at, at most.", min=1)] = 20_000,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one HTML page of runs: scores, learning curves, time and memory, where a model errs and why.
+
+    Example:  largegt report runs/* --out report.html
+
+    The page needs no network, reads well on a phone, in the dark and on paper, and shows numbers on a hover. What it
+    finds out about a run is kept there in analysis.json.
+    """
+    from ..report.page import report as run_report
+
+    with shown_progress(as_json) as progress:
+        page = run_report(runs, out, title, look_into=analysis, max_nodes=max_nodes, device=device, progress=progress)
+    if as_json:
+        print_json({"page": str(page), "runs": len(runs)})
+    else:
+        print(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")

@@ -1,0 +1,130 @@
+"""How results are shown: tables, bars, JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def shown_progress(quiet: bool) -> Any:
+    from ..progress import console_progress
+
+    return console_progress(quiet)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ()) -> None:
+    """A table under its title. The first column and those named in `left` are aligned left, numbers right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(Text(str(column)), justify="left" if number == 0 or column in left else "right")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console.print(table)
+
+
+def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
+    """A horizontal bar chart of counts; only the largest of many classes."""
+    shown = list(counts.items())
+    if len(shown) > most:
+        shown = sorted(shown, key=lambda item: -item[1])[:most]
+        title = f"{title}, the {most} largest of {len(counts)}"
+    longest = max((count for _, count in shown), default=0) or 1
+    rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
+    print_table(title, (" ", "nodes", "  "), rows, left=("  ",))
+
+
+def print_metrics(metrics: dict[str, Any]) -> None:
+    names = list(metrics["valid"] or metrics["test"])
+    rows = [
+        (name, *(f"{metrics[split][name]:.4f}" if name in metrics[split] else "–" for split in ("valid", "test")))
+        for name in names
+    ]
+    title = f"{metrics['model']} on {metrics['dataset']}, best epoch {metrics['best_epoch']} of {metrics['epochs']}"
+    print_table(title, ("", "valid", "test"), rows)
+    if metrics["stopped"]:
+        print(f"Stopped early: {metrics['stopped']}.")
+
+
+def print_tuned(found: Any) -> None:
+    """The best trials, what made a difference, the final runs, and what to do next."""
+    shown = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
+    differs = "differs from the recipe (its value)"
+    columns = ("trial", f"valid {found.metric}", "epochs", differs)
+    print_table(f"The best of {found.num_done} trials on {found.dataset}", columns, shown, left=(differs,))
+    if found.importances:
+        shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
+        print(f"What made a difference: {', '.join(shares)}")
+    if found.num_prepared:
+        print(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
+    if found.stopped:
+        print(f"Ended early: {found.stopped}; a longer --budget goes on.")
+    if found.final:
+        print(f"\nThe best settings with {len(found.final)} seeds: {found.final_in_words()}")
+    print(f"\nLook at all trials: {found.page}")
+    print(f"Next: largegt train {found.store} --recipe {found.recipe} --out runs/best")
+
+
+def print_estimate(found: dict[str, Any], title: str) -> None:
+    """What a preparation will take, stage by stage."""
+    from ..memory import format_bytes
+
+    if found["already_prepared"]:
+        print("It is prepared already; this is what it would take again.")
+    rows = [
+        (
+            stage["name"], format_bytes(stage["disk_bytes"]), format_bytes(stage["scratch_bytes"]),
+            format_bytes(stage["memory_bytes"]), duration(stage["elapsed_s"]),
+        )
+        for stage in found["stages"]
+    ]  # fmt: skip
+    total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
+             format_bytes(found["memory_bytes"]), duration(found["elapsed_s"]))  # fmt: skip
+    print_table(
+        f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows",
+        ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total],
+    )  # fmt: skip
+    free = found["free_disk_bytes"]
+    if found["peak_disk_bytes"] > free:
+        print(f"This does not fit: {format_bytes(free)} are free on that disk.")
+
+
+def say_stale(store: Any, config: Any, quiet: bool) -> None:
+    """Tell which settings differ from an earlier preparation before running a new one."""
+    from ..prepare.prepared import is_prepared, stale_note
+
+    if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
+        print(f"note: {note}; preparing what changed", file=sys.stderr)
+
+
+def duration(elapsed_s: float) -> str:
+    if elapsed_s < 90:
+        return f"{elapsed_s:.0f} s" if elapsed_s >= 1 else "under 1 s"
+    return f"{elapsed_s / 60:.0f} min" if elapsed_s < 5400 else f"{elapsed_s / 3600:.1f} h"
+
+
+def plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value)
+    return "none" if value is None else str(value)
+
+
+def short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
