@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PLACES = ["src", "tests", "bench", "examples", "docs/hooks.py", "docs/docstrings.py", "docs/pictures"]
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["ruff", "check", "src", "tests", "bench", "examples"],
-        ["ruff", "format", "--check", "src", "tests", "bench", "examples"],
+        ["ruff", "check", *PLACES],
+        ["ruff", "format", "--check", *PLACES],
         ["mypy"],
         ["bandit", "-q", "-c", "pyproject.toml", "-r", "src"],
     ],

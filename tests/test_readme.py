@@ -83,10 +83,3 @@ def test_the_python_of_the_readme(desk: Path) -> None:
     (desk / "walk.py").write_text(head + "\n".join(blocks("python")) + "\nassert table.num_rows == 120\n")
     done = run([sys.executable, "walk.py"], desk)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", ["python_walk.py"])
-def test_examples_run(name: str, tmp_path: Path) -> None:
-    done = run([sys.executable, str(ROOT / "examples" / name)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "test: " in done.stdout

@@ -381,10 +381,8 @@ def one_line(call: Any) -> str:
 
 def test_refusals_are_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = "s3://no-such-bucket/g"
-    assert (
-        one_line(lambda: GraphStore.open(f"{bucket}/nothing"))
-        == f"{bucket}/nothing does not exist or has no manifest.json"
-    )
+    nothing = one_line(lambda: GraphStore.open(f"{bucket}/nothing"))
+    assert nothing.startswith(f"{bucket}/nothing does not exist or has no manifest.json: check the path")
     assert "bucket does not exist" in one_line(lambda: GraphStore.open(missing))
     assert "bucket does not exist" in one_line(lambda: ingested(missing))
     assert "bucket does not exist" in one_line(lambda: inspect(missing))

@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "sources": ".graph.sources",
     "ingest": ".graph.ingest",
+    "append": ".graph.append",
     "GraphStore": ".graph.store",
     "local_nodes": ".prepare.local_nodes",
     "prepare": ".prepare.prepared",
@@ -38,6 +39,7 @@ _HOMES = {
     "train": ".training.loop",
     "evaluate": ".training.evaluate",
     "predict": ".predict",
+    "predict_new": ".new_nodes",
     "embed": ".embed",
     "nearest_nodes": ".embed",
     "explain": ".explain.node",
@@ -67,9 +69,11 @@ if TYPE_CHECKING:
     from .experiments.reproduce import reproduce
     from .explain.node import explain
     from .graph import sources
+    from .graph.append import append
     from .graph.ingest import ingest
     from .graph.store import GraphStore
     from .model.largegt import LargeGT
+    from .new_nodes import predict_new
     from .predict import predict
     from .prepare.local_nodes import local_nodes
     from .prepare.prepared import Prepared, prepare
@@ -84,9 +88,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
-    "Run", "TokenBatch", "TrainConfig", "__version__", "auto_config", "embed", "evaluate", "explain", "from_pyg",
-    "ingest", "local_nodes", "nearest_nodes", "predict", "prepare", "pyg", "report", "reproduce", "sources",
-    "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "embed", "evaluate", "explain",
+    "from_pyg", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
+    "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 

@@ -135,12 +135,19 @@ class LocalNodesConfig(Settings):
     """Which nodes get a row now. Others are sampled when a prediction asks for them."""
     seed: int = Seed
     """Seed of the sample."""
+    weighted: bool | Literal["auto"] = "auto"
+    """Draw neighbours in proportion to edge weights. auto: where the store has weights."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that make a difference: where nothing is sampled, not those of the sample."""
-        every = self.model_dump(mode="json")
-        sampling = {"hop1_share", "seed"} if self.k == 1 else set()
+        """The settings that make a difference: where nothing is sampled, not those of the sample. Without weights
+        nothing is said of them, as before there were any."""
+        every = self.named()
+        sampling = {"hop1_share", "seed", "weighted"} if self.k == 1 else set()
         return {name: value for name, value in every.items() if name not in sampling}
+
+    def named(self) -> dict[str, Any]:
+        """The settings that name a sample, settled for a store."""
+        return self.model_dump(mode="json", exclude=None if self.weighted is True else {"weighted"})
 
 
 class TokensConfig(Settings):
@@ -159,6 +166,10 @@ class TokensConfig(Settings):
     """apart: contexts along and against the edges of a directed graph are tokens of their own, 1 + 2·hops a node."""
     degrees: bool = False
     """Add log(1 + degree) to the features: one column for an undirected graph, out and in for a directed one."""
+    weighted: bool | Literal["auto"] = "auto"
+    """Contexts are means weighted by edge weights. auto: where the store has weights."""
+    edge_features: bool | Literal["auto"] = "auto"
+    """Contexts have the means of edge features behind those of node features. auto: where the store has some."""
 
 
 class PositionsConfig(Settings):
@@ -277,6 +288,7 @@ _OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
 _ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
 
 _NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
+    "largegt-local": {"positions": {"method": "none"}},
     "largegt-global": _OWN_ROW,
     "mlp": _OWN_ROW,
     "sgc": _OWN_ROW | {"tokens": {"contexts": "together"}},
@@ -290,8 +302,8 @@ _NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
     "goat-local": _ALL_FEATURES,
     "goat-full": _ALL_FEATURES,
 }
-"""What a model needs of a preparation, where it cannot do with any: models that read a node's own row alone need no
-sample, and those that draw neighbours themselves need the features of every node."""
+"""What a model needs of a preparation, where it cannot do with any, or with less: models that read a node's own row alone
+need no sample, those that draw neighbours themselves need the features of every node, and the local half no positions."""
 
 
 class ModelConfig(Settings):
@@ -394,9 +406,9 @@ class TrainConfig(Settings):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Label smoothing of the cross-entropy."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: rare classes weigh more, by inverse frequency in the training split."""
+    """balanced: rare classes weigh more, by nodes / (classes · nodes of the class) in the training split."""
     monitor: str = "auto"
-    """Validation metric that picks the best epoch. auto: accuracy, roc_auc for binary and multilabel, rmse."""
+    """Validation metric that picks the best epoch, say f1. auto: accuracy, roc_auc for binary and multilabel, rmse."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many epochs without a better validation score; none trains to the end."""
     budget: str | None = None

@@ -33,10 +33,13 @@ class DemoResult:
     page: Path
 
 
-def demo(out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | None = None) -> DemoResult:
-    """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left."""
+def demo(
+    out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | None = None, epochs: int | None = None
+) -> DemoResult:
+    """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left. `epochs` are
+    those of each model, instead of what its recipe says."""
     folder = Path(out)
-    seeded = [f"train.seed={seed}"]
+    seeded = [f"train.seed={seed}", *([f"train.epochs={epochs}"] if epochs else [])]
     store = ingest(
         demo_source(),
         folder / "graph",
@@ -45,7 +48,7 @@ def demo(out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | Non
         progress=progress,
     )
     config = Config.from_recipe("demo", seeded)
-    prepared = prepare(store, config.prepare, progress=progress)
+    prepared = prepare(store, config.preparation, progress=progress)
     runs = [
         train(prepared, Config.from_recipe("demo-mlp", seeded), folder / "runs" / "mlp", overwrite=True,
               progress=progress),

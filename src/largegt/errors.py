@@ -58,6 +58,8 @@ def machine_refusal(error: Exception) -> str:
     not have. Empty for any other error."""
     if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
         return str(InputError(f"{error.filename}: {os.strerror(error.errno or 0)}; give another path"))
+    if isinstance(error, RuntimeError) and str(error).startswith("cannot cache function"):
+        return "numba finds no folder for what it compiles: set NUMBA_CACHE_DIR to one that you may write to"
     is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if is_memory or "can't allocate memory" in str(error):
         return str(

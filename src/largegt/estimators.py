@@ -70,11 +70,13 @@ class _Fitted:
     """Of the run, while there is no folder: after it was unpickled or copied."""
     bench: Workbench | None = None
     folder: Folder | None = None
+    edge_weights: bool = False
 
     def opened(self, progress: Progress | None = None) -> tuple[Workbench, Folder, GraphStore]:
         """The workbench, the folder of this fit, and the store in it."""
         if self.bench is None:
-            self.bench = Workbench.of(GraphInput.of(self.graph, self.features), self.work_dir, progress)
+            given = GraphInput.of(self.graph, self.features, self.edge_weights)
+            self.bench = Workbench.of(given, self.work_dir, progress)
         if self.folder is None:
             folder = self.bench.new_folder(keep=self.work_dir is not None)
             store = self.bench.labelled(folder.path / "store", self.encoded, self.split)
@@ -126,6 +128,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         work_dir: PathLike | None = None,
         random_state: Any = None,
         verbose: bool = False,
+        edge_weights: bool = False,
     ) -> None:
         self.graph = graph
         self.features = features
@@ -146,6 +149,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         self.work_dir = work_dir
         self.random_state = random_state
         self.verbose = verbose
+        self.edge_weights = edge_weights
 
     # what scikit-learn asks for
 
@@ -175,7 +179,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         if not 0 <= self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
         targets = self._targets(y, "y")
-        given = GraphInput.of(self.graph, self.features)
+        given = GraphInput.of(self.graph, self.features, self.edge_weights)
         with console_progress(quiet=not self.verbose) as show:
             bench = Workbench.of(given, self.work_dir, show)
             nodes = _numbers(bench.graph, X)
@@ -199,7 +203,9 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             if validation is None:
                 split[nodes] = _split_off(encoded, self.validation_fraction, seed)
             encoded = encoded_labels(values, encoded.task, encoded.classes)
-            fitted = _Fitted(self.graph, self.features, self.work_dir, encoded, split, bench=bench)
+            fitted = _Fitted(
+                self.graph, self.features, self.work_dir, encoded, split, bench=bench, edge_weights=self.edge_weights
+            )
             _, folder, store = fitted.opened()
             config = self._config(store, seed)
             bench.prepared(store, config.preparation, show)
@@ -269,7 +275,8 @@ class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[mis
     them to the recipe. settings: any others, `{"model.heads": 4}` or `["model.heads=4"]`. validation_fraction: share
     of the nodes of `fit`, each class's, that picks the best epoch instead of being trained on. work_dir: where graph
     and runs are kept; a temporary folder without it. random_state: a number seeds everything; None and a RandomState
-    leave the sample of local nodes to the recipe, so that it serves all fits.
+    leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take the values of the
+    matrix, or the edge_weight of the Data, for weights of edges.
 
     After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
     """

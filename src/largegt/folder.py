@@ -318,6 +318,8 @@ class FolderWriter:
         self._growing: dict[str, ArrayAppender] = {}
         self.state: dict[str, Any] = found.get("state", {})
         """Whatever a stage must know to go on; kept by `commit`."""
+        self.kept: set[str] = set()
+        """Folders in the making that belong to the finished one; all others are scratch."""
 
     def __enter__(self) -> FolderWriter:
         return self
@@ -419,10 +421,14 @@ class FolderWriter:
                 shutil.copyfile(source.file(name), target)
         self._arrays[name] = dict(entry)
 
-    def finish(self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None) -> Path:
+    def finish(
+        self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Path:  # fmt: skip
         """Checksum, write the manifest, rename into place.
 
-        `identity` is what the fingerprint is made of; without it, the arrays' checksums and `meta` are.
+        `identity` is what the fingerprint is made of; without it, the arrays' checksums and `meta` are. `notes` go into
+        the manifest too, and are no part of what names it.
         """
         show = progress or silent
         with disk_errors(self.path):
@@ -446,9 +452,10 @@ class FolderWriter:
                 "fingerprint": fingerprint(identity),
                 "meta": dict(meta),
                 "arrays": self._arrays,
+                **(notes or {}),
             }
             for file in self.partial.iterdir():
-                if file.name != _JOURNAL and (file.suffix != ".npy" or file.stem not in self._arrays):
+                if file.name not in (_JOURNAL, *self.kept) and (file.suffix != ".npy" or file.stem not in self._arrays):
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
             (self.partial / "manifest.json").write_text(sealed(manifest), encoding="utf-8", newline="\n")
             sync(self.partial / "manifest.json")
@@ -551,16 +558,22 @@ def _remove_dead(path: Path) -> None:
                 file.unlink(missing_ok=True)
 
 
+_MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out "
+
+
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
     file = path / "manifest.json"
     place = storage.shown(path)
     if not path.exists():
-        raise InputError(f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else ""))
+        recover(path)
+    if not path.exists():
+        missing = f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else "")
+        raise InputError(f"{missing}: check the path" + (_MAKE_STORE + place if kind == "store" else ""))
     if not file.is_file():
-        raise FormatError(
-            f"{place} is not a largegt {kind}: it has no manifest.json"
-            + ("; make one with: largegt ingest --out " + place if kind == "store" else "")
-        )
+        if kind == "store" and (path / "config.toml").is_file():
+            raise FormatError(f"{place} is a run, not a store: name the store that it was trained on, or another")
+        made = _MAKE_STORE + place if kind == "store" else ""
+        raise FormatError(f"{place} is not a largegt {kind}: it has no manifest.json{made}")
     manifest, fault = read_sealed(file, _advice(path, kind))
     if manifest.get("format") != f"largegt-{kind}":
         raise FormatError(f"{place} is not a largegt {kind} (its manifest says {manifest.get('format')!r})")
@@ -673,6 +686,13 @@ def _retire(path: Path, kind: str) -> Path:
     except OSError as error:
         raise DiskError(f"cannot replace the {kind} at {path}: {error.strerror}") from error
     return old
+
+
+def recover(path: Path) -> None:
+    """The old folder again, where a process was killed between moving it away and the new one in."""
+    if any(path.parent.glob(f".{escape(path.name)}.old-*")):
+        with suppress(LargeGTError), Lock(path):  # held: its process is about to give the new one its name
+            _restore(path)
 
 
 def _restore(path: Path) -> None:

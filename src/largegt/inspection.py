@@ -33,7 +33,9 @@ def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
     storage.refresh(path)
     if not path.exists():
         raise InputError(
-            f"{storage.shown(path)} does not exist" + (" or has no manifest.json" if storage.url_of(path) else "")
+            f"{storage.shown(path)} does not exist"
+            + (" or has no manifest.json" if storage.url_of(path) else "")
+            + ": check the path"
         )
     if (path / "config.toml").is_file():
         from .training.run import Run
@@ -84,6 +86,8 @@ def _store(store: GraphStore) -> dict[str, Any]:
         "directed": store.directed,
         "self_loops_dropped": store.folder.meta.get("self_loops_dropped", 0),
         "duplicates_merged": store.folder.meta.get("duplicates_merged", 0),
+        **_weights(store),
+        **({"edge_features": ", ".join(store.edge_feature_names)} if store.num_edge_features else {}),
         "isolated_nodes": degrees.histogram.get("0", 0),
         "mean_degree": degrees.mean,
         "max_degree": degrees.largest,
@@ -101,6 +105,14 @@ def _store(store: GraphStore) -> dict[str, Any]:
         "prepared": prepared,
         **_preparation(store),
     }
+
+
+def _weights(store: GraphStore) -> dict[str, Any]:
+    """The range and the mean of edge weights, where there are any."""
+    if not store.weighted:
+        return {}
+    facts = store.folder.meta["weights"]
+    return {"least_weight": facts["least"], "mean_weight": store.mean_weight("out"), "largest_weight": facts["largest"]}
 
 
 def _preparation(store: GraphStore) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,8 @@ class Written:
     columns: list[str]
     first: pa.Table
     """Some rows to look at."""
+    reused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Where a store that has grown was prepared for it: rows kept from before and rows made, by array."""
 
 
 def predict(
@@ -88,7 +90,8 @@ def predict(
     only writes it.
     """
     kept: list[pa.Table] = []
-    _predicted(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite, kept)
+    opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
+    write_rows(opened, out, overwrite, kept)
     return pa.concat_tables(kept)
 
 
@@ -105,26 +108,35 @@ def predict_to_file(
     overwrite: bool = False,
 ) -> Written:
     """The same as `predict` into a file, in memory that does not grow with the number of nodes."""
-    num_rows, first = _predicted(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    return Written(Path(out), num_rows, first.column_names, first)
+    opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
+    num_rows, first = write_rows(opened, out, overwrite)
+    return Written(Path(out), num_rows, first.column_names, first, opened.prepared.reused)
 
 
-def _predicted(
-    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None,
-    all_probabilities: bool, device: str | None, progress: Progress | None, draws: int | None,
-    memory: str | int | None, overwrite: bool, kept: list[pa.Table] | None = None,
-) -> tuple[int, pa.Table]:  # fmt: skip
-    """Write to `out`, if it is given, and to the list of tables, if that is; how many rows, and some of them."""
+def _opened(
+    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None, all_probabilities: bool,
+    device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
+) -> Prediction:  # fmt: skip
+    """What is to be predicted, if it may be written."""
     if out is not None:
         check_prediction_file(out, overwrite)
     if ids is not None and split is not None:
         raise ConfigError("give predict ids or a split, not both")
-    prediction = Prediction(run, ids, split, all_probabilities, device, progress, draws, memory)
-    return write_rows(prediction, out, overwrite, kept)
+    return Prediction(run, ids, split, all_probabilities, device, progress, draws, memory)
+
+
+class Predicts(Protocol):
+    """What gives rows to write: numbers group by group, and tables of them."""
+
+    ranks: Ranks
+    width: int
+
+    def table(self, done: int, found: Array) -> pa.Table: ...
+    def tables(self, folder: Path) -> Iterator[pa.Table]: ...
 
 
 def write_rows(
-    prediction: Prediction, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None
+    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None
 ) -> tuple[int, pa.Table]:
     """Write what is predicted to `out` and to the list, where they are given; how many rows, and some of them."""
     num_rows = 0
@@ -199,7 +211,7 @@ class Prediction:
 
     def row_width(self) -> int:
         """Numbers that are written of a node."""
-        return _width(self.head, self.every)
+        return prediction_width(self.head, self.every)
 
     def _reusing(self, loader: Loader, memory: str | int | None) -> Loader:
         """The loader with rows computed beforehand, where that is asked for or pays."""
@@ -248,7 +260,7 @@ class Prediction:
         """[·, w] what this rank predicts of its part of `rows`, in order: probabilities of every class, or the best
         class and its probability."""
         outputs = _together(chain.from_iterable(map(self._logits_of, self._segments())), _NUMBERS_AT_ONCE)
-        return _on_the_host(_decided(self.head.probabilities(logits), self.every) for logits in outputs)
+        return _on_the_host(decided(self.head.probabilities(logits), self.every) for logits in outputs)
 
     def _logits_of(self, part: range) -> Iterator[Tensor]:
         rows = _cut(self.rows, part)
@@ -277,7 +289,8 @@ class Prediction:
 
     def table(self, done: int, found: Array) -> pa.Table:
         """The predictions of nodes from place `done` on, as the user reads them."""
-        return _table(self.store, self.nodes_of(done, found), found, self.all_probabilities)
+        ids = self.store.id_array(self.nodes_of(done, found))
+        return prediction_table(self.store, ids, found, self.all_probabilities)
 
     def nodes_of(self, done: int, found: Array) -> Array:
         """The nodes from place `done` on that these rows are of; refused where a row is no number."""
@@ -347,7 +360,8 @@ def _groups(pieces: Iterator[Array], size: int) -> Iterator[Array]:
         yield np.concatenate(waiting)
 
 
-def _width(head: TaskHead, every: bool) -> int:
+def prediction_width(head: TaskHead, every: bool) -> int:
+    """Numbers that are written of a node."""
     return {"binary": 2, "regression": 1}.get(head.task, head.num_outputs) if every else 2
 
 
@@ -376,7 +390,8 @@ def _on_the_host(tensors: Iterator[Tensor]) -> Iterator[Array]:
         last = coming
 
 
-def _decided(probabilities: Tensor, every: bool) -> Tensor:
+def decided(probabilities: Tensor, every: bool) -> Tensor:
+    """Probabilities of every class, or the best class and its probability."""
     if every:
         return probabilities
     probability, best = probabilities.max(dim=1)
@@ -401,11 +416,15 @@ def _covering(
         return prepared
     everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
     config = prepared.config.model_copy(update={"local_nodes": everyone})
-    return prepare(store, config, progress=progress, memory=memory)
+    as_of = None if prepared.as_of is None else prepared.as_of.fingerprint
+    covering = prepare(store, config, progress=progress, memory=memory, as_of=as_of)
+    covering.reused |= {f"{name} of labelled nodes": counts for name, counts in prepared.reused.items()}
+    return covering
 
 
-def _table(store: GraphStore, nodes: Array, found: Array, all_probabilities: bool) -> pa.Table:
-    columns: dict[str, Any] = {"node": store.id_array(nodes)}
+def prediction_table(store: GraphStore, ids: Any, found: Array, all_probabilities: bool) -> pa.Table:
+    """What is predicted of the nodes with these ids, as the user reads it."""
+    columns: dict[str, Any] = {"node": ids}
     if store.task == "regression":
         columns["value"] = pa.array(found[:, 0])
     elif store.task == "multilabel":

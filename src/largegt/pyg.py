@@ -46,18 +46,23 @@ def from_pyg(
     overwrite: bool = False,
     progress: Progress | None = None,
     split_index: int = 0,
+    edge_weights: bool = True,
+    edge_features: bool = True,
 ) -> GraphStore:
     """A `Data` (edge_index, x, y, masks) as a store in the folder `out`; without one, in a temporary folder that is
     removed when the process ends. Self loops are left out and repeated edges are one. Of masks [N, s], column
-    `split_index` is taken."""
+    `split_index` is taken. Its edge_weight and edge_attr, where it has them, are the weights and the features of its
+    edges, unless `edge_weights` or `edge_features` is False."""
     if out is None:
         _temporary.append(Folder.temporary())
         out = _temporary[-1].path / "graph"
-    return ingest(sources.pyg(data, split_index=split_index), out, config, overwrite, progress)
+    source = sources.pyg(data, split_index=split_index, edge_weights=edge_weights, edge_features=edge_features)
+    return ingest(source, out, config, overwrite, progress)
 
 
 def to_pyg(store: GraphStore | PathLike) -> Any:
-    """A store as a `Data`: x, edge_index, y, train_mask, val_mask, test_mask, in memory.
+    """A store as a `Data`: x, edge_index, y, train_mask, val_mask, test_mask, in memory; edge_weight, where edges have
+    weights.
 
     y holds the user's own labels where they are whole numbers (-1: none), else class numbers, and `classes` what they
     stand for; 0/1 columns or values (NaN: none) for the other tasks. `node_id` holds ids other than row numbers.
@@ -74,6 +79,8 @@ def to_pyg(store: GraphStore | PathLike) -> Any:
         edge_index=torch.from_numpy(np.stack([sources_e, store.indices]).astype(np.int64)),
         num_nodes=store.num_nodes,
     )
+    if store.weighted:
+        data.edge_weight = torch.from_numpy(np.array(store.weights))
     if store.labelled.any():
         data.y = torch.from_numpy(_own_labels(store))
         split = np.asarray(store.split)
@@ -140,7 +147,7 @@ class Loader:
         everyone = config.local_nodes.model_copy(update={"nodes": "all"})
         config = config.model_copy(update={"local_nodes": everyone})
         encoded, split = _labels_of(data)
-        bench = Workbench.of(GraphInput.of(data), work_dir, progress)
+        bench = Workbench.of(GraphInput.of(data, edge_weights=True), work_dir, progress)
         self._held = bench, bench.new_folder(keep=work_dir is not None)
         store = bench.labelled(self._held[1].path / "store", encoded, split)
         self.prepared: Prepared = bench.prepared(store, config, progress)
@@ -182,7 +189,7 @@ class LargeGTTransform:
 
     def __call__(self, data: Any) -> Any:
         config = preparation(self.k, self.seed, self.positions)
-        bench = Workbench.of(GraphInput.of(data))
+        bench = Workbench.of(GraphInput.of(data, edge_weights=True))
         prepared = bench.prepared(bench.graph, config)
         data = copy.copy(data)
         data.local_nodes = torch.from_numpy(np.array(prepared.local_rows, dtype=np.int64))
@@ -241,7 +248,7 @@ def _chosen(nodes: Any, num_nodes: int) -> Array:
 
 def _labels_of(data: Any) -> tuple[Encoded, Array]:
     """What data.y and its masks say, with whole numbers kept as class numbers even where a class does not occur."""
-    source = sources.pyg(data)
+    source = sources.pyg(data, edge_weights=False, edge_features=False)
     num_nodes = int(data.num_nodes)
     y = getattr(data, "y", None)
     if y is None:

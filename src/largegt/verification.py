@@ -95,9 +95,13 @@ def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -
         for preparation in storage.folders(path / "prepared"):
             if (preparation / "manifest.json").is_file():
                 _folder(preparation, "prepared", found, progress)
+        for increment in storage.folders(path / "appended"):
+            _folder(increment, "increment", found, progress)
 
 
 def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
+    if kind == "increment":
+        return {}
     if kind == "store":
         from .graph.store import bounds_of
     else:
@@ -112,7 +116,7 @@ def _opened(path: Path, kind: str, progress: Progress | None) -> None:
 
         store = GraphStore.open(path)
         store.verify_numbers(progress)
-    else:
+    elif kind == "prepared":
         from .prepare.prepared import Prepared
 
         Prepared.open(path).verify(progress)
@@ -165,7 +169,7 @@ def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
         _folder(run.store_path, "store", found, progress)
         if len(found.damaged) > before:
             return
-        path = prepared_path(run.store(), run.config.preparation)
+        path = prepared_path(run.store(), run.config.preparation, run.store_fingerprint)
         if not path.exists():
             raise InputError(
                 f"the preparation of {run.path} is no longer at {path}; it is made again when it is needed"

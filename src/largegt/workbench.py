@@ -56,27 +56,36 @@ class GraphInput:
     """Writes it as a store without labels."""
 
     @classmethod
-    def of(cls, graph: Any, features: Any = None) -> GraphInput:
+    def of(cls, graph: Any, features: Any = None, edge_weights: bool = False) -> GraphInput:
         """`graph` is a sparse matrix whose entry (i, j) is an edge from i to j, an `edge_index` [2, E], a PyG `Data`, a
-        GraphStore or the path of one; the last two have their features already."""
+        GraphStore or the path of one; the last two have their features already. With `edge_weights`, the values of a
+        matrix (unless all are 1) or the edge_weight of a Data, where it has one, are the weights of its edges; those
+        of a store are its own in any case."""
         if graph is None:
             raise InputError(
                 "no graph was given: graph= takes a sparse adjacency, an edge_index, a PyG Data or a store"
             )
         if isinstance(graph, GraphStore | str | Path):
             return _of_store(graph if isinstance(graph, GraphStore) else GraphStore.open(graph), features)
-        own, num_nodes = None, None
+        own, num_nodes, weights = None, None, None
         if scipy.sparse.issparse(graph):
-            edges, num_nodes = _entries(graph)
+            edges, num_nodes, weights = _entries(graph)
+            if not edge_weights or (weights == 1).all():
+                weights = None
         elif hasattr(graph, "num_nodes"):  # a Data, or what looks like one; sources.pyg says what is amiss
             own, num_nodes = getattr(graph, "x", None), graph.num_nodes
-            sources.pyg(graph)
+            sources.pyg(graph, edge_weights=False, edge_features=False)
             edges = as_numpy(graph.edge_index)
+            weights = getattr(graph, "edge_weight", None) if edge_weights else None
+        elif edge_weights:
+            raise InputError(
+                "edge_weights=True, and an edge_index has no weights: give a sparse matrix, or a Data with edge_weight"
+            )
         else:
             edges = as_numpy(graph)
         if own is not None and features is not None:
             raise InputError("features were given twice: leave out features=, or the x of the Data")
-        return _of_arrays(edges, own if features is None else features, num_nodes)
+        return _of_arrays(edges, own if features is None else features, num_nodes, weights)
 
 
 def _of_store(store: GraphStore, features: Any) -> GraphInput:
@@ -92,7 +101,7 @@ def _of_store(store: GraphStore, features: Any) -> GraphInput:
     return GraphInput(store.fingerprint, store.num_nodes, make)
 
 
-def _of_arrays(edges: Array, features: Any, num_nodes: int | None) -> GraphInput:
+def _of_arrays(edges: Array, features: Any, num_nodes: int | None, weights: Any = None) -> GraphInput:
     if edges.ndim != 2 or len(edges) != 2 or edges.dtype.kind not in "iu":
         raise InputError(
             f"graph= is neither a sparse matrix nor an edge_index [2, E] of whole numbers: it is {edges.dtype} "
@@ -108,21 +117,23 @@ def _of_arrays(edges: Array, features: Any, num_nodes: int | None) -> GraphInput
     if is_sparse:
         rows = matrix.tocsr()
         parts = [rows.indptr, rows.indices, rows.data, np.array(rows.shape)]
-    name = _named([edges, *parts, np.array([num_nodes])])
+    weights = None if weights is None else as_numpy(weights)
+    name = _named([edges, *parts, np.array([num_nodes]), *([] if weights is None else [weights])])
 
     def make(out: Path, progress: Progress | None) -> GraphStore:
-        return ingest(sources.arrays(edges, matrix, num_nodes=num_nodes), out, progress=progress)
+        return ingest(sources.arrays(edges, matrix, num_nodes=num_nodes, weights=weights), out, progress=progress)
 
     return GraphInput(name, num_nodes, make)
 
 
-def _entries(matrix: Any) -> tuple[Array, int]:
-    """(edge_index, nodes) of a sparse matrix; a stored zero is no edge."""
+def _entries(matrix: Any) -> tuple[Array, int, Array]:
+    """(edge_index, nodes, values) of a sparse matrix; a stored zero is no edge."""
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"graph= has shape {list(matrix.shape)}, an adjacency is square: a row and a column per node")
     found = matrix.tocoo()
     is_edge = found.data != 0
-    return np.stack([found.row[is_edge], found.col[is_edge]]).astype(np.int64), int(matrix.shape[0])
+    edges = np.stack([found.row[is_edge], found.col[is_edge]]).astype(np.int64)
+    return edges, int(matrix.shape[0]), found.data[is_edge]
 
 
 def _named(arrays: list[Any]) -> str:

@@ -504,8 +504,8 @@ def test_train_without_a_store(lg: Cli, tmp_path: Path) -> None:
 
 
 def test_a_run_is_not_a_store_and_a_store_is_not_a_run(lg: Cli, store: Path, run: Path, tmp_path: Path) -> None:
-    refused(lg("train", run, "--out", tmp_path / "r"), "not a largegt store")
-    refused(lg("prepare", run), "not a largegt store")
+    refused(lg("train", run, "--out", tmp_path / "r"), "is a run, not a store")
+    refused(lg("prepare", run), "is a run, not a store")
     for verb in ("evaluate", "report"):
         refused(lg(verb, store), "is not a run")
     refused(lg("predict", store, "--out", tmp_path / "p.csv"), "is not a run")
@@ -581,11 +581,24 @@ def test_a_full_disk_is_one_line(lg: Cli, store: Path, tmp_path: Path, monkeypat
     assert not [name for name in left_in(tmp_path) if "partial" in name]
 
 
-def test_usage_mistakes_are_typers_own(lg: Cli) -> None:
-    for arguments in (("nonsense",), ("inspect",), ("ingest",), ("train", "--nonsense"), ("train", "--epochs", "few")):
-        result = lg(*arguments)
-        assert result.code == 2
-        assert "Traceback" not in result.err
+def test_usage_mistakes_are_one_line_with_what_to_write(lg: Cli) -> None:
+    nothing = lg()
+    assert "Begin with" in nothing.out + nothing.err
+    assert "error" not in nothing.err
+    refused(lg("trian"), "no such command 'trian'", "'train'", "largegt --help")
+    refused(lg("--nonsense"), "no such option: --nonsense", "largegt --help")
+    refused(lg("inspect"), "largegt inspect", "'path'", "largegt inspect data/g")
+    refused(lg("ingest"), "'--out'", "largegt ingest --edges edges.parquet --nodes nodes.csv.gz")
+    refused(lg("train", "--nonsense"), "no such option: --nonsense", "largegt train data/g --out runs/a")
+    refused(lg("train", "--epochs", "few"), "'--epochs'", "integer")
+    refused(lg("explain", "r"), "'--node'", "largegt explain runs/a --node ID")
+    refused(lg("datasets", "fetch"), "no such command 'fetch'", "largegt datasets --help")
+
+
+def test_a_store_for_a_run_and_a_run_for_a_store(lg: Cli, store: Path, run: Path, tmp_path: Path) -> None:
+    refused(lg("evaluate", store), "is not a run but a store", f"largegt train {store}")
+    refused(lg("train", run, "--out", tmp_path / "r"), "is a run, not a store")
+    refused(lg("train", tmp_path / "none"), "check the path", "largegt ingest edges.parquet")
 
 
 def test_stores_are_opened_by_what_they_are(store: Path) -> None:

@@ -26,3 +26,19 @@ def independence_p(first: Sequence[int], second: Sequence[int], size: int) -> fl
     table = np.zeros((size, size))
     np.add.at(table, (np.asarray(first), np.asarray(second)), 1)
     return float(chi2_contingency(table, correction=False)[1])
+
+
+def fit_p(counts: Sequence[float], chances: Sequence[float]) -> float:
+    """p that independent rounds with these chances came out so; outcomes that are expected less than five times count
+    as one."""
+    counts_n, chances_n = np.asarray(counts, dtype=np.float64), np.asarray(chances, dtype=np.float64)
+    assert abs(chances_n.sum() - 1) < 1e-9
+    expected_n = chances_n * counts_n.sum()
+    assert not counts_n[chances_n == 0].any(), "what cannot be has come"
+    rare = expected_n < 5
+    if chances_n[rare].any():
+        counts_n = np.append(counts_n[~rare], counts_n[rare].sum())
+        expected_n = np.append(expected_n[~rare], expected_n[rare].sum())
+    else:
+        counts_n, expected_n = counts_n[~rare], expected_n[~rare]
+    return float(chi2.sf(((counts_n - expected_n) ** 2 / expected_n).sum(), len(counts_n) - 1))

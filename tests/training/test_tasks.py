@@ -220,14 +220,14 @@ def test_multiclass_loss_with_weights_and_smoothing() -> None:
     assert float(head("multiclass", smoothing=0.1).loss(logits, labels)) == pytest.approx(smooth, rel=1e-5)
 
 
-def test_binary_loss_with_positive_weight_and_smoothing() -> None:
+def test_binary_loss_with_weights_and_smoothing() -> None:
     logits = torch.tensor([[2.0], [-1.0]])
     labels = torch.tensor([0, 1], dtype=torch.int32)
     p = 1 / (1 + np.exp(-logits[:, 0].numpy()))
     plain = -(np.log(1 - p[0]) + np.log(p[1])) / 2
     assert float(head("binary", outputs=1).loss(logits, labels)) == pytest.approx(plain, rel=1e-5)
-    weighted = -(np.log(1 - p[0]) + 3 * np.log(p[1])) / 2
-    assert float(head("binary", torch.tensor([3.0]), outputs=1).loss(logits, labels)) == pytest.approx(
+    weighted = -(2 * np.log(1 - p[0]) + 3 * np.log(p[1])) / 5
+    assert float(head("binary", torch.tensor([2.0, 3.0]), outputs=1).loss(logits, labels)) == pytest.approx(
         weighted, rel=1e-5
     )
     t = np.array([0.1, 0.9])
@@ -264,7 +264,7 @@ def test_balanced_weights_are_inverse_frequencies(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "h", (labels > 0).astype(int), everyone)
     weight = TaskHead.for_training(prepare(store, small().prepare), TrainConfig(class_weights="balanced")).weight
     assert weight is not None
-    assert weight.tolist() == [2.0]
+    assert weight.tolist() == [150 / 200, 150 / 100]
 
 
 def test_balanced_weights_of_multilabel_leave_missing_parts_out(tmp_path: Path) -> None:

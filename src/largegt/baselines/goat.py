@@ -135,7 +135,8 @@ class GOAT(NodeModel):
     def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> GOAT:
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
-        return cls(prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config)
+        num_nodes = prepared.num_trained_nodes
+        return cls(prepared.num_features, meta["num_outputs"], num_nodes, prepared.num_positions, config)
 
     def forward(self, batch: NeighborhoodBatch) -> NodeOutput:
         parts: list[Tensor] = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -22,22 +24,36 @@ _how_to_go_on: list[Callable[[], str]] = []
 
 
 _ORDER = (
-    "demo", "synthesize", "ingest", "inspect", "prepare", "redis-load", "train", "tune", "evaluate", "predict", "embed",
-    "explain", "report", "reproduce", "datasets", "settings",
+    "demo", "synthesize", "ingest", "append", "inspect", "prepare", "redis-load", "train", "tune", "evaluate",
+    "predict", "embed", "explain", "report", "reproduce", "datasets", "doctor", "settings",
 )  # fmt: skip
 """Of the verbs in --help: the order they are needed in."""
 
 
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""Typer's class for a command that is put wrongly: it is in one library or another, by Typer's version."""
+
+
 class _Verbs(TyperGroup):
-    """Verbs that a signal ends with one line and the code that shells expect."""
+    """Verbs that a signal or a slip in the command ends with one line and the code that shells expect."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def make_context(self, *args: Any, **rest: Any) -> Any:
+        try:
+            return super().make_context(*args, **rest)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # no word at all: the help is the answer
+                raise
+            raise SystemExit(_misread(error)) from None
 
     def invoke(self, ctx: Any) -> Any:
         _how_to_go_on.clear()
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            raise SystemExit(_misread(error)) from None
         except KeyboardInterrupt as error:
             raise SystemExit(_stopped(error)) from None
 
@@ -47,11 +63,11 @@ app = typer.Typer(
     cls=_Verbs,
     help="Train a graph transformer on one very large graph and predict labels for its nodes.\n\n"
     "The walk: [bold]ingest[/] (your files → a store) → [bold]train[/] (it prepares what is missing) → "
-    "[bold]evaluate[/], [bold]predict[/], [bold]report[/]. Begin with [bold]largegt demo[/].",
+    "[bold]evaluate[/], [bold]predict[/], [bold]report[/]. Begin with [bold]largegt demo[/]; "
+    "[bold]largegt doctor[/] says whether this machine can do it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -71,7 +87,7 @@ def main() -> None:
     if "LARGEGT_LAUNCHED" in os.environ:
         end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
-        app()
+        app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
     except LargeGTError as error:
         print(f"error: {error}", file=sys.stderr)
         _leave_ranks(error)
@@ -82,6 +98,17 @@ def main() -> None:
             raise
         print(f"error: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _misread(error: Any) -> int:
+    """Say in one line what is wrong with the command, and how it is put right; the exit code."""
+    said = str(LargeGTError(error.format_message().strip().rstrip(".")))
+    verb = error.ctx.command_path if error.ctx is not None else "largegt"
+    text = inspect.cleandoc((error.ctx and error.ctx.command.help) or "")
+    example = re.search(rf"^[^\n]*:  ({verb} .*)$", text, flags=re.MULTILINE)
+    shown = f"for example {example[1]}; " if example and said.startswith(("Missing", "No such")) else ""
+    print(f"error: {verb}: {said[:1].lower()}{said[1:]}; {shown}see {verb} --help", file=sys.stderr)
+    return 2
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Verbs from files to tokens: ingest, inspect, prepare, redis-load."""
+"""Verbs from files to tokens: ingest, append, inspect, prepare, redis-load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ from .options import (
     engine_for,
     without_prefix,
 )
-from .show import plain, print_bars, print_estimate, print_json, print_metrics, print_table, say_stale, shown_progress
+from .show import (
+    plain,
+    print_bars,
+    print_estimate,
+    print_json,
+    print_metrics,
+    print_table,
+    say_first_run,
+    say_reused,
+    say_stale,
+    shown_progress,
+)
 
 
 @app.command()
@@ -60,6 +71,14 @@ def ingest(
         str | None, typer.Option(help="Feature columns, separated by commas, wildcards allowed: f*,age.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(help="Edge column with weights, positive numbers; for .npy edges, a .npy file of them."),
+    ] = None,
+    edge_features: Annotated[
+        str | None,
+        typer.Option(help="Edge columns of numbers, separated by commas, wildcards allowed; for .npy edges, a .npy."),
+    ] = None,
     num_nodes: Annotated[
         int | None, typer.Option(help="Number of nodes when ids are 0..N-1 and nothing says N.")
     ] = None,
@@ -78,6 +97,8 @@ def ingest(
     From tables:  largegt ingest --edges edges.parquet --nodes nodes.csv.gz --label topic --out data/g
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
+
+    With edge weights:  largegt ingest --edges transfers.parquet --weight amount --nodes accounts.parquet --out data/g
 
     From a bucket, on a Ray cluster:  largegt ingest 's3://bucket/edges/*.parquet' --out /shared/g --engine ray
 
@@ -99,7 +120,7 @@ def ingest(
     given = sources.files(
         edges if len(edges) > 1 else edges[0], nodes=nodes, features=features, labels=labels, splits=splits,
         source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
-        num_nodes=num_nodes,
+        num_nodes=num_nodes, weight=weight, edge_features=edge_features,
     )  # fmt: skip
     with (
         shown_progress(as_json) as progress,
@@ -116,12 +137,80 @@ def ingest(
 
 
 @app.command()
+def append(
+    store: Annotated[Path, typer.Argument(help="The store's folder.")],
+    nodes: Annotated[
+        Path | None, typer.Option(help="Table of new nodes, with the columns that ingest was given.")
+    ] = None,
+    edges: Annotated[
+        list[Path] | None, typer.Option(help="New edges, between new nodes and old ones. Repeat as needed.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a new store here; STORE itself is replaced if not given.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features of the new nodes apart, as ingest takes them.")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels of the new nodes apart.")] = None,
+    splits: Annotated[Path | None, typer.Option(help="Splits of the new nodes apart: a table of id and split.")] = None,
+    source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
+    target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
+    id: Annotated[str | None, typer.Option(help="Node column with the ids.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column, or several separated by commas.")] = None,
+    feature_columns: Annotated[
+        str | None, typer.Option(help="Feature columns; those that the store was made from if not given.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is at --out.")] = False,
+    threads: Threads = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add new nodes and edges to a store: the store that an ingest of everything would have made.
+
+    Example:  largegt append data/g --nodes today_nodes.parquet --edges today_edges.parquet
+
+    Then:  largegt predict runs/a --out tonight.parquet
+
+    The old store is read once, and stays as it is until the new one is whole; if it is killed, the same command goes
+    on where it stopped. Runs trained before go on predicting, old nodes and new ones. New nodes without a split are in
+    none. Labels that are no class of the store are refused.
+    """
+    from ..graph.append import append as run_append
+    from ..graph.lineage import earlier_states, touched_since
+
+    with shown_progress(as_json) as progress, goes_on():
+        grown = run_append(
+            store, nodes, edges if edges and len(edges) > 1 else edges[0] if edges else None, out, overwrite, progress,
+            threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,
+            target=target, id=id, label=label, feature_columns=feature_columns, split=split,
+        )  # fmt: skip
+    before = earlier_states(grown)[-1]
+    facts = {
+        "store": grown.place,
+        "nodes": grown.num_nodes,
+        "new_nodes": grown.num_nodes - before.num_nodes,
+        "edges": grown.num_edges,
+        "new_edges": grown.num_edges - before.num_edges,
+        "old_nodes_with_new_neighbours": len(touched_since(grown, before)),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    print_table(
+        f"store {grown.place}", ("", ""), [(key.replace("_", " "), plain(value)) for key, value in facts.items()]
+    )
+
+
+@app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(help="A store, a preparation or a run; the first two may be URLs.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a folder holds: sizes, degrees, labels, splits, scores.
+
+    Example:  largegt inspect data/g
 
     --verify reads everything first: a store and its preparations, or a run, its store and those. Each damaged file is
     named, and then the exit code is 1.
@@ -217,6 +306,7 @@ def prepare(
         print_json(found.as_dict()) if as_json else print_estimate(found.as_dict(), f"To prepare {opened.place}")
         return
     say_stale(opened, config, as_json)
+    say_first_run(as_json)
     with (
         shown_progress(as_json) as progress,
         redirect_stdout(sys.stderr),
@@ -224,6 +314,7 @@ def prepare(
     ):  # Ray speaks there
         worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
         prepared = run_prepare(opened, config, engine=worker)
+    say_reused(prepared.reused, as_json)
     show_folder(prepared.place, as_json, verify=False)
 
 

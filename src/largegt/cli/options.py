@@ -9,21 +9,32 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, nearest
+from . import completion
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, e.g. train.epochs=5. Repeat as needed."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Override a setting, e.g. train.epochs=5. Repeat as needed.",
+        autocompletion=completion.settings,
+    ),
 ]
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given."
+        help="A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given.",
+        autocompletion=completion.recipes,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A model, by its own recipe; with --recipe only short for model.name."),
+    typer.Option(
+        metavar="NAME",
+        help="A model, by its own recipe; with --recipe only short for model.name.",
+        autocompletion=completion.models,
+    ),
 ]
 Original = Annotated[
     bool, typer.Option("--original", help="With --model: the model as its authors have it, not held to two hops.")

@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError
 from .app import app
 from .options import AsJson, Device, Devices, Draws, Memory
-from .show import plain, print_json, print_table, short, shown_progress
+from .show import plain, print_json, print_table, say_reused, short, shown_progress
 
 
 @app.command()
@@ -23,6 +23,21 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
     ] = False,
+    new_nodes: Annotated[
+        Path | None, typer.Option(help="Predict these instead: a table of nodes that the store does not have.")
+    ] = None,
+    new_edges: Annotated[
+        list[Path] | None, typer.Option(help="With --new-nodes: edges of these, among them and to old nodes.")
+    ] = None,
+    new_features: Annotated[
+        Path | None, typer.Option(help="With --new-nodes or without it: features apart, as ingest takes them.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Column of the new edges that an edge leaves.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column of the new edges that an edge enters.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the new nodes with the ids.")] = None,
+    feature_columns: Annotated[
+        str | None, typer.Option(help="Feature columns of the new nodes; the store's own if not given.")
+    ] = None,
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
@@ -30,22 +45,44 @@ def predict(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every node of the store, or some, with your own ids in the result."""
+    """Predict every node of the store, or some, with your own ids in the result.
+
+    Example:  largegt predict runs/a --out predictions.parquet
+
+    Nodes that are not in the store:  largegt predict runs/a --new-nodes n.parquet --new-edges e.parquet --out new.csv
+    """
+    from ..new_nodes import predict_new_to_file
     from ..predict import predict_to_file
     from ..prediction_files import check_prediction_file
     from ..ranks import check_devices, is_first_here
     from ..training.launch import launch
 
     check_prediction_file(out, overwrite)
+    is_new = bool(new_nodes or new_features)
+    columns = {"source": source, "target": target, "id": id, "feature_columns": feature_columns}
+    if is_new and (node or split or devices > 1):
+        raise ConfigError("new nodes are all predicted, by one process: leave out --node, --split and --devices")
+    if not is_new and (new_edges or any(columns.values())):
+        raise ConfigError("--new-edges and column names go with --new-nodes: name the table of new nodes")
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
     with shown_progress(as_json or not is_first_here()) as progress:
-        written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
+        if is_new:
+            edges = new_edges if new_edges and len(new_edges) > 1 else new_edges[0] if new_edges else None
+            written = predict_new_to_file(
+                run, out, new_nodes, edges, probabilities, device, progress, draws, memory, overwrite,
+                features=new_features, **columns,
+            )  # fmt: skip
+        else:
+            written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
     if not is_first_here():
         return
     if as_json:
-        print_json({"out": str(out), "rows": written.num_rows, "columns": written.columns})
+        reused = {name: {"kept": kept, "computed": made} for name, (kept, made) in written.reused.items()}
+        facts = {"out": str(out), "rows": written.num_rows, "columns": written.columns}
+        print_json(facts | ({"prepared": reused} if reused else {}))
         return
+    say_reused(written.reused, as_json)
     shown = written.columns[:6]
     rows = [[short(row[name]) for name in shown] for row in written.first.to_pylist()]
     print_table(f"{written.num_rows:,} predictions in {out}", shown, rows)
@@ -69,7 +106,10 @@ def embed(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one."""
+    """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one.
+
+    Example:  largegt embed runs/a --out embeddings.parquet
+    """
     from ..embed import check_embedding_file, embed_to_file, nearest_nodes
     from ..ranks import check_devices, is_first_here
     from ..training.launch import launch
@@ -112,7 +152,10 @@ def explain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node."""
+    """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node.
+
+    Example:  largegt explain runs/a --node ID --out why.html
+    """
     from ..explain.files import check_explanation_file, write_explanation
     from ..explain.node import explain as run_explain
 

@@ -28,7 +28,8 @@ def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ())
     console.print(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(Text(str(column)), justify="left" if number == 0 or column in left else "right")
+        at_left = number == 0 or column in left
+        table.add_column(Text(str(column)), justify="left" if at_left else "right", overflow="fold")  # a path is whole
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table)
@@ -106,6 +107,33 @@ def say_stale(store: Any, config: Any, quiet: bool) -> None:
 
     if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
         print(f"note: {note}; preparing what changed", file=sys.stderr)
+
+
+def say_reused(reused: dict[str, tuple[int, int]], quiet: bool) -> None:
+    """Of a store that has grown: what its preparation kept of an earlier one."""
+    for name, (kept, made) in {} if quiet else reused.items():
+        print(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation", file=sys.stderr)
+
+
+def say_first_run(quiet: bool) -> None:
+    """To somebody who waits at a terminal: why the first run on a machine begins slowly."""
+    if quiet or not sys.stderr.isatty():
+        return
+    from ..doctor import is_compiled, kernel_folder
+
+    folder = kernel_folder()
+    if folder is not None and not is_compiled(folder):
+        print(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {folder}", file=sys.stderr)
+
+
+def say_training(store: Any, config: Any, out: Any, quiet: bool) -> None:
+    """The same: what begins, where its result will lie, how to stop it. The bar tells the time left."""
+    if quiet or not sys.stderr.isatty():
+        return
+    what = f"{config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes"
+    most, budget = config.train.epochs, config.train.budget
+    how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
+    print(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.", file=sys.stderr)
 
 
 def duration(elapsed_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Verbs for comparisons: reproduce, datasets; and settings, which lists them all."""
+"""Verbs for comparisons: reproduce, datasets; doctor, which looks at the machine; settings, which lists them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from .. import __version__
 from ..errors import ConfigError, nearest
+from . import completion
 from .app import app, goes_on
 from .data import show_folder
 from .options import AsJson, Memory, Settings, without_prefix
@@ -21,7 +23,11 @@ def reproduce(
         typer.Argument(help="table-datasets, table-main, table-extended, fig-epoch-time, fig-k, fig-curves, or all."),
     ] = "all",
     dataset: Annotated[
-        str, typer.Option(help="A dataset of the paper (its store is looked for in data/NAME), or a store's folder.")
+        str,
+        typer.Option(
+            help="A dataset of the paper (its store is looked for in data/NAME), or a store's folder.",
+            autocompletion=completion.datasets,
+        ),
     ] = "ogbn-products",
     out: Annotated[Path, typer.Option(help="Where tables, figures, runs and the page go.")] = Path("reproduce"),
     runs: Annotated[int, typer.Option(help="Runs of each model, with seeds 0, 1, …; the paper has 4.", min=1)] = 4,
@@ -30,7 +36,11 @@ def reproduce(
         str | None, typer.Option(help="Models to compare, with commas; the paper's when not given.")
     ] = None,
     like: Annotated[
-        str | None, typer.Option(help="Use the paper's settings for this dataset of its, on a store of your own.")
+        str | None,
+        typer.Option(
+            help="Use the paper's settings for this dataset of its, on a store of your own.",
+            autocompletion=completion.datasets,
+        ),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -60,6 +70,10 @@ def reproduce(
 
 datasets_app = typer.Typer(help="The paper's datasets: list, download, ingest.", no_args_is_help=False)
 app.add_typer(datasets_app, name="datasets")
+DatasetName = Annotated[
+    str,
+    typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.", autocompletion=completion.datasets),
+]
 Root = Annotated[Path, typer.Option(help="The folder that datasets lie in, as their authors ship them.")]
 
 
@@ -94,7 +108,7 @@ def _millions(count: int) -> str:
 
 @datasets_app.command()
 def download(
-    name: Annotated[str, typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.")],
+    name: DatasetName,
     root: Root = Path("datasets"),
     url: Annotated[str | None, typer.Option(help="A mirror to fetch it from.")] = None,
     keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep the archive once it is unpacked.")] = False,
@@ -113,7 +127,7 @@ def download(
 
 @datasets_app.command(name="ingest")
 def ingest_named(
-    name: Annotated[str, typer.Argument(help="ogbn-products, snap-patents or ogbn-papers100M.")],
+    name: DatasetName,
     out: Annotated[Path, typer.Option(help="The store: a folder or a URL.")],
     root: Root = Path("datasets"),
     memory: Memory = None,
@@ -130,6 +144,31 @@ def ingest_named(
     with shown_progress(as_json) as progress, goes_on():
         ingest_dataset(name, root, out, config, overwrite=overwrite, progress=progress, memory=memory)
     show_folder(out, as_json, verify=False)
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the self-check.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether this machine can do the work, and what to do about what is in the way.
+
+    Looks at versions, cores, memory, disk, GPUs, optional packages and what numba keeps, then ingests, prepares,
+    trains and predicts on a tiny graph. Takes some 8 s, the first time about 25 s. The exit code is 1 where nothing
+    would work.
+    """
+    from ..doctor import diagnose
+
+    with shown_progress(as_json) as progress:
+        found = diagnose(quick, progress)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_table(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",))
+        for problem in found.problems:
+            print(f"{'stops' if problem.stops else 'note'}: {problem}")
+        print("This machine can do the work." if found.works else "Nothing will work before that is mended.")
+    raise typer.Exit(0 if found.works else 1)
 
 
 @app.command()

@@ -25,7 +25,16 @@ from .options import (
     check_original,
     config_from,
 )
-from .show import print_json, print_metrics, print_table, print_tuned, say_stale, shown_progress
+from .show import (
+    print_json,
+    print_metrics,
+    print_table,
+    print_tuned,
+    say_first_run,
+    say_stale,
+    say_training,
+    shown_progress,
+)
 
 
 @app.command()
@@ -39,6 +48,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Short for train.seed.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Short for train.epochs.")] = None,
     budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
+    device: Annotated[str | None, typer.Option(help="Short for train.device: auto, cpu or cuda.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
     devices: Devices = 1,
@@ -81,7 +91,7 @@ def train(
     from ..training.loop import train as run_train
     from ..training.run import Run
 
-    given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget}
+    given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget, "train.device": device}
     overrides = [*(settings or []), *(f"{name}={value}" for name, value in given.items() if value is not None)]
     if resume and store is None:
         run = Run.open(out)
@@ -106,6 +116,8 @@ def train(
             raise SystemExit(launch(devices, sys.argv[1:], how))
     quiet = as_json or not is_first_here()
     say_stale(data, config.preparation, quiet)
+    say_first_run(quiet)
+    say_training(data, config, out, quiet)
     if engine == "ray":
         from ..training.ray_train import train_on_ray
 
@@ -192,7 +204,10 @@ def evaluate(
     devices: Devices = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Score a run's best weights on a split."""
+    """Score a run's best weights on a split.
+
+    Example:  largegt evaluate runs/a --split test
+    """
     from ..ranks import check_devices, is_first_here
     from ..training.evaluate import evaluate as run_evaluate
     from ..training.launch import launch

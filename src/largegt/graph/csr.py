@@ -1,8 +1,9 @@
 """Edges on disk: pairs in any order become sorted, distinct CSR rows, their transpose and their union.
 
-Enters: (source, target) node numbers, chunk by chunk. Leaves: `out_*` and, for a directed graph, `in_*` and
-`both_*` arrays in the writer's folder. Cost: memory as given, whatever the size of the graph; every file is read and
-written from front to back. Scratch on disk while it runs: 8 bytes per edge (int32), gone at the end.
+Enters: (source, target) node numbers, chunk by chunk, with weights where edges have them. Leaves: `out_*` and, for a
+directed graph, `in_*` and `both_*` arrays in the writer's folder, weights beside them (weights.py). Cost: memory as
+given, whatever the size of the graph; every file is read and written from front to back. Scratch on disk while it runs:
+8 bytes per edge (int32), 16 with weights, gone at the end.
 
 How: an external bucket sort. Pairs are written in *runs* (see pair_runs.py), each as large as memory allows and grouped
 by bucket, a range of rows. Then bucket by bucket the pieces of all runs are brought together, sorted by workers and
@@ -11,6 +12,7 @@ appended to the result. Every step notes how far it came, so that a killed inges
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
@@ -22,8 +24,20 @@ import numpy as np
 from ..folder import ArrayAppender, FolderWriter
 from ..progress import Progress
 from ..types import Array
-from . import kernels
-from .pair_runs import Buckets, PairBuffer, PairFile, PairRuns, Piece, index_dtype, remove_runs, windows
+from . import kernels, weight_kernels
+from .pair_runs import (
+    Buckets,
+    PairBuffer,
+    PairFile,
+    PairRuns,
+    Piece,
+    WeightedPiece,
+    index_dtype,
+    pair_dtype,
+    remove_runs,
+    windows,
+)
+from .weights import bits_of, facts_of, narrowed, write_sums
 from .workers import Workers, new_token, written_aside
 
 __all__ = ["EdgeBuilder", "EdgeCounts", "index_dtype"]
@@ -42,6 +56,8 @@ class EdgeCounts:
     directed: bool
     self_loops_dropped: int
     duplicates_merged: int
+    weights: dict[str, Any] | None = None
+    """Facts about them, where edges have weights."""
 
 
 class EdgeBuilder:
@@ -56,21 +72,23 @@ class EdgeBuilder:
         task_memory: int,
         progress: Progress,
         expected: int | None,
+        weighted: bool = False,
     ) -> None:
-        self._writer, self._num_nodes, self.undirected = writer, num_nodes, undirected
+        self._writer, self._num_nodes, self.undirected, self.weighted = writer, num_nodes, undirected, weighted
+        self._parts = ("indptr", "indices", *(("weights",) if weighted else ()))
         self._workers, self._progress = workers, progress
         self._dtype = np.dtype(index_dtype(num_nodes))
-        pair_bytes = 2 * self._dtype.itemsize
+        pair_bytes = 2 * np.dtype(pair_dtype(num_nodes, weighted)).itemsize
         self.run_pairs = int(np.clip(workers.memory // (8 * pair_bytes), _LEAST_RUN, _MOST_RUN))
         self._most_pairs = max(_LEAST_PIECE, task_memory // (3 * pair_bytes))
         self._turned_pairs = min(_MOST_RUN, self._most_pairs)
         self._expected = None if expected is None else (2 if undirected else 1) * expected
         self._state: dict[str, Any] = {}
         self._loops_before = int(writer.state.get("self_loops", 0))
-        self._buffer = PairBuffer(num_nodes, undirected, self.run_pairs, self._write_run)
+        self._buffer = PairBuffer(num_nodes, undirected, self.run_pairs, self._write_run, weighted)
         self._runs: PairRuns | None = None
         if not self.is_read:
-            self._runs = PairRuns(writer, "scratch_out", num_nodes, self._expected)
+            self._runs = PairRuns(writer, "scratch_out", num_nodes, self._expected, weighted)
 
     @property
     def is_read(self) -> bool:
@@ -111,11 +129,11 @@ class EdgeBuilder:
             if not name.endswith("_as_text"):
                 del self._writer.state[name]
         self._loops_before = 0
-        self._runs = PairRuns(self._writer, "scratch_out", self._num_nodes, self._expected)
+        self._runs = PairRuns(self._writer, "scratch_out", self._num_nodes, self._expected, self.weighted)
 
-    def add(self, sources: Array, targets: Array, **state: Any) -> None:
+    def add(self, sources: Array, targets: Array, weights: Array | None = None, **state: Any) -> None:
         """Take a chunk of edges; ends of -1 and self loops are left out. `state` is what to go on from after it."""
-        self._buffer.add(sources, targets)
+        self._buffer.add(sources, targets, weights)
         self._state = {**state, "self_loops": self.self_loops}
 
     def add_file(self, name: str, starts: Array, self_loops: int, **state: Any) -> None:
@@ -139,7 +157,7 @@ class EdgeBuilder:
         writer = self._writer
         num_pairs = self.num_pairs
         if not writer.has("out_indices"):
-            runs = self._runs or PairRuns(writer, "scratch_out", self._num_nodes, self._expected)
+            runs = self._runs or PairRuns(writer, "scratch_out", self._num_nodes, self._expected, self.weighted)
             self._append_rows("out", "sort edges", runs, num_pairs)
             runs.close()
         remove_runs(writer, "scratch_out")
@@ -153,30 +171,37 @@ class EdgeBuilder:
         if directed and not writer.has("both_indices"):
             self._write_both(num_edges)
         elif not directed:
-            for name in ("in_indptr", "in_indices"):
-                writer.drop(name)
-        return EdgeCounts(num_edges, directed, self.self_loops, num_pairs - num_edges)
+            for part in self._parts:
+                writer.drop(f"in_{part}")
+        weights = None
+        if self.weighted:
+            for side in ("out", "in", "both") if directed else ("out",):
+                write_sums(writer, side)
+            weights = facts_of(writer, directed)
+        return EdgeCounts(num_edges, directed, self.self_loops, num_pairs - num_edges, weights)
 
     def _append_rows(self, name: str, stage: str, runs: PairRuns, total: int) -> None:
         """Sort the pairs of `runs` into rows `name`, from where an earlier run stopped."""
-        indptr, indices = self._begin_rows(name)
+        rows = self._begin_rows(name)
         most = self._most_pairs
-        pieces = ((piece, most) for piece in runs.rows(indptr.rows - 1, most, self._workers))
+        sort = _sorted_entries if self.weighted else Piece.sorted
+        pieces = ((piece, most) for piece in runs.rows(rows[0].rows - 1, most, self._workers))
         asymmetry = int(self._writer.state.get(_ASYMMETRY, 0)) if name == "out" else 0
-        for counts, values, part in self._workers.run(Piece.sorted, pieces, self._workers.memory):
+        for counts, values, part, *weights in self._workers.run(sort, pieces, self._workers.memory):
             asymmetry = (asymmetry + part) % 2**64
-            self._append(indptr, indices, counts, values, {_ASYMMETRY: asymmetry} if name == "out" else {})
-            self._progress(stage, indices.rows, total)
+            self._append(rows, counts, (values, *weights), {_ASYMMETRY: asymmetry} if name == "out" else {})
+            self._progress(stage, rows[1].rows, total)
         self._progress(stage, total, total)
         self._end_rows(name)
 
     def _transpose(self, num_edges: int) -> None:
         writer = self._writer
-        runs = PairRuns(writer, "scratch_in", self._num_nodes, num_edges)
+        runs = PairRuns(writer, "scratch_in", self._num_nodes, num_edges, self.weighted)
         if "transposed" not in writer.state:
             indptr, indices = writer.array("out_indptr"), writer.array("out_indices")
             first = int(writer.state.get("rows_transposed", 0))
-            turn = _Turn(indptr, indices, runs.buckets, runs.folder)
+            weights = writer.array("out_weights") if self.weighted else None
+            turn = _Turn(indptr, indices, runs.buckets, runs.folder, weights)
             runs.folder.mkdir(exist_ok=True)
             token = new_token()
             calls, ranges = tee(
@@ -191,38 +216,40 @@ class EdgeBuilder:
         runs.close()
 
     def _write_both(self, num_edges: int) -> None:
-        out_indptr, out_indices = self._writer.array("out_indptr"), self._writer.array("out_indices")
-        in_indptr, in_indices = self._writer.array("in_indptr"), self._writer.array("in_indices")
-        merge = partial(_merge_rows, out_indptr, out_indices, in_indptr, in_indices)
-        indptr, indices = self._begin_rows("both")
-        bounds = windows(out_indptr, indptr.rows - 1, _WINDOW_EDGES)
-        for counts, values in self._workers.run(merge, bounds):
-            self._append(indptr, indices, counts, values, {})
-            self._progress("merge directions", int(out_indptr[indptr.rows - 1]), num_edges)
+        merged = [self._writer.array(f"{side}_{part}") for side in ("out", "in") for part in self._parts]
+        out_indptr = merged[0]
+        merge: Callable[..., Any] = _merge_entries if self.weighted else merge_rows
+        merge = partial(merge, *merged)
+        rows = self._begin_rows("both")
+        bounds = windows(out_indptr, rows[0].rows - 1, _WINDOW_EDGES)
+        for counts, *values in self._workers.run(merge, bounds):
+            self._append(rows, counts, values, {})
+            self._progress("merge directions", int(out_indptr[rows[0].rows - 1]), num_edges)
         self._end_rows("both")
 
-    def _begin_rows(self, name: str) -> tuple[ArrayAppender, ArrayAppender]:
-        indptr = self._writer.grow(f"{name}_indptr", "int64")
-        indices = self._writer.grow(f"{name}_indices", self._dtype.name)
-        if not indptr.rows:
-            indptr.append(np.zeros(1, dtype=np.int64))
-        return indptr, indices
+    def _begin_rows(self, name: str) -> list[ArrayAppender]:
+        """Where rows begin, neighbours, and weights where there are any."""
+        dtypes = {"indptr": "int64", "indices": self._dtype.name, "weights": "float32"}
+        rows = [self._writer.grow(f"{name}_{part}", dtypes[part]) for part in self._parts]
+        if not rows[0].rows:
+            rows[0].append(np.zeros(1, dtype=np.int64))
+        return rows
 
-    def _append(
-        self, indptr: ArrayAppender, indices: ArrayAppender, counts: Array, values: Array, state: dict[str, Any]
-    ) -> None:
-        indptr.append(indices.rows + np.cumsum(counts))
-        indices.append(values)
+    def _append(self, rows: list[ArrayAppender], counts: Array, values: Sequence[Array], state: dict[str, Any]) -> None:
+        indptr, *others = rows
+        indptr.append(others[0].rows + np.cumsum(counts))
+        for array, part in zip(others, values, strict=True):
+            array.append(part)
         self._writer.commit(**state)
 
     def _end_rows(self, name: str) -> None:
-        for part in ("indptr", "indices"):
+        for part in self._parts:
             self._writer.close(f"{name}_{part}")
         self._writer.commit()
 
     def _same(self, name: str, other: str) -> bool:
-        """Whether two sets of rows are equal."""
-        for part in ("indptr", "indices"):
+        """Whether two sets of rows are equal, weights too."""
+        for part in self._parts:
             a, b = self._writer.array(f"{name}_{part}"), self._writer.array(f"{other}_{part}")
             step = 1 << 24
             if any(not np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step)):
@@ -238,10 +265,16 @@ class _Turn:
     indices: Array
     buckets: Buckets
     folder: Path
+    weights: Array | None = None
 
     def __call__(self, low: int, high: int, name: str) -> Array:
-        pairs = np.empty((int(self.indptr[high] - self.indptr[low]), 2), dtype=self.indices.dtype)
-        kernels.turn_rows(self.indptr, self.indices, low, high, pairs)
+        begin, end = int(self.indptr[low]), int(self.indptr[high])
+        pairs = np.empty((end - begin, 2), dtype=self.indices.dtype if self.weights is None else np.int64)
+        if self.weights is None:
+            kernels.turn_rows(self.indptr, self.indices, low, high, pairs)
+        else:
+            bits = bits_of(self.weights[begin:end])
+            weight_kernels.turn_entries(self.indptr, self.indices, bits, low, high, pairs)
         with written_aside(self.folder / name) as aside:
             file = PairFile(aside, self.buckets)
             if len(pairs):
@@ -249,7 +282,27 @@ class _Turn:
             return file.close()
 
 
-def _merge_rows(
+def _sorted_entries(piece: Piece, most_pairs: int) -> tuple[Array, Array, int, Array]:
+    """As `Piece.sorted`, with the weights."""
+    counts, values, asymmetry, weights = WeightedPiece(piece).sorted(most_pairs)
+    return counts, values, asymmetry, narrowed(weights)
+
+
+def _merge_entries(
+    out_indptr: Array, out_indices: Array, out_weights: Array, in_indptr: Array, in_indices: Array, in_weights: Array,
+    low: int, high: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """(neighbours of each row, the neighbours, their weights) in either direction."""
+    most = int(out_indptr[high] - out_indptr[low] + in_indptr[high] - in_indptr[low])
+    counts, values = np.empty(high - low, dtype=np.int64), np.empty(most, dtype=out_indices.dtype)
+    weights = np.empty(most)
+    size = weight_kernels.union_entries(
+        out_indptr, out_indices, out_weights, in_indptr, in_indices, in_weights, counts, values, weights, low, high
+    )
+    return counts, values[: int(size)], narrowed(weights[: int(size)])
+
+
+def merge_rows(
     out_indptr: Array, out_indices: Array, in_indptr: Array, in_indices: Array, low: int, high: int
 ) -> tuple[Array, Array]:
     """(neighbours of each row, the neighbours) in either direction."""

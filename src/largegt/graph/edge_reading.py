@@ -1,7 +1,8 @@
 """Reading edges: every end becomes a node number, and every edge a pair in a run on disk.
 
-Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs in the hands of an `EdgeBuilder`, and how many edges
-were dropped. Cost: a quarter of the memory for the ids that are looked up together, and three eighths for runs.
+Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights where edges have them, in the hands of
+an `EdgeBuilder`, and how many edges were dropped. Cost: a quarter of the memory for ids looked up together, and three
+eighths for runs.
 
 This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into a file
 of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
@@ -41,6 +42,8 @@ class Found:
     targets: Array
     dropped: int
     unknown: Any
+    values: Array | None = None
+    """What comes with each edge: its weight [n], or its features [n, f]."""
 
 
 def read_here(
@@ -49,11 +52,11 @@ def read_here(
 ) -> tuple[int, int]:  # fmt: skip
     """Read all edges that `builder` has not seen yet; (edges seen, dropped) in all."""
     seen = builder.seen
-    for found in _found(source.edges, nodes, text, seen, memory):
+    for found in found_edges(source.edges, nodes, text, seen, memory):
         if found.dropped and not drop:
             raise _refusal(source, nodes, found.unknown)
         seen, dropped = seen + len(found.sources), dropped + found.dropped
-        builder.add(found.sources, found.targets, edges_seen=seen, edges_dropped=dropped)
+        builder.add(found.sources, found.targets, found.values, edges_seen=seen, edges_dropped=dropped)
         report("read edges", seen, source.edges.total)
     return seen, dropped
 
@@ -71,8 +74,9 @@ def read_in_parts(
     folder = builder.runs.folder
     folder.mkdir(exist_ok=True)
     task = ReadPart(
-        nodes, folder, builder.runs.buckets, builder.undirected, text, builder.run_pairs, workers.memory // 4
-    )
+        nodes, folder, builder.runs.buckets, builder.undirected, text, builder.run_pairs, workers.memory // 4,
+        builder.weighted,
+    )  # fmt: skip
     token = new_token()
     calls = ((parts[at], f"{token}-{at}") for at in range(done, len(parts)))
     for at, part in enumerate(workers.run(task, calls, workers.memory), done):
@@ -109,23 +113,24 @@ class ReadPart:
     text: bool
     run_pairs: int
     memory: int
+    weighted: bool = False
 
     def __call__(self, edges: Edges, name: str) -> PartRead:
         seen, dropped, unknown = 0, 0, None
         with written_aside(self.folder / name) as aside:
             file = PairFile(aside, self.buckets)
-            buffer = PairBuffer(self.buckets.num_nodes, self.undirected, self.run_pairs, file.add)
-            for found in _found(edges, self.nodes, self.text, 0, self.memory):
+            buffer = PairBuffer(self.buckets.num_nodes, self.undirected, self.run_pairs, file.add, self.weighted)
+            for found in found_edges(edges, self.nodes, self.text, 0, self.memory):
                 unknown = found.unknown if unknown is None else unknown
                 seen, dropped = seen + len(found.sources), dropped + found.dropped
-                buffer.add(found.sources, found.targets)
+                buffer.add(found.sources, found.targets, found.values)
             buffer.flush()
             return PartRead(file.close(), seen, dropped, buffer.self_loops, unknown)
 
 
-def _found(edges: Edges, nodes: NodeIds, text: bool, skip: int, memory: int) -> Iterator[Found]:
+def found_edges(edges: Edges, nodes: NodeIds, text: bool, skip: int, memory: int) -> Iterator[Found]:
     """The edges by node number, as many together as memory allows to look up."""
-    for columns, size in _batches(edges, text, skip, 0 if nodes.kind == "row" else memory):
+    for columns, size, values in _batches(edges, text, skip, 0 if nodes.kind == "row" else memory):
         numbers = np.concatenate([nodes.find(column) for column in columns])
         sources, targets = numbers[:size], numbers[size:]
         missing = (sources < 0) | (targets < 0)
@@ -133,30 +138,43 @@ def _found(edges: Edges, nodes: NodeIds, text: bool, skip: int, memory: int) -> 
         if missing.any():
             row = int(missing.argmax())
             unknown = _place_of(columns, row if sources[row] < 0 else size + row)
-        found = Found(sources, targets, int(missing.sum()), unknown)
-        del columns, numbers, sources, targets, missing  # before the next batch comes together
+        found = Found(sources, targets, int(missing.sum()), unknown, values)
+        del columns, numbers, sources, targets, missing, values  # before the next batch comes together
         yield found
         del found
         pa.default_memory_pool().release_unused()  # Arrow keeps what it has freed
 
 
-def _batches(edges: Edges, text: bool, skip: int, memory: int) -> Iterator[tuple[list[Ids], int]]:
-    """(ids, number of edges) of chunks of edges, as many together as memory allows to look up at once: first all
-    sources, then all targets, in one column where they are of one kind. Memory of 0: each chunk by itself."""
-    waiting: list[tuple[Ids, Ids]] = []
+def _batches(edges: Edges, text: bool, skip: int, memory: int) -> Iterator[tuple[list[Ids], int, Array | None]]:
+    """(ids, number of edges, values) of chunks of edges, as many together as memory allows to look up at once: first
+    all sources, then all targets, in one column where they are of one kind. Memory of 0: each chunk by itself."""
+    waiting: list[tuple[Ids, Ids, Array | None]] = []
     size, cost = 0, 0
-    for chunk in edges.chunks(text, skip):
-        for sources, targets in _slices(*chunk, memory):
+    for chunk in _chunks(edges, text, skip):
+        for sources, targets, values in _slices(*chunk, memory):
             more = _cost(sources, targets)
             if waiting and (cost + more > memory or size + len(sources) > _MOST_BATCH):
-                yield _joined(waiting), size
+                yield _joined(waiting)
                 waiting, size, cost = [], 0, 0
-            waiting.append((sources, targets))
+            waiting.append((sources, targets, values))
             size, cost = size + len(sources), cost + more
-            del sources, targets
+            del sources, targets, values
         del chunk
     if waiting:
-        yield _joined(waiting), size
+        yield _joined(waiting)
+
+
+def has_values(edges: Edges) -> bool:
+    """Whether its edges come with values."""
+    return bool(getattr(edges, "has_values", False))
+
+
+def _chunks(edges: Edges, text: bool, skip: int) -> Iterator[tuple[Ids, Ids, Array | None]]:
+    if has_values(edges):
+        yield from edges.valued_chunks(text, skip)  # type: ignore[attr-defined]
+        return
+    for sources, targets in edges.chunks(text, skip):
+        yield sources, targets, None
 
 
 def _cost(sources: Ids, targets: Ids) -> int:
@@ -164,19 +182,24 @@ def _cost(sources: Ids, targets: Ids) -> int:
     return int(_FIND_BYTES * len(sources) + 2 * (sources.nbytes + targets.nbytes))
 
 
-def _slices(sources: Ids, targets: Ids, memory: int) -> Iterator[tuple[Ids, Ids]]:
+def _slices(
+    sources: Ids, targets: Ids, values: Array | None, memory: int
+) -> Iterator[tuple[Ids, Ids, Array | None]]:  # fmt: skip
     """A chunk in pieces that can be looked up within memory, unless that makes them very small."""
     pieces = -(-_cost(sources, targets) // memory) if memory else 1
     rows = max(_LEAST_BATCH, -(-len(sources) // pieces)) if pieces else 1
     for low in range(0, len(sources), rows):
-        yield sources[low : low + rows], targets[low : low + rows]
+        some = slice(low, low + rows)
+        yield sources[some], targets[some], None if values is None else values[some]
 
 
-def _joined(chunks: list[tuple[Ids, Ids]]) -> list[Ids]:
-    """All sources, then all targets; the chunks are emptied."""
-    parts = [sources for sources, _ in chunks] + [targets for _, targets in chunks]
+def _joined(chunks: list[tuple[Ids, Ids, Array | None]]) -> tuple[list[Ids], int, Array | None]:
+    """All sources, then all targets; how many edges; their values. The chunks are emptied."""
+    size = sum(len(sources) for sources, _, _ in chunks)
+    parts = [sources for sources, _, _ in chunks] + [targets for _, targets, _ in chunks]
+    values = [values for _, _, values in chunks if values is not None]
     chunks.clear()
-    return join_ids(parts)
+    return join_ids(parts), size, np.concatenate(values) if values else None
 
 
 def _place_of(columns: list[Ids], place: int) -> Any:

@@ -25,13 +25,15 @@ from ..types import Array, PathLike
 from . import labels as label_encoding
 from . import precision
 from .csr import EdgeBuilder, EdgeCounts
-from .edge_reading import read_here, read_in_parts
+from .edge_features import write_edge_features
+from .edge_reading import has_values, read_here, read_in_parts
 from .ids import Ids, MixedIdsError, as_ids, id_at
 from .labels import Encoded
 from .nodes import NodeIds, stated_count, take_nodes
 from .parts import DEFAULT_NAME, Source, chunk_rows
 from .splits import given_split, made_split
 from .store import KIND, GraphStore
+from .weights import MOST_NODES
 from .workers import Threads, Workers
 
 _T = TypeVar("_T")
@@ -62,13 +64,16 @@ def ingest(
         raise ConfigError("threads and memory are the engine's when ingest is given one")
     if engine is not None:
         refuse_url(out, "a store that a cluster makes")
+        if source.edge_features is not None:
+            raise ConfigError("edge features are not read on a cluster: leave --engine ray out, or --edge-features")
     budget = memory_budget(memory) if engine is None else engine.memory
     count = num_threads(threads)
     identity = None if source.identity is None else [source.identity, config.model_dump(mode="json")]
     with FolderWriter(out, KIND, replace=overwrite, identity=identity) as writer:
         workers = engine or Threads(budget, count)
         work = _Work(source, writer, config, report, count, budget, workers, engine is not None)
-        nodes, edges, dropped = _numbers_or_text(writer, "edges", lambda text: _take_graph(work, text))
+        nodes, edges, dropped = numbers_or_text(writer, "edges", lambda text: _take_graph(work, text))
+        edge_features = _write_edge_features(work, nodes, edges.directed)
         features_meta = _write_features(work, nodes)
         encoded = _labels(source, config, nodes)
         writer.save("labels", encoded.values)
@@ -87,6 +92,8 @@ def ingest(
             "self_loops_dropped": edges.self_loops_dropped,
             "duplicates_merged": edges.duplicates_merged,
             "unknown_edges_dropped": dropped,
+            **({"weights": edges.weights} if edges.weights else {}),
+            **edge_features,
             "split_from": "given" if source.splits is not None else "made" if encoded.num_labelled else "none",
             "config": config.model_dump(mode="json"),
         }
@@ -114,7 +121,7 @@ class _Work:
         return self.memory // (3 if self.apart else self.threads + 2)
 
 
-def _numbers_or_text(writer: FolderWriter, part: str, work: Callable[[bool], _T]) -> _T:
+def numbers_or_text(writer: FolderWriter, part: str, work: Callable[[bool], _T]) -> _T:
     """`work(False)`: the ids of a part as they look. When they turn out to be numbers here and text there, everything
     begins again with `work(True)`: all of them as text."""
     flag = f"{part}_as_text"
@@ -135,16 +142,19 @@ def _take_graph(work: _Work, text: bool) -> tuple[NodeIds, EdgeCounts, int]:
         cluster = work.workers if work.apart else None
         return take_nodes(work.source, work.writer, text, work.memory, work.threads, work.report, cluster)
 
-    nodes = take(text) if work.source.node_ids is None else _numbers_or_text(work.writer, "nodes", take)
+    nodes = take(text) if work.source.node_ids is None else numbers_or_text(work.writer, "nodes", take)
     return nodes, *_take_edges(work, nodes, text)
 
 
 def _take_edges(work: _Work, nodes: NodeIds, text: bool) -> tuple[EdgeCounts, int]:
     """Map every edge's ends to node numbers and write the rows; (counts, edges dropped as unknown)."""
     source, state = work.source, work.writer.state
+    weighted = has_values(source.edges)
+    if weighted and nodes.num_nodes > MOST_NODES:
+        raise InputError(f"{nodes.num_nodes} nodes are more than a graph with edge weights may have ({MOST_NODES})")
     builder = EdgeBuilder(
         work.writer, nodes.num_nodes, work.config.undirected, work.workers, work.task_memory, work.report,
-        source.edges.total,
+        source.edges.total, weighted,
     )  # fmt: skip
     seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
     drop = work.config.unknown_ids == "drop"
@@ -167,11 +177,24 @@ def _take_edges(work: _Work, nodes: NodeIds, text: bool) -> tuple[EdgeCounts, in
         builder.close()
 
 
+def _write_edge_features(work: _Work, nodes: NodeIds, directed: bool) -> dict[str, Any]:
+    """The means of edge features at each node, where edges have any."""
+    features = work.source.edge_features
+    if features is None:
+        return {}
+    text = bool(work.writer.state.get("edges_as_text"))
+    return {
+        "edge_features": write_edge_features(
+            work.writer, features, nodes, directed, text, work.config, work.memory, work.report
+        )
+    }
+
+
 def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:
     num_nodes, dtype = nodes.num_nodes, work.config.feature_dtype
     features, writer = work.source.features, work.writer
     if features is None:
-        _write_degrees(writer, num_nodes, dtype)
+        write_degrees(writer, num_nodes, dtype)
         return {"features_from": "degree", "feature_names": ["log1p(out-degree)", "log1p(in-degree)"]}
     if features.width == 0:
         raise InputError(f"{features.where} has rows without any feature")
@@ -183,7 +206,7 @@ def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:
         for block in features.chunks(stored.rows):
             if stored.rows + len(block) > num_nodes:
                 raise InputError(f"{features.where} has more rows than the graph has nodes ({num_nodes})")
-            stored.append(_finite(block, stored.rows, work.source, work.config, nodes))
+            stored.append(stored_features(block, stored.rows, work.source, work.config, nodes))
             writer.commit()
             work.report("write features", stored.rows, num_nodes)
         if stored.rows != num_nodes:
@@ -193,7 +216,7 @@ def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:
     return {"features_from": "columns" if features.names else "matrix", "feature_names": features.names}
 
 
-def _write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
+def write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
     """Two features for a graph that has none: log1p of the out- and the in-degree."""
     outward = writer.array("out_indptr")
     inward = writer.array("in_indptr") if writer.has("in_indptr") else outward
@@ -205,7 +228,7 @@ def _write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
     writer.close("features")
 
 
-def _finite(block: Array, start: int, source: Source, config: IngestConfig, nodes: NodeIds) -> Array:
+def stored_features(block: Array, start: int, source: Source, config: IngestConfig, nodes: NodeIds) -> Array:
     """The block in its stored precision, with missing values filled or refused."""
     assert source.features is not None
     good = np.isfinite(block)

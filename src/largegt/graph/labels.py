@@ -57,6 +57,32 @@ def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encod
     return _classes(column, task)
 
 
+def unlabelled(num_nodes: int, task: Task, classes: list[Any]) -> Encoded:
+    """So many nodes without a label, in the form that a task's labels have."""
+    counts = [] if task == "regression" else [0] * len(classes)
+    if task in ("multiclass", "binary"):
+        return Encoded(np.full(num_nodes, -1, dtype=np.int32), task, classes, counts, 0)
+    shape = (num_nodes, len(classes)) if task == "multilabel" else (num_nodes,)
+    return Encoded(np.full(shape, np.nan, dtype=np.float32), task, classes, counts, 0)
+
+
+def encode_as(values: Any, names: list[str] | None, task: Task, classes: list[Any], where: str) -> Encoded:
+    """Encode more labels of a task whose classes are known; a value that is none of them is refused."""
+    if task == "multilabel" and not isinstance(values, np.ndarray):
+        values = _floats(_Column(values, where))[:, None]
+    if isinstance(values, np.ndarray):
+        if task != "multilabel":
+            raise InputError(f"{where} has {values.shape[1]} label columns, a {task} task has one: name it")
+        if values.shape[1] != len(classes) or (names or classes) != classes:
+            raise InputError(f"{where} has {values.shape[1]} label columns, wanted are: {', '.join(map(str, classes))}")
+        known = bool(np.any(~np.isnan(values) & (values != -1)))
+        return _multilabel(values, names, where) if known else unlabelled(len(values), task, classes)
+    column = _Column(values, where)
+    if all(missing.all() for _, missing in column.blocks()):
+        return unlabelled(len(column), task, classes)
+    return _regression(column) if task == "regression" else _known_classes(column, task, classes)
+
+
 def num_label_columns(task: str, num_outputs: int) -> int:
     """Columns that labels are counted or looked up in: two for binary, where a model has one output."""
     return 2 if task == "binary" else num_outputs
@@ -160,6 +186,29 @@ def _classes(column: _Column, task: str) -> Encoded:
         row += len(places)
     kind: Task = "binary" if task == "binary" or (task == "auto" and len(distinct) == 2) else "multiclass"
     return Encoded(codes, kind, distinct.to_pylist(), [int(count) for count in counts], int(counts.sum()))
+
+
+def _known_classes(column: _Column, task: Task, classes: list[Any]) -> Encoded:
+    known = pa.array(classes) if classes else pa.array([], pa.large_string())
+    codes = np.empty(len(column), dtype=np.int32)
+    row = 0
+    for values, missing in column.blocks():
+        try:
+            alike = values.cast(known.type)
+        except pa.ArrowException:
+            raise InputError(f"{column.where}: labels are {values.type}, the store's are {known.type}") from None
+        places = pc.index_in(alike, value_set=known).fill_null(-1).to_numpy(zero_copy_only=False)
+        strange = pc.unique(values.filter(pa.array((places < 0) & ~missing))).to_pylist()
+        if strange:
+            shown = ", ".join(repr(value) for value in strange[:5]) + (", …" if len(strange) > 5 else "")
+            raise InputError(
+                f"{column.where}: {shown} is no class of the store, and its classes are what models predict: leave "
+                "such labels empty, or ingest everything again"
+            )
+        codes[row : row + len(places)] = np.where(missing, -1, places)
+        row += len(places)
+    counts = np.bincount(codes[codes >= 0], minlength=len(classes))
+    return Encoded(codes, task, classes, [int(count) for count in counts], int(counts.sum()))
 
 
 def _regression(column: _Column) -> Encoded:

@@ -2,7 +2,9 @@
 
 Enters: (row, value) pairs in any order, from this process or in files that workers wrote. Leaves: `Piece`s, ranges of
 rows that say where their pairs are and sort them. Cost: a run at a time; 8 bytes of disk per pair (int32), 16 beyond
-2³¹ nodes; where every bucket of every run begins, 8 bytes each.
+2³¹ nodes or with weights; where every bucket of every run begins, 8 bytes each.
+
+Where edges have weights, the values are entries: a neighbour and a weight in one number (weight_kernels.py).
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import numpy as np
 
 from ..folder import FolderWriter
 from ..types import Array
-from . import kernels
+from . import kernels, weight_kernels
 from .workers import Workers
 
 _BUCKET_PAIRS = 1 << 20
 _MOST_BUCKETS = 1 << 10
 _MOST_BUCKET_ROWS = 1 << 22
 _WRITE_BYTES = 1 << 30
+_ENTRY_BITS, _SPLIT_BITS = 63, 12
 
 
 def index_dtype(num_nodes: int) -> str:
@@ -51,21 +54,33 @@ class Buckets:
         return grouped, starts
 
 
+def pair_dtype(num_nodes: int, weighted: bool) -> str:
+    """What pairs are made of."""
+    return "int64" if weighted else index_dtype(num_nodes)
+
+
 class PairBuffer:
     """Collects pairs until they make a run, and hands that to `sink`, which may keep it."""
 
-    def __init__(self, num_nodes: int, undirected: bool, run_pairs: int, sink: Callable[[Array], None]) -> None:
+    def __init__(
+        self, num_nodes: int, undirected: bool, run_pairs: int, sink: Callable[[Array], None], weighted: bool = False
+    ) -> None:
         self._undirected, self._run_pairs, self._sink = undirected, run_pairs, sink
-        self._pairs = np.empty((0, 2), dtype=index_dtype(num_nodes))
+        self._pairs = np.empty((0, 2), dtype=pair_dtype(num_nodes, weighted))
         self.filled, self.self_loops = 0, 0
 
-    def add(self, sources: Array, targets: Array) -> None:
+    def add(self, sources: Array, targets: Array, weights: Array | None = None) -> None:
         """Take a chunk of edges; ends of -1 and self loops are left out."""
         room = (2 if self._undirected else 1) * len(sources)
         if self.filled + room > len(self._pairs):
             self.flush()
             self._pairs = np.empty((max(self._run_pairs, room), 2), dtype=self._pairs.dtype)
-        kept, loops = kernels.keep_pairs(sources, targets, self._undirected, self._pairs[self.filled :])
+        free = self._pairs[self.filled :]
+        if weights is None:
+            kept, loops = kernels.keep_pairs(sources, targets, self._undirected, free)
+        else:
+            bits = weights.view(np.int32)
+            kept, loops = weight_kernels.keep_entries(sources, targets, bits, self._undirected, free)
         self.filled += int(kept)
         self.self_loops += int(loops)
 
@@ -102,14 +117,16 @@ class PairRuns:
     """(row, value) pairs on disk: runs, each grouped by bucket. This process appends its runs to one file; workers
     bring files of their own in `folder`."""
 
-    def __init__(self, writer: FolderWriter, name: str, num_nodes: int, expected: int | None) -> None:
+    def __init__(
+        self, writer: FolderWriter, name: str, num_nodes: int, expected: int | None, weighted: bool = False
+    ) -> None:
         self._writer, self.num_nodes = writer, num_nodes
         self._file_key = f"{name}_files"
         shift = f"{name}_shift"
         if shift not in writer.state:
             writer.state[shift] = _bucket_shift(num_nodes, expected)
         self.buckets = Buckets(num_nodes, int(writer.state[shift]))
-        self.dtype = np.dtype(index_dtype(num_nodes))
+        self.dtype = np.dtype(pair_dtype(num_nodes, weighted))
         self.folder = (writer.partial / name).absolute()
         self._pairs = writer.grow(f"{name}_pairs", self.dtype.name, (2,))
         self._starts = writer.grow(f"{name}_starts", "int64", (self.buckets.count + 1,))
@@ -250,6 +267,76 @@ class Piece:
             kernels.mark_row(*pairs, self.low, marks)
         values = np.flatnonzero(np.unpackbits(marks, bitorder="little")).astype(self.dtype)
         return np.array([len(values)]), values, int(kernels.asymmetry_of(self.low, values))
+
+
+@dataclass(frozen=True)
+class WeightedPiece:
+    """A piece whose values are entries."""
+
+    piece: Piece
+
+    def sorted(self, most_pairs: int) -> tuple[Array, Array, int, Array]:
+        """(how many distinct neighbours each row has, the neighbours row after row, how asymmetric they are, the sums
+        of their weights in float64)."""
+        piece = self.piece
+        counts = piece.counts()
+        total = int(counts.sum())
+        if total > most_pairs:
+            return self._one_row(total, most_pairs)
+        starts, entries = offsets(counts), np.empty(total, dtype=np.int64)
+        cursor = starts[:-1].copy()
+        for pairs, begins, ends in piece.pairs():
+            kernels.place_pieces(pairs, begins, ends, piece.low, cursor, entries)
+        values, weights = np.empty(total, dtype=np.int64), np.empty(total)
+        asymmetry = weight_kernels.sort_entries(starts, entries, counts, piece.low, values, weights)
+        kept = int(counts.sum())
+        return counts, values[:kept], int(asymmetry), weights[:kept]
+
+    def _one_row(self, total: int, most_pairs: int) -> tuple[Array, Array, int, Array]:
+        """One row with more pairs than memory: range after range of its entries, in their order. What a range ends
+        with may go on in the next."""
+        values, weights = [np.empty(0, dtype=np.int64)], [np.empty(0)]
+        for low, high, size in self._ranges(0, _ENTRY_BITS, total, most_pairs):
+            for entries in self._taken(low, high, size, most_pairs):
+                entries.sort()
+                begun = min(1, len(values[-1]))
+                more, sums = np.empty(begun + len(entries), dtype=np.int64), np.empty(begun + len(entries))
+                more[:begun], sums[:begun] = values[-1][-1:], weights[-1][-1:]
+                kept = weight_kernels.add_entries(entries, more, sums, 0, begun)
+                values[-1], weights[-1] = values[-1][: -1 if begun else None], weights[-1][: -1 if begun else None]
+                values.append(more[:kept].copy())
+                weights.append(sums[:kept].copy())
+        every = np.concatenate(values)
+        asymmetry = int(kernels.asymmetry_of(self.piece.low, every))
+        return np.array([len(every)]), every, asymmetry, np.concatenate(weights)
+
+    def _ranges(self, low: int, bits: int, size: int, most: int) -> Iterator[tuple[int, int, int]]:
+        """(first, last, how many) of ranges of entries with at most `most` each, or of one that comes that often; of
+        the entries that are `low` but for so many bits."""
+        if size <= most or not bits:
+            yield low, low + (1 << bits) - 1, size
+            return
+        shift = max(0, bits - _SPLIT_BITS)
+        counts = np.zeros(1 << (bits - shift), dtype=np.int64)
+        for pairs in self.piece.pairs():
+            weight_kernels.count_keys(*pairs, self.piece.low, low, shift, counts)
+        for first, last in windows(offsets(counts), 0, most):
+            here = int(counts[first:last].sum())
+            if last == first + 1:
+                yield from self._ranges(low + (first << shift), shift, here, most)
+            elif here:
+                yield low + (first << shift), low + (last << shift) - 1, here
+
+    def _taken(self, low: int, high: int, size: int, most: int) -> Iterator[Array]:
+        """The entries of a range; one that comes more often than memory holds, in lots."""
+        if low == high:
+            for done in range(0, size, most):
+                yield np.full(min(most, size - done), low)
+            return
+        entries, taken = np.empty(size, dtype=np.int64), 0
+        for pairs in self.piece.pairs():
+            taken = weight_kernels.take_keys(*pairs, self.piece.low, low, high, entries, taken)
+        yield entries
 
 
 def _split_rows(piece: Piece, most_pairs: int) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..types import Array
 from .ids import Ids, MixedIdsError, as_ids, as_text, is_text
 from .tables import Table, float_block, load_npy
+from .weight_values import as_weights
 from .workers import Workers
 
 EDGE_CHUNK_ROWS = 1 << 20
@@ -112,6 +113,8 @@ class Source:
     """What was guessed on the way (which columns, for example), a line each."""
     identity: str | None = None
     """Names this input, so that a killed ingest goes on with the same; without it, ingest starts over."""
+    edge_features: Any = None
+    """The edges once more, with features: `EdgeFeatures` of edge_features.py."""
 
 
 class ArrayEdges:
@@ -221,11 +224,14 @@ def _same_chunks(chunks: Iterator[Ids], others: Iterator[Ids]) -> bool:
 
 
 class TableEdges:
-    """Edges in two columns of a table."""
+    """Edges in two columns of a table, and their weights in a third where it is named."""
 
-    def __init__(self, table: Table, source: str, target: str, *, chunk_rows: int | None = None) -> None:
-        self._table, self._source, self._target = table, source, target
+    def __init__(
+        self, table: Table, source: str, target: str, *, chunk_rows: int | None = None, weight: str | None = None
+    ) -> None:
+        self._table, self._source, self._target, self._weight = table, source, target, weight
         self._chunk_rows = chunk_rows or EDGE_CHUNK_ROWS
+        self.has_values = weight is not None
         self.where = table.where
         self.total = table.num_rows
 
@@ -236,18 +242,44 @@ class TableEdges:
 
     def parts(self, count: int, chunk_rows: int) -> list[Edges]:
         return [
-            TableEdges(part, self._source, self._target, chunk_rows=chunk_rows) for part in self._table.parts(count)
+            TableEdges(part, self._source, self._target, chunk_rows=chunk_rows, weight=self._weight)
+            for part in self._table.parts(count)
         ]
 
     def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        for sources, targets, _, _ in self.batches(text, skip, []):
+            yield sources, targets
+
+    def valued_chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids, Array]]:
+        assert self._weight is not None
+        where = f"{self.where}: column {self._weight!r}"
+        for sources, targets, batch, row in self.batches(text, skip, [self._weight]):
+            yield sources, targets, as_weights(batch.column(self._weight), where, row)
+
+    def feature_columns(self, patterns: list[str]) -> list[str]:
+        """Columns of numbers or vectors by name or glob; what names nodes or weighs edges is no feature."""
+        taken = (self._source, self._target, self._weight)
+        found = [name for name in self._table.matching(patterns, "edge features") if name not in taken]
+        wrong = [name for name in found if not (self._table.is_numeric(name) or self._table.is_list(name))]
+        if wrong or not found:
+            what = f"column {wrong[0]!r} is no number" if wrong else "no column is left over"
+            raise InputError(f"{self.where}: {what} to be a feature of edges; name columns of numbers")
+        return found
+
+    def batches(self, text: bool, skip: int, others: list[str]) -> Iterator[tuple[Ids, Ids, Any, int]]:
+        """(sources, targets, a batch with the columns `others`, its first row); a CSV's come as fractions, its weights
+        as text, to say which is none."""
         columns = [self._source, self._target]
         types = self._table.id_types(columns, text)
+        if self._table.kind != ".parquet":
+            types |= {name: pa.string() if name == self._weight else pa.float64() for name in others}
+        columns += [name for name in others if name not in columns]
         row = self._table.first_row + skip
         for batch in self._table.batches(columns, types, self._chunk_rows, skip):
             sources = self._table.ids(self._source, batch.column(0), row)
             targets = self._table.ids(self._target, batch.column(1), row)
+            yield *((as_text(sources), as_text(targets)) if text else (sources, targets)), batch, row
             row += len(sources)
-            yield (as_text(sources), as_text(targets)) if text else (sources, targets)
 
 
 class ManyEdges:
@@ -255,7 +287,8 @@ class ManyEdges:
 
     def __init__(self, streams: Sequence[Edges]) -> None:
         self._streams = streams
-        self.where = streams[0].where + (f" and {len(streams) - 1} more" if len(streams) > 1 else "")
+        first = streams[0].where if streams else "no file"
+        self.where = first + (f" and {len(streams) - 1} more" if len(streams) > 1 else "")
         totals = [stream.total for stream in streams]
         self.total = None if None in totals else sum(total for total in totals if total is not None)
 

@@ -17,6 +17,7 @@ from ..errors import InputError, first_line
 from ..folder import fingerprint
 from ..types import Array, PathLike
 from .claims import check_npz, checked_sparse
+from .edge_features import ArrayEdgeFeatures, EdgeFeatures, TableEdgeFeatures
 from .files import expand, facts_of, file_kind
 from .ids import Ids, native
 from .parts import (
@@ -39,6 +40,7 @@ from .parts import (
 )
 from .splits import npz_splits, split_codes
 from .tables import Table, float_block, is_table, load_npy, reading
+from .weights import WeightedEdges
 
 __all__ = ["Source", "arrays", "files", "pyg"]
 
@@ -58,13 +60,19 @@ def arrays(
     node_ids: Any = None,
     num_nodes: int | None = None,
     name: str = DEFAULT_NAME,
+    weights: Any = None,
+    edge_features: Any = None,
 ) -> Source:
     """A graph in memory. `edge_index` is [2, E] or [E, 2] (2×2 is read as [2, E]), NumPy or torch.
 
     Without `node_ids` the numbers in `edge_index` are rows of `features` and `labels`. `splits` maps train,
-    valid and test to node numbers (rows) or boolean masks.
+    valid and test to node numbers (rows) or boolean masks. `weights` [E] are positive numbers, one for each edge;
+    `edge_features` [E, f] any numbers, a row for each edge.
     """
-    edges = ArrayEdges(as_numpy(edge_index), "edge_index")
+    edges: Edges = ArrayEdges(as_numpy(edge_index), "edge_index")
+    of_edges = None if edge_features is None else ArrayEdgeFeatures(edges, as_numpy(edge_features), "edge_features")
+    if weights is not None:
+        edges = WeightedEdges(edges, as_numpy(weights), "weights")
     matrix = features
     if features is not None and not scipy.sparse.issparse(features):
         matrix = as_numpy(features)
@@ -79,11 +87,19 @@ def arrays(
         splits=parts,
         node_ids=None if node_ids is None else ArrayIds(as_numpy(node_ids), "node_ids"),
         num_nodes=_checked_count(num_nodes),
+        edge_features=of_edges,
     )
 
 
-def pyg(data: Any, name: str = DEFAULT_NAME, split_index: int = 0) -> Source:
-    """A PyG `Data` object (or anything with its attributes). Of masks [N, s], one column is taken."""
+def pyg(
+    data: Any,
+    name: str = DEFAULT_NAME,
+    split_index: int = 0,
+    edge_weights: bool = True,
+    edge_features: bool = True,
+) -> Source:
+    """A PyG `Data` object (or anything with its attributes). Of masks [N, s], one column is taken. `edge_weight` and
+    `edge_attr`, where it has them, are the weights and the features of its edges, unless told to leave them."""
     if getattr(data, "edge_index", None) is None:
         found = [key for key in ("adj_t", "adj") if getattr(data, key, None) is not None]
         raise InputError(
@@ -109,11 +125,13 @@ def pyg(data: Any, name: str = DEFAULT_NAME, split_index: int = 0) -> Source:
         splits or None,
         num_nodes=None if num_nodes is None else int(num_nodes),
         name=name,
+        weights=getattr(data, "edge_weight", None) if edge_weights else None,
+        edge_features=getattr(data, "edge_attr", None) if edge_features else None,
     )
 
 
 def files(
-    edges: PathLike | Sequence[PathLike],
+    edges: PathLike | Sequence[PathLike] | None,
     *,
     nodes: PathLike | None = None,
     features: PathLike | None = None,
@@ -123,14 +141,17 @@ def files(
     target: str | None = None,
     id: str | None = None,
     label: str | None = None,
-    feature_columns: str | None = None,
+    feature_columns: str | Sequence[str] | None = None,
     split: str | None = None,
     num_nodes: int | None = None,
+    weight: str | None = None,
+    edge_features: str | Sequence[str] | None = None,
 ) -> Source:
     """A graph in files.
 
     edges: .parquet, .csv, .tsv (each plain or .gz), .npy; a folder of such tables, a glob (`edges/part-*.csv`), or a
-    list of files. Tables may lie at URLs: `s3://bucket/edges/*.parquet`, `https://host/edges.csv.gz`.
+    list of files. Tables may lie at URLs: `s3://bucket/edges/*.parquet`, `https://host/edges.csv.gz`. None: no edges,
+    where nodes come to a store that is there.
     nodes: a table, a row per node: an id, features (numeric columns, columns of vectors), label(s), a split.
     features: .npy [N, d], .npz (SciPy sparse), or a table whose numeric columns are features, in node order.
     labels: .npy, or a table: one column is in node order, with an id column it is by id.
@@ -138,14 +159,22 @@ def files(
     several masks with split=NAME:3), or a table of ids and splits.
     source, target, id, label, feature_columns, split: column names; label and feature_columns may be comma
     lists, feature_columns may hold globs (`f*`). Without them the usual names are looked for.
+    weight: the edge column with the weights, positive numbers; for edges in .npy files, a .npy file with a number per
+    edge. Without it edges have none.
+    edge_features: edge columns of numbers or vectors, a comma list with globs; for edges in .npy files, a .npy file
+    [E, f].
     """
     reader = _Files(
         id, _names(label), _names(feature_columns), split, own_labels=labels is None, own_split=splits is None
     )
-    identity = _identity_of(
-        [edges, nodes, features, labels, splits], [source, target, id, label, feature_columns, split, num_nodes]
-    )
-    edge_stream = reader.edges(edges, source, target)
+    paths = [edges, nodes, features, labels, splits]
+    choices = [source, target, id, label, feature_columns, split, num_nodes]
+    for extra in (weight, edge_features):
+        if extra is not None:
+            paths, choices = [*paths, extra if _is_npy(extra) else None], [*choices, extra]
+    identity = _identity_of(paths, choices)
+    edge_stream = ManyEdges([]) if edges is None else reader.edges(edges, source, target, weight)
+    of_edges = None if edge_features is None else reader.edge_features(edge_stream, edge_features)
     reader.take_nodes(nodes, own_features=features is None)
     reader.take_features(features)
     reader.take_labels(labels)
@@ -160,6 +189,7 @@ def files(
         num_nodes=_checked_count(num_nodes),
         notes=tuple(reader.notes),
         identity=identity,
+        edge_features=of_edges,
     )
 
 
@@ -194,10 +224,17 @@ class _Files:
         self.node_ids: IdColumn | None = None
         self.notes: list[str] = []
 
-    def edges(self, paths: PathLike | Sequence[PathLike], source: str | None, target: str | None) -> Edges:
+    def edges(
+        self, paths: PathLike | Sequence[PathLike], source: str | None, target: str | None, weight: str | None = None
+    ) -> Edges:
         found = expand(paths)
         if all(file_kind(file) == ".npy" for file in found):
-            return ManyEdges([NpyEdges(str(file)) for file in found])
+            stream = ManyEdges([NpyEdges(str(file)) for file in found])
+            if weight is None:
+                return stream
+            if not _is_npy(weight):
+                raise InputError(f"{stream.where} has no columns: give weights as a .npy file with a number per edge")
+            return WeightedEdges(stream, load_npy(weight), weight, file=weight)
         table = Table(found)
         if len(table.columns) < 2:
             raise InputError(f"{table.where} has {len(table.columns)} column, edges need two: source and target")
@@ -210,7 +247,19 @@ class _Files:
         if first == second:
             raise InputError(f"{table.where}: source and target are both column {first!r}; name two columns")
         self.notes.append(f"{table.where}: edges go from column {first!r} to column {second!r}")
-        return TableEdges(table, first, second)
+        if weight is not None and table.column(weight, "weights") in (first, second):
+            raise InputError(f"{table.where}: column {weight!r} names nodes, so it cannot be the weights")
+        return TableEdges(table, first, second, weight=weight)
+
+    def edge_features(self, edges: Edges, wanted: str | Sequence[str]) -> EdgeFeatures:
+        """The features of edges: columns of their table, or a .npy file beside theirs."""
+        if isinstance(edges, TableEdges):
+            columns = edges.feature_columns(_names(wanted))
+            self.notes.append(f"{edges.where}: features of edges are {', '.join(columns)}")
+            return TableEdgeFeatures(edges, columns)
+        if not _is_npy(wanted):
+            raise InputError(f"{edges.where} has no columns: give edge features as a .npy file [E, f]")
+        return ArrayEdgeFeatures(edges, load_npy(str(wanted)), str(wanted))
 
     def take_nodes(self, path: PathLike | None, own_features: bool = True) -> None:
         """The node table: ids, label columns, a split column and feature columns, each where there is one.
@@ -393,6 +442,11 @@ def _checked_count(num_nodes: int | None) -> int | None:
     if num_nodes is not None and int(num_nodes) < 1:
         raise InputError(f"num_nodes is {num_nodes}: a graph needs at least one node")
     return None if num_nodes is None else int(num_nodes)
+
+
+def _is_npy(name: str | Sequence[str]) -> bool:
+    """Whether this names a file rather than columns."""
+    return isinstance(name, str) and name.endswith(".npy")
 
 
 def _names(text: str | Sequence[str] | None) -> list[str]:

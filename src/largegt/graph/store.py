@@ -8,6 +8,9 @@ Arrays (`N` nodes, `E` distinct edges without self loops):
   out_indptr [N+1] int64, out_indices [E]     successors of each node, sorted
   in_indptr, in_indices                       predecessors; only when the graph is directed
   both_indptr, both_indices                   the undirected view; only when the graph is directed
+  out_weights [E], out_strengths, out_weight_sums, and the same for in and both: see weights.py; only where edges have
+                                              weights
+  out_edge_features [N, f] float32            means of edge features, likewise: see edge_features.py
   features [N, d]                             float32, float16 or bfloat16 (as uint16 bits)
   labels                                      [N] int32 (-1: none); multi-label: [N, c] float32 (NaN: none);
                                               regression: [N] float32 (NaN: none)
@@ -33,8 +36,10 @@ from ..progress import Progress
 from ..types import Array, Direction, PathLike, Task
 from .labels import labelled
 from .splits import SPLIT_CODES
+from .weight_kernels import SUM_BLOCK
 
 KIND = "store"
+WEIGHT_PARTS = ("weights", "strengths", "weight_sums")
 _BLOCK_NODES = 1 << 22
 _NOTES = {
     "name": str,
@@ -65,6 +70,13 @@ class GraphStore:
         for key, known in (("task", get_args(Task)), ("id_kind", ("row", "integer", "string"))):
             if store.folder.meta[key] not in known:
                 raise FormatError(f"{store.path} says {key}={store.folder.meta[key]!r}, which is none of {list(known)}")
+        if store.weighted:
+            store._check_means()
+        sides = ("out", "in", "both") if store.directed else ("out",)
+        if (width := store.num_edge_features) and any(
+            store.folder.shape(f"{side}_edge_features") != (store.num_nodes, width) for side in sides
+        ):
+            raise FormatError(f"{store.path} has edge features of another width; {store.folder.advice}")
         if len(store.folder.shape("features")) != 2:
             raise FormatError(f"{store.folder.file('features')} is no matrix; {store.folder.advice}")
         return store
@@ -75,7 +87,21 @@ class GraphStore:
         ids = {"integer": {"node_ids": n}, "string": {"node_id_offsets": n + 1}}.get(self.id_kind, {})
         sides = {"out": e} | ({"in": e, "both": self._rows("both_indices")} if self.directed else {})
         csr = {f"{side}_indptr": n + 1 for side in sides} | {f"{side}_indices": rows for side, rows in sides.items()}
+        if self.weighted:
+            csr |= {f"{side}_weights": rows for side, rows in sides.items()}
+            csr |= {f"{side}_strengths": n for side in sides}
+            csr |= {f"{side}_weight_sums": -(-rows // SUM_BLOCK) for side, rows in sides.items()}
+        csr |= {f"{side}_edge_features": n for side in sides if self.num_edge_features}
         return {**csr, "features": n, "labels": n, "split": n, **ids}
+
+    def _check_means(self) -> None:
+        """What the manifest says of weights is what `mean_weight` needs."""
+        facts = self.folder.meta["weights"]
+        means = facts.get("mean") if isinstance(facts, dict) else None
+        sides = ("out", "in", "both") if self.directed else ("out",)
+        known = [facts.get("least"), facts.get("largest"), *map(means.get, sides)] if isinstance(means, dict) else []
+        if not known or not all(isinstance(number, float) and 0 < number < np.inf for number in known):
+            raise FormatError(f"{self.path / 'manifest.json'} has no mean of the weights; {self.folder.advice}")
 
     def _rows(self, name: str) -> int:
         return (*self.folder.shape(name), 0)[0]
@@ -84,7 +110,9 @@ class GraphStore:
         """Before a stage reads the neighbours of these directions, or the features, whatever their size: refuse
         damage, and neighbours that are no nodes. Once in a process."""
         if is_checker() and self.folder.url is None:  # what lies at a URL is checked when it is brought
-            self._verify(directions, ["labels", "split", *(["features"] if features else [])], progress)
+            sides = ("out", "in", "both") if self.directed else ("out",)
+            means = [f"{side}_edge_features" for side in sides if self.num_edge_features]
+            self._verify(directions, ["labels", "split", *(["features", *means] if features else [])], progress)
 
     def verify_numbers(self, progress: Progress | None = None) -> None:
         """Refuse neighbours, labels and ids that cannot be, whatever the checksums say."""
@@ -95,10 +123,13 @@ class GraphStore:
 
     def _verify(self, directions: Iterable[Direction], others: list[str], progress: Progress | None) -> None:
         prefixes = sorted({direction if self.directed else "out" for direction in directions})
-        names = [f"{prefix}_{part}" for prefix in prefixes for part in ("indptr", "indices")]
+        parts = ("indptr", "indices", *(WEIGHT_PARTS if self.weighted else ()))
+        names = [f"{prefix}_{part}" for prefix in prefixes for part in parts]
         self.folder.verify([*others, *names], progress, bounds_of(self.folder))
         for prefix in prefixes:
             self._check_starts(prefix)
+            if self.weighted:
+                self._check_weights(prefix)
 
     def _check_starts(self, prefix: str) -> None:
         """`indptr` must rise from 0 to the number of neighbours."""
@@ -111,6 +142,18 @@ class GraphStore:
         if not rises or indptr[0] != 0 or indptr[-1] != self._rows(f"{prefix}_indices"):
             raise FormatError(f"{self.folder.file(f'{prefix}_indptr')} is no list of rows; {self.folder.advice}")
         self._sound.add(prefix)
+
+    def _check_weights(self, prefix: str) -> None:
+        """Weights are positive and finite."""
+        name = f"{prefix}_weights"
+        if name in self._sound:
+            return
+        weights = self.folder.array(name)
+        for at in range(0, len(weights), _BLOCK_NODES):
+            part = weights[at : at + _BLOCK_NODES]
+            if not (part.min() > 0 and part.max() < np.inf):  # no number fails too
+                raise FormatError(f"{self.folder.file(name)} has weights that are none; {self.folder.advice}")
+        self._sound.add(name)
 
     def in_ranges(self) -> GraphStore:
         """The same graph; where it lies at a URL, edges and features stay there and slices of them are read. For those
@@ -189,6 +232,43 @@ class GraphStore:
         return self.csr(opposite[direction])
 
     @property
+    def weighted(self) -> bool:
+        """Whether edges have weights."""
+        return "weights" in self.folder.meta
+
+    @property
+    def weights(self) -> Array:
+        """[E] float32: the weight of each entry of `indices`. A store without weights refuses."""
+        return self.weights_of("out")[0]
+
+    def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
+        """(weights, strengths, sums of blocks) beside `csr(direction)`: see weights.py."""
+        if not self.weighted:
+            raise InputError(f"{self.place} has no edge weights: ingest it again with --weight COLUMN")
+        prefix = direction if self.directed else "out"
+        weights, strengths, sums = (self._large(f"{prefix}_{part}") for part in WEIGHT_PARTS)
+        return weights, strengths, sums
+
+    def mean_weight(self, direction: Direction) -> float:
+        """The mean over the entries of `csr(direction)`."""
+        return float(self.folder.meta["weights"]["mean"][direction if self.directed else "out"])
+
+    @property
+    def edge_feature_names(self) -> list[str]:
+        """What the features of edges are called; none where edges have none."""
+        facts = self.folder.meta.get("edge_features")
+        names = facts.get("names") if isinstance(facts, dict) else None
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def num_edge_features(self) -> int:
+        return len(self.edge_feature_names)
+
+    def edge_features(self, direction: Direction) -> Array:
+        """[N, f] float32: means of the features of the edges that leave a node, enter it, or either."""
+        return self._large(f"{direction if self.directed else 'out'}_edge_features")
+
+    @property
     def features(self) -> Array:
         """[N, d]; for bfloat16 the raw uint16 bits (`feature_dtype` says which)."""
         return self._large("features")
@@ -226,7 +306,8 @@ class GraphStore:
     @property
     def structure_fingerprint(self) -> str:
         """Names the edges alone: features and labels may change without touching it."""
-        return self.folder.checksum("out_indices") + self.folder.checksum("out_indptr")
+        weights = self.folder.checksum("out_weights") if self.weighted else ""
+        return self.folder.checksum("out_indices") + self.folder.checksum("out_indptr") + weights
 
     # the user's ids
 

@@ -80,7 +80,7 @@ class LargeGT(NodeModel):
         meta = prepared.meta
         prepared.check_labels(config.label_contexts if config else 0)
         return cls(
-            prepared.num_features, meta["num_outputs"], meta["num_nodes"], prepared.num_positions, config,
+            prepared.num_features, meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions, config,
             prepared.hops, meta["task"],
         )  # fmt: skip
 

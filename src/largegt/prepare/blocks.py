@@ -3,7 +3,8 @@
 Enters: the rows of A that are wanted and a way to load rows of X. Leaves: the sums, lot after lot of rows. Cost:
 the memory given. X is loaded once if it fits, otherwise once per block of wanted rows, always from front to back.
 
-A row's neighbours are added in rising order in any case, so the sums are the same bits for any amount of memory.
+A row's neighbours are added in rising order in any case, so the sums are the same bits for any amount of memory. Where
+A has weights, each row of X is multiplied by its own first.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ _NOWHERE = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Neighbors:
-    """Rows of A: sorted neighbour lists, with the node itself among them if `self_loops`."""
+    """Rows of A: sorted neighbour lists, with the node itself among them if `self_loops`. An entry is 1, or its weight
+    times `weight_scale` where there are weights; a self loop is 1 in any case."""
 
     indptr: Array
     indices: Array
     self_loops: bool
+    weights: Array | None = None
+    weight_scale: float = 1.0
 
     @property
     def num_nodes(self) -> int:
@@ -55,7 +59,9 @@ class Neighbors:
             return self
         first, last = int(nodes[0]), int(nodes[-1]) + 1
         indptr = window(self.indptr, first, last + 1)
-        return Neighbors(indptr, window(self.indices, int(indptr[first]), int(indptr[last])), self.self_loops)
+        low, high = int(indptr[first]), int(indptr[last])
+        weights = None if self.weights is None else window(self.weights, low, high)
+        return Neighbors(indptr, window(self.indices, low, high), self.self_loops, weights, self.weight_scale)
 
 
 def numbers(nodes: Array | range) -> Array:
@@ -169,9 +175,12 @@ def _add(
     def part(first: int, last: int) -> None:
         if is_first:
             sums[first:last] = 0
-        kernels.add_neighbors(
-            neighbors.indptr, neighbors.indices, nodes[first:last], cursor[first:last], low, high,
-            neighbors.self_loops, dense, place_of, sums[first:last],
-        )  # fmt: skip
+        some = (nodes[first:last], cursor[first:last], low, high, neighbors.self_loops, dense, place_of)
+        if neighbors.weights is None:
+            kernels.add_neighbors(neighbors.indptr, neighbors.indices, *some, sums[first:last])
+        else:
+            kernels.add_weighted(
+                neighbors.indptr, neighbors.indices, *some, sums[first:last], neighbors.weights, neighbors.weight_scale
+            )
 
     run_chunks(part, len(nodes), _CHUNK_ROWS, threads)

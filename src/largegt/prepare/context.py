@@ -6,7 +6,9 @@ the memory given (blocks.py); all contexts but the last lie on disk in between, 
 sums over. Sums are float32 whatever the features are stored as.
 
 Ã = D_r^{-1/2} (A + I) D_c^{-1/2} with the degrees of A + I: by rows along the chosen direction, by columns against it.
-For the undirected view both are the same and Ã is the usual symmetric normalisation.
+For the undirected view both are the same and Ã is the usual symmetric normalisation. Where edges have weights, A has
+them in place of ones, divided by their mean: an average edge counts as much as the node itself, weights that are all
+alike change nothing, and neither does their unit.
 
 Along several directions a row is [H, Ã_out H, Ã_in H, Ã_out² H, Ã_in² H, …]: by hop, and within a hop by direction.
 """
@@ -14,7 +16,7 @@ Along several directions a row is [H, Ã_out H, Ã_in H, Ã_out² H, Ã_in² H, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,11 +26,13 @@ from ..graph.store import GraphStore
 from ..progress import silent
 from ..types import Array, Direction
 from .blocks import Finish, Load, Neighbors
+from .edge_means import EdgeMeans
 from .engines.engine import Engine
 from .engines.local import run_chunks
 from .features import NodeFeatures, as_range, degrees_of
 
 _CHUNK_ROWS = 1 << 14
+_AGAINST: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 
 
 def context_names(directions: Sequence[Direction], hops: int) -> list[str]:
@@ -39,13 +43,34 @@ def context_names(directions: Sequence[Direction], hops: int) -> list[str]:
     return [f"{side} {hop} {'hop' if hop == 1 else 'hops'}" for hop in range(1, hops + 1) for side in directions]
 
 
+@dataclass(frozen=True)
+class Degrees:
+    """Row sums of A, from where rows begin; or from the sums of weights, which are multiplied by `scale`."""
+
+    known: Array
+    scale: float | None = None
+
+    def root_scale(self, nodes: slice | Array) -> Array:
+        """float32 (degree + 1)^{-1/2} of a range of nodes or of sorted node numbers."""
+        degrees = degrees_of(self.known, nodes) if self.scale is None else self.known[nodes] * self.scale
+        return np.asarray(1.0 / np.sqrt(degrees + 1.0), dtype=np.float32)
+
+
 class _Walk:
     """One direction: its Ã, the nodes that each hop is needed of, and the contexts made so far."""
 
-    def __init__(self, store: GraphStore, nodes: Array, direction: Direction, hops: int, engine: Engine) -> None:
+    def __init__(
+        self, store: GraphStore, nodes: Array, direction: Direction, hops: int, engine: Engine, weighted: bool
+    ) -> None:
         self.direction, self.engine = direction, engine
         self.neighbors = Neighbors(*store.csr(direction), self_loops=True)
-        self.reverse_indptr, _ = store.reverse_csr(direction)
+        self.degrees, self.reverse_degrees = Degrees(store.csr(direction)[0]), Degrees(store.reverse_csr(direction)[0])
+        if weighted:
+            scale = 1.0 / store.mean_weight(direction)
+            weights, strengths, _ = store.weights_of(direction)
+            self.neighbors = replace(self.neighbors, weights=weights, weight_scale=scale)
+            self.degrees = Degrees(strengths, scale)
+            self.reverse_degrees = Degrees(store.weights_of(_AGAINST[direction])[1], scale)
         self.rings: list[Array | None] = [nodes]
         """The nodes that hop 0, 1, …, `hops` is needed of, sorted: those of the last, and from there on the neighbours
         too; None for all nodes."""
@@ -62,7 +87,7 @@ class _Walk:
         return f"scratch_context_{self.direction}_{hop}"
 
     def row_scale(self, nodes: Array | range) -> Array:
-        return _root_scale(self.neighbors.degrees(nodes))
+        return self.degrees.root_scale(_range_of(nodes))
 
     def _with_neighbors(self, nodes: Array) -> Array | None:
         """These nodes and their neighbours, sorted; None when that is every node, or nearly."""
@@ -82,16 +107,20 @@ class ContextFeatures:
 
     def __init__(
         self, features: NodeFeatures, nodes: Array, shift: Array, gain: Array, directions: Sequence[Direction],
-        engine: Engine,
+        engine: Engine, weighted: bool = False, edge_features: bool = False,
     ) -> None:  # fmt: skip
+        """`shift` and `gain` [d] are of the features, and behind them of the means of edge features (edge_means.py)
+        where contexts have these."""
         self.features, self.nodes, self.shift, self.gain = features, nodes, shift, gain
-        self.directions, self.engine = directions, engine
-        self.width = features.width
+        self.directions, self.engine, self.weighted = directions, engine, weighted
+        self.edge_width = features.store.num_edge_features if edge_features else 0
+        self.width = features.width + self.edge_width
 
     def write(self, writer: FolderWriter, dtype: str, hops: int = 2) -> None:
         """Grow `tokens` [t, 1 + hops·directions, d] in the writer's folder, from where an earlier run stopped."""
         names = context_names(self.directions, hops)
-        walks = [_Walk(self.features.store, self.nodes, side, hops, self.engine) for side in self.directions]
+        store = self.features.store
+        walks = [_Walk(store, self.nodes, side, hops, self.engine, self.weighted) for side in self.directions]
         out = writer.grow("tokens", dtype, (1 + len(names), self.width))
         # the last context goes straight into the rows, all others lie aside until then
         aside = [(walk, hop) for walk in walks for hop in range(1, hops if walk is walks[-1] else hops + 1)]
@@ -105,7 +134,7 @@ class ContextFeatures:
 
         def finish(first: int, last: int, sums: Array | None) -> None:
             if sums is not None:
-                self._scale_rows(walks[-1], self.nodes[first:last], sums, hops)
+                sums = self._context_rows(walks[-1], self.nodes[first:last], sums, hops)
             for start in range(first, last, _CHUNK_ROWS):
                 stop = min(last, start + _CHUNK_ROWS)
                 part = None if sums is None else sums[start - first : stop - first]
@@ -129,8 +158,7 @@ class ContextFeatures:
         made = writer.grow(walk.scratch(hop), "float32", (self.width,))
 
         def finish(first: int, last: int, sums: Array) -> None:
-            self._scale_rows(walk, nodes[first:last], sums, hop)
-            made.append(sums)
+            made.append(self._context_rows(walk, nodes[first:last], sums, hop))
             writer.commit()
 
         if made.rows < len(nodes):
@@ -142,7 +170,9 @@ class ContextFeatures:
     ) -> Array:
         nodes = np.asarray(self.nodes[start:stop], dtype=np.int64)
         rows = np.empty((stop - start, 1 + num_contexts, self.width), dtype=np.float32)
-        np.multiply(self.features.rows(nodes) - self.shift, self.gain, out=rows[:, 0])
+        own = self.features.width
+        np.multiply(self.features.rows(nodes) - self.shift[:own], self.gain[:own], out=rows[:, 0, :own])
+        rows[:, 0, own:] = 0
         for side, walk in enumerate(walks):
             for hop, context in enumerate(walk.contexts, start=1):
                 ring = walk.rings[hop]
@@ -162,22 +192,32 @@ class ContextFeatures:
     def _sum(self, walk: _Walk, nodes: Array | range, hop: int, name: str, finish: Finish, start: int) -> None:
         sources = walk.rings[hop - 1]
         load: Load
+        width = self.width
         if hop == 1:
-            load = _FeatureRows(self.features, self.shift, walk.reverse_indptr, sources)
+            width = self.features.width
+            load = _FeatureRows(self.features, self.shift[:width], walk.reverse_degrees, sources)
         else:
-            load = _ContextRows(walk.contexts[hop - 2], walk.reverse_indptr, sources)
-        self.engine.sums(walk.neighbors, nodes, sources, load, self.width, finish, f"context {name}", start)
+            load = _ContextRows(walk.contexts[hop - 2], walk.reverse_degrees, sources)
+        self.engine.sums(walk.neighbors, nodes, sources, load, width, finish, f"context {name}", start)
 
-    def _scale_rows(self, walk: _Walk, nodes: Array | range, sums: Array, hop: int) -> None:
-        """Sums over neighbours as rows of a context; those of the first hop are of features without their gain."""
-        scale = walk.row_scale(nodes)
+    def _context_rows(self, walk: _Walk, nodes: Array | range, sums: Array, hop: int) -> Array:
+        """Sums over neighbours, which are changed, as rows of a context; those of the first hop are of features without
+        their gain, and what the edges bring comes behind them."""
+        scale, own = walk.row_scale(nodes), self.features.width
 
         def part(first: int, last: int) -> None:
             sums[first:last] *= scale[first:last, None]
             if hop == 1:
-                sums[first:last] *= self.gain
+                sums[first:last] *= self.gain[:own]
 
         run_chunks(part, len(sums), _CHUNK_ROWS, self.engine.threads)
+        if hop > 1 or not self.edge_width:
+            return sums
+        rows = np.empty((len(sums), self.width), dtype=np.float32)
+        rows[:, :own] = sums
+        edges = EdgeMeans(self.features.store, walk.direction).rows(_range_of(nodes))
+        np.multiply(edges - self.shift[own:], self.gain[own:], out=rows[:, own:])
+        return rows
 
 
 @dataclass(frozen=True)
@@ -186,13 +226,13 @@ class _FeatureRows:
 
     features: NodeFeatures
     shift: Array
-    reverse_indptr: Array
+    degrees: Degrees
     sources: Array | None
 
     def __call__(self, first: int, last: int, out: Array) -> None:
         nodes = _nodes_at(self.sources, first, last)
         np.subtract(self.features.rows(nodes), self.shift, out=out)
-        out *= _root_scale(degrees_of(self.reverse_indptr, nodes))[:, None]
+        out *= self.degrees.root_scale(nodes)[:, None]
 
 
 @dataclass(frozen=True)
@@ -200,17 +240,17 @@ class _ContextRows:
     """Rows of D_c^{-1/2} C for a context C that has rows of the nodes `sources` (None: of all)."""
 
     context: Array
-    reverse_indptr: Array
+    degrees: Degrees
     sources: Array | None
 
     def __call__(self, first: int, last: int, out: Array) -> None:
         nodes = _nodes_at(self.sources, first, last)
-        np.multiply(self.context[first:last], _root_scale(degrees_of(self.reverse_indptr, nodes))[:, None], out=out)
+        np.multiply(self.context[first:last], self.degrees.root_scale(nodes)[:, None], out=out)
+
+
+def _range_of(nodes: Array | range) -> slice | Array:
+    return slice(nodes.start, nodes.stop) if isinstance(nodes, range) else np.asarray(nodes, dtype=np.int64)
 
 
 def _nodes_at(sources: Array | None, first: int, last: int) -> slice | Array:
     return slice(first, last) if sources is None else np.asarray(sources[first:last], dtype=np.int64)
-
-
-def _root_scale(degrees: Array) -> Array:
-    return np.asarray(1.0 / np.sqrt(degrees + 1.0), dtype=np.float32)

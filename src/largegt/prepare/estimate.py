@@ -185,6 +185,7 @@ def _tokens(
         config.tokens.hops,
         directions_of(config),
     )
+    width += store.num_edge_features if config.tokens.edge_features is True else 0
     kept = token_rows * (1 + hops * len(directions)) * width * np.dtype(config.tokens.dtype).itemsize
     stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
     read = (stored if config.tokens.standardize else 0) + stored

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..graph.lineage import State, degrees_then
 from ..graph.precision import decode
 from ..graph.store import GraphStore
 from ..types import Array, Direction
@@ -23,26 +24,38 @@ _CHUNK_ROWS = 1 << 14
 
 class NodeFeatures:
     """Rows [n, d] of a store's features; with `degrees`, d is one more for an undirected graph (its degree) and two
-    for a directed one (out, in)."""
+    for a directed one (out, in). With `then`, degrees are those of an earlier state of the store, and rows come in
+    ranges of its nodes."""
 
-    def __init__(self, store: GraphStore, degrees: bool = False) -> None:
-        self.store = store
+    def __init__(self, store: GraphStore, degrees: bool = False, then: State | None = None) -> None:
+        self.store, self.num_nodes = store, store.num_nodes if then is None else then.num_nodes
         sides: tuple[Direction, ...] = ("out", "in") if store.directed else ("out",)
-        self._indptrs = [store.csr(side)[0] for side in sides] if degrees else []
-        self.width = store.num_features + len(self._indptrs)
+        self._sides = {side: store.csr(side)[0] for side in sides} if degrees else {}
+        self._then = degrees_then(store, then) if degrees and then is not None else None
+        self.width = store.num_features + len(self._sides)
 
     def rows(self, nodes: slice | Array) -> Array:
         """float32 [n, d] of a range of nodes or of sorted node numbers; may be a view of the file."""
         if not isinstance(nodes, slice):
             nodes = as_range(nodes)
         stored = decode(self.store.features[nodes], self.store.feature_dtype)
-        if not self._indptrs:
+        if not self._sides:
             return stored
         rows = np.empty((len(stored), self.width), dtype=np.float32)
         rows[:, : stored.shape[1]] = stored
-        for column, indptr in enumerate(self._indptrs, start=stored.shape[1]):
-            rows[:, column] = np.log1p(degrees_of(indptr, nodes).astype(np.float64))
+        for column, side in enumerate(self._sides, start=stored.shape[1]):
+            rows[:, column] = np.log1p(self._degrees(side, nodes).astype(np.float64))
         return rows
+
+    def _degrees(self, side: Direction, nodes: slice | Array) -> Array:
+        degrees = degrees_of(self._sides[side], nodes)
+        if self._then is None:
+            return degrees
+        assert isinstance(nodes, slice)
+        touched, then = self._then
+        low, high = np.searchsorted(touched, [nodes.start, nodes.stop])
+        degrees[touched[low:high] - nodes.start] = then[side][low:high]
+        return degrees
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ class _Moments:
 def feature_scale(features: NodeFeatures, standardize: bool | Literal["whole"], engine: Engine) -> tuple[Array, Array]:
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
     one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever."""
-    width, num_nodes = features.width, features.store.num_nodes
+    width, num_nodes = features.width, features.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     pilot = features.rows(slice(0, 1)).astype(np.float64)[0]

@@ -143,6 +143,35 @@ def add_neighbors(
 
 
 @njit(nogil=True, cache=True)
+def add_weighted(
+    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
+    dense: Any, place_of: Any, sums: Any, weights: Any, scale: float,
+) -> None:  # fmt: skip
+    """As `add_neighbors`, each X[j] times the weight of its entry and `scale`; the node itself counts 1."""
+    width = dense.shape[1]
+    for n in range(len(nodes)):
+        i = nodes[n]
+        place, end = cursor[n], indptr[i + 1]
+        own = self_loops and low <= i < high
+        total = sums[n]
+        while True:
+            j = np.int64(indices[place]) if place < end else high
+            weight = np.float32(1.0)
+            if own and i < j:
+                j = i
+                own = False
+            elif j < high:
+                weight = np.float32(np.float64(weights[place]) * scale)
+                place += 1
+            else:
+                break
+            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
+            for c in range(width):
+                total[c] += weight * x[c]
+        cursor[n] = place
+
+
+@njit(nogil=True, cache=True)
 def random_signs(first_node: int, seed: int, out: Any) -> None:
     """±1 for each (node, column): rows of the random projection, a function of (seed, node) alone."""
     state = np.zeros(1, np.uint64)

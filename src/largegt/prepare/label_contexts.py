@@ -41,15 +41,18 @@ _STEPS, _MOST_STEPS = 32, 256
 """Steps that the spread of a regression's values has, and the farthest from the middle that one counts for."""
 
 
-def write_label_contexts(writer: FolderWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine) -> None:
-    """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped."""
+def write_label_contexts(
+    writer: FolderWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels | None = None
+) -> None:
+    """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
+    labels that count, when not all of the training split."""
     num_labels = num_label_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
     out = writer.grow("label_contexts", "float16", (hops, num_labels + 1))
     counted = writer.grow(_COUNTS, "float32", (num_labels,))
     missing = 4 * num_labels * (store.num_nodes - counted.rows)
     require_space(writer.path, missing + 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
-    own = TrainingLabels.of(store)
+    own = own or TrainingLabels.of(store)
 
     def finish(first: int, last: int, sums: Array) -> None:
         counted.append(sums)
@@ -79,8 +82,10 @@ class TrainingLabels:
     """Of the values of a regression; none: the labels are classes."""
 
     @classmethod
-    def of(cls, store: GraphStore) -> TrainingLabels:
+    def of(cls, store: GraphStore, num_nodes: int | None = None) -> TrainingLabels:
+        """Those of the first so many nodes, of all when None."""
         is_train = np.asarray(store.split) == SPLIT_CODES["train"]
+        is_train[num_nodes if num_nodes is not None else len(is_train) :] = False
         if store.task != "regression":
             return cls(store.labels, is_train)
         values = np.asarray(store.labels)[is_train].astype(np.float64)

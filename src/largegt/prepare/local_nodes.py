@@ -5,7 +5,8 @@ to sample for. Leaves: int32 [n, K], column 0 the node itself. Cost: grows with 
 sampler.py); memory is the result and some K per thread, never A·A and not even one neighbourhood.
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2: neither hubs nor nodes reached by many
-paths are favoured. It depends on (seed, epoch, node) alone, so threads, order and the choice of nodes change nothing.
+paths are favoured. With `weighted` it is in proportion to edge weights instead (weighted_sampler.py). It depends on
+(seed, epoch, node) alone, so threads, order and the choice of nodes change nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import numpy as np
 
 from ..errors import ConfigError, InputError
 from ..graph.csr import index_dtype
+from ..graph.weight_values import as_weights
+from ..graph.weights import in_memory
 from ..progress import Progress
 from ..types import Array, Direction
 from . import sampler
 from .engines.local import run_chunks
 from .fetched_nodes import BUFFER_BYTES, fetched_rows
 from .neighbor_lists import NeighborLists
+from .weighted_sampler import weighted_rows
 
 if TYPE_CHECKING:
     from ..graph.store import GraphStore
@@ -43,6 +47,7 @@ def local_nodes(
     hop1_share: float | None = None,
     num_nodes: int | None = None,
     buffer_bytes: int = BUFFER_BYTES,
+    weighted: bool = False,
 ) -> Array:
     """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore, a SciPy sparse matrix whose entry
     (i, j) is an edge from i to j, or an `edge_index` [2, E] (NumPy or torch) over `num_nodes` nodes, by default as
@@ -51,6 +56,11 @@ def local_nodes(
 
     With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
     at distance two, each without replacement while it lasts; what one cannot fill the other does.
+
+    With `weighted`, nodes are drawn as a walk goes that takes each step in proportion to the weights of the edges there
+    (a matrix's values): slots for one-hop neighbours by one step, those for nodes at distance two by two steps, and
+    where they are not told apart by one step or two, with the same chance. What is left over is filled with repeats,
+    by one step or two.
     """
     if k < 1:
         raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
@@ -61,10 +71,17 @@ def local_nodes(
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
     settings = (hop1_slots, sampler.ANY_WAY, seed, epoch)
     if isinstance(graph, NeighborLists):
+        refuse_weights(weighted)
         lists, size, chunk = graph, graph.num_nodes, _FETCHED_NODES
 
         def fill(chosen: Array, result: Array) -> None:
             fetched_rows(lists, chosen, *settings, result, buffer_bytes)
+    elif weighted:
+        lists_of_weights = _weighted(_as_graph(graph, num_nodes), direction)
+        size, chunk = len(lists_of_weights[0]) - 1, _CHUNK_NODES
+
+        def fill(chosen: Array, result: Array) -> None:
+            weighted_rows(*lists_of_weights, chosen, hop1_slots, -1, seed, epoch, result)
     else:
         csr = _both_ways(_as_graph(graph, num_nodes), direction)
         size, chunk = len(csr[0]) - 1, _CHUNK_NODES
@@ -86,6 +103,15 @@ def local_nodes(
 
     run_chunks(work, len(wanted), chunk, threads, progress, "local nodes")
     return rows
+
+
+def refuse_weights(weighted: bool) -> None:
+    """Lists that lie elsewhere are of neighbours alone."""
+    if weighted:
+        raise ConfigError(
+            "lists on a cluster or in Redis have no edge weights: sample without them, --set "
+            "prepare.local_nodes.weighted=false, or from the store itself"
+        )
 
 
 def node_numbers(nodes: Any) -> Array:
@@ -134,16 +160,34 @@ def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Ar
     )  # fmt: skip
 
 
-def _clean(matrix: Any) -> Any:
-    """A SciPy CSR with sorted rows, no duplicates and no diagonal."""
+def _weighted(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array, Array]:
+    """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
+    from ..graph.store import GraphStore
+
+    if isinstance(graph, GraphStore):
+        if graph.folder.num_bytes <= _CHECKED_BYTES:
+            graph.check(direction)
+        return (*graph.csr(direction), *graph.weights_of(direction))
+    values = _clean(graph, weighted=True)
+    if direction != "out":
+        values = _clean(values.T if direction == "in" else values + values.T, weighted=True)
+    indptr, indices = values.indptr.astype(np.int64), values.indices.astype(index_dtype(values.shape[0]))
+    found = (indptr, indices, *in_memory(indptr, as_weights(values.data, "the adjacency matrix")))
+    for array in found:
+        array.flags.writeable = False  # as those of a store are: one kernel for both
+    return found
+
+
+def _clean(matrix: Any, weighted: bool = False) -> Any:
+    """A SciPy CSR with sorted rows, no duplicates and no diagonal; its values count only if `weighted`."""
     import scipy.sparse as sp
 
     entries = sp.coo_array(matrix)
     if entries.shape[0] != entries.shape[1]:
         raise InputError(f"the adjacency matrix has shape {entries.shape}, expected a square one")
     keep = (entries.row != entries.col) & (entries.data != 0)
-    ones = np.ones(int(keep.sum()), dtype=np.int8)
-    csr = sp.csr_array((ones, (entries.row[keep], entries.col[keep])), shape=entries.shape)
+    values = entries.data[keep].astype(np.float64) if weighted else np.ones(int(keep.sum()), dtype=np.int8)
+    csr = sp.csr_array((values, (entries.row[keep], entries.col[keep])), shape=entries.shape)
     csr.sum_duplicates()
     csr.sort_indices()
     return csr

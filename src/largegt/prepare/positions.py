@@ -15,6 +15,7 @@ Enters: a GraphStore and the nodes that need a row. Leaves: float32 [n, p].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,8 +47,10 @@ def write_positions(
     config: PositionsConfig,
     direction: Direction,
     engine: Engine,
+    numbers: Array | None = None,
 ) -> None:
-    """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`."""
+    """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`.
+    `numbers` are those that random signs are drawn by, where the store is a part of a graph (cutout.py)."""
     engine.check_positions(config.method)
     memory, threads, progress = engine.memory, engine.threads, engine.progress
     if config.method == "none":
@@ -59,7 +62,7 @@ def write_positions(
         _check_memory(config.method, laplacian_bytes(store.num_nodes, config.dim), store.num_nodes, memory)
         writer.save("positions", laplacian(store, config.dim, threads, progress)[nodes])
     else:
-        _Projection(writer, store, nodes, config, direction, engine).write()
+        _Projection(writer, store, nodes, config, direction, engine, numbers).write()
 
 
 def _check_memory(method: str, needed: int, num_nodes: int, memory: int) -> None:
@@ -86,9 +89,9 @@ class _Projection:
 
     def __init__(
         self, writer: FolderWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction,
-        engine: Engine,
+        engine: Engine, numbers: Array | None = None,
     ) -> None:  # fmt: skip
-        self.writer, self.nodes, self.config, self.engine = writer, nodes, config, engine
+        self.writer, self.nodes, self.config, self.engine, self.numbers = writer, nodes, config, engine, numbers
         self.neighbors = Neighbors(*store.csr(direction), self_loops=False)
         self.num_nodes, self.width = store.num_nodes, config.dim
 
@@ -137,7 +140,9 @@ class _Projection:
         writer.close(self._total(power))
 
     def _load(self, power: int) -> Load:
-        return _Signs(self.config.seed) if power == 1 else _Stored(self.writer.array(self._power(power - 1)))
+        if power == 1:
+            return _Signs(self.config.seed, self.numbers)
+        return _Stored(self.writer.array(self._power(power - 1)))
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,16 @@ class _Signs:
     """Rows of R."""
 
     seed: int
+    numbers: Array | None = None
 
     def __call__(self, first: int, last: int, out: Array) -> None:
-        kernels.random_signs(first, self.seed, out)
+        if self.numbers is None:
+            kernels.random_signs(first, self.seed, out)
+            return
+        numbers = self.numbers[first:last]
+        ends = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]
+        for low, high in pairwise(ends):  # numbers that follow each other
+            kernels.random_signs(numbers[low], self.seed, out[low:high])
 
 
 @dataclass(frozen=True)

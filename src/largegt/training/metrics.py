@@ -40,7 +40,7 @@ class TaskHead:
     task: Task
     num_outputs: int
     weight: Tensor | None
-    """Class weights [o], or the weight of positives [o] for binary and multi-label; None: all alike."""
+    """Class weights [o] (binary: [2]), or for multi-label the weight of positives [o]; None: all alike."""
     label_smoothing: float
     target_mean: float
     target_std: float
@@ -88,7 +88,11 @@ class TaskHead:
             labels = labels.float()[:, None]
         known = ~labels.isnan()
         target = labels.float().nan_to_num(0.0) * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
-        each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
+        positives = weight if self.task == "multilabel" else None
+        each = F.binary_cross_entropy_with_logits(logits, target, pos_weight=positives, reduction="none")
+        if self.task == "binary" and weight is not None:
+            by_class = weight[labels.long()]
+            return (each * by_class).sum(), by_class.sum()
         return (each * known).sum(), known.sum().float()
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -216,9 +220,10 @@ def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Ten
 
 
 def _balanced(task: Task, labels: np.ndarray, num_outputs: int) -> Tensor:
-    """Inverse class frequencies with mean 1, or negatives per positive. A class that training never sees gets 1."""
-    if task == "multiclass":
-        count = np.bincount(labels, minlength=num_outputs).astype(np.float64)
+    """scikit-learn's "balanced": nodes / (classes · nodes of the class), over the classes there are; for multi-label,
+    the same ratio as a weight of positives, negatives per positive. A class that training never sees gets 1."""
+    if task != "multilabel":
+        count = np.bincount(labels, minlength=2 if task == "binary" else num_outputs).astype(np.float64)
         weight = np.where(count > 0, count.sum() / np.maximum(count, 1) / (count > 0).sum(), 1.0)
     else:
         each = labels.reshape(len(labels), -1)

@@ -21,6 +21,8 @@ from typing import Any
 from .. import storage
 from ..config import Config, TrainConfig, build, to_toml
 from ..errors import ConfigError, FormatError, InputError, first_line
+from ..folder import recover
+from ..graph.lineage import earlier_state
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, prepare
@@ -62,6 +64,8 @@ class Run:
         path = Path(run)
         file = path / "config.toml"
         if not file.is_file():
+            if (path / "manifest.json").is_file():
+                raise InputError(f"{path} is not a run but a store: train first, largegt train {path} --out runs/a")
             raise InputError(f"{path} is not a run: it has no config.toml; largegt train STORE --out {path} makes one")
         check_file(path, file)
         try:
@@ -98,8 +102,10 @@ class Run:
         return build(TrainConfig, tree)
 
     def store(self) -> GraphStore:
-        """The store it was trained on."""
+        """The store it was trained on, or what that has become by appending to it."""
         storage.refresh(self.store_path)
+        if not self.store_path.exists():
+            recover(self.store_path)
         if not self.store_path.exists():
             raise InputError(
                 f"the store of {self.path} is no longer at {storage.shown(self.store_path)}: put it back, or change "
@@ -107,10 +113,16 @@ class Run:
             )
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:
-            raise FormatError(
-                f"{storage.shown(self.store_path)} has changed since {self.path} was trained on it: put the old store "
-                "back, or train again"
-            )
+            if earlier_state(store, self.store_fingerprint) is None:
+                raise FormatError(
+                    f"{storage.shown(self.store_path)} has changed since {self.path} was trained on it: put the old "
+                    "store back, or train again"
+                )
+            if self.config.model.name == "linkx":
+                raise ConfigError(
+                    f"{storage.shown(self.store_path)} has grown since {self.path} was trained on it, and linkx has "
+                    "weights for each node: train again"
+                )
         return store
 
     def prepared(
@@ -119,7 +131,10 @@ class Run:
         """The preparation it was trained on, made again if it was deleted; or one that other samples can be drawn
         from."""
         config = self.config.preparation
-        return prepare(self.store(), config.reachable() if reachable else config, progress=progress, memory=memory)
+        return prepare(
+            self.store(), config.reachable() if reachable else config, progress=progress, memory=memory,
+            as_of=self.store_fingerprint,
+        )  # fmt: skip
 
     def head(self, prepared: Prepared) -> TaskHead:
         return TaskHead.for_training(prepared, self.config.train)

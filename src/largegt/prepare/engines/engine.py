@@ -89,9 +89,11 @@ def sample_from(
     threads: int | None = None, progress: Progress | None = None,
 ) -> Array:  # fmt: skip
     """LocalNodes as configured."""
+    weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
     return local_nodes(
-        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share
-    )
+        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share,
+        weighted=weighted,
+    )  # fmt: skip
 
 
 def mark_bits(neighbors: Neighbors, nodes: Array) -> Array:

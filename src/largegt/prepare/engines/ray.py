@@ -35,7 +35,7 @@ from ...storage import publish
 from ...types import Array, Direction
 from ..blocks import Finish, Load, Neighbors, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
-from ..local_nodes import local_nodes
+from ..local_nodes import local_nodes, refuse_weights
 from ..neighbor_lists import NeighborLists
 from .engine import SEGMENT_NODES, Engine, MakeRows, mark_bits
 
@@ -99,6 +99,7 @@ class RayEngine(Engine):
         return start_shards(store, direction, self.num_shards or max(len(_machines()), _num_cpus() // 4))
 
     def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int) -> Iterator[Array]:
+        refuse_weights(settings.weighted is True)
         if not len(nodes):
             return
         buffer_bytes = min(BUFFER_BYTES, self.memory)

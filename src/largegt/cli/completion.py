@@ -1,0 +1,89 @@
+"""What the shell offers after a TAB: names of recipes, models, settings and datasets.
+
+Enters: what was typed so far. Leaves: names that go on so, with a line on each where there is one. Cost: reading the
+settings (0.2 s); neither torch nor numba is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+Offers = list[tuple[str, str]]
+
+
+def _beginning(incomplete: str, every: Iterable[tuple[str, str]]) -> Offers:
+    return [(name, about) for name, about in every if name.startswith(incomplete)]
+
+
+def recipes(incomplete: str) -> Offers:
+    """Recipes that come with the package, and .toml files here."""
+    from ..config import AUTO, recipe_about
+
+    files = [(str(file), "a file of yours") for file in sorted(Path().glob(f"{_literal(incomplete)}*.toml"))]
+    return _beginning(incomplete, [*recipe_about().items(), (AUTO, "chosen for the graph"), *files])
+
+
+def _literal(text: str) -> str:
+    """Nothing in it is a wildcard, and the folder above is not looked into."""
+    return text if text and not set(text) & set("*?[") and not text.startswith(("/", "..", "-")) else ""
+
+
+def models(incomplete: str) -> Offers:
+    from ..config import MODEL_NAMES
+
+    return _beginning(incomplete, [(name, "") for name in MODEL_NAMES])
+
+
+def datasets(incomplete: str) -> Offers:
+    from ..datasets.registry import DATASETS
+
+    return _beginning(incomplete, [(one.name, one.description) for one in DATASETS.values()])
+
+
+def settings(context: typer.Context, incomplete: str) -> Offers:
+    """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
+    from ..config import Config, IngestConfig, describe_settings
+
+    of_ingest = context.info_name in ("ingest", "synthesize")
+    every = describe_settings(IngestConfig if of_ingest else Config)
+    prefix = "ingest." if of_ingest and incomplete.startswith("ingest.") else ""
+    chosen = [(prefix + name, default, about) for name, default, about in every]
+    chosen = [one for one in chosen if one[0].startswith(incomplete.partition("=")[0])]
+    if "=" in incomplete:
+        chosen = [one for one in chosen if one[0] == incomplete.partition("=")[0]]
+    if len(chosen) != 1:
+        return [(f"{name}={_written(default)}", about) for name, default, about in chosen]
+    name, default, about = chosen[0]
+    values = _values(IngestConfig if of_ingest else Config, name.removeprefix(prefix)) or [_written(default)]
+    return _beginning(incomplete, [(f"{name}={value}", about) for value in values])
+
+
+def _values(cls: Any, name: str) -> list[str]:
+    """The values of a setting that are words: choices, yes and no; none where it is a number or free text."""
+    *tables, leaf = name.split(".")
+    for table in tables:
+        cls = type(cls.model_fields[table].default)
+    found: list[str] = []
+    waiting = [cls.model_fields[leaf].annotation]
+    while waiting:
+        kind = waiting.pop(0)
+        if kind is bool:
+            found += ["true", "false"]
+        elif isinstance(kind, str):
+            found.append(kind)
+        else:
+            waiting += get_args(kind)
+    return found
+
+
+def _written(value: Any) -> str:
+    """A value as --set reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,327 @@
+"""append: a store and what has come since become one store.
+
+Enters: a GraphStore and `Additions` (new nodes, new edges). Leaves: the store that an ingest of everything would have
+made, old nodes first, byte for byte; in place of the old one, or elsewhere. Cost: one pass over the old store, from
+front to back, and a sort of the new edges alone; the memory of an ingest. Old edges are not sorted again: their rows
+are merged with the new ones.
+
+It is written aside and takes the old store's place when whole, as every folder of ours: a killed one leaves the old
+store as it was, and the same command goes on. Preparations come along, as links: `prepare` keeps of them what holds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..folder import FolderWriter, require_space
+from ..memory import memory_budget
+from ..progress import Progress, silent
+from ..storage import folders, refuse_url
+from ..threads import num_threads
+from ..types import Array, Direction, PathLike
+from .additions import Additions, additions_in_files, refuse_payload
+from .csr import EdgeBuilder, index_dtype, merge_rows
+from .edge_reading import found_edges
+from .id_columns import Strings
+from .ingest import numbers_or_text, write_degrees
+from .lineage import FOLDER, State, earlier_states, notes_of, write_increment
+from .pair_runs import windows
+from .parts import Source, chunk_rows
+from .store import KIND, GraphStore
+from .workers import Threads
+
+_CHUNK_ROWS = 1 << 20
+_WINDOW_EDGES = 1 << 20
+_PREPARED = "prepared"
+_SIDES: tuple[Direction, ...] = ("out", "in")
+
+
+def append(
+    store: GraphStore | PathLike,
+    nodes: PathLike | Source | None = None,
+    edges: Any = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    *,
+    threads: int | None = None,
+    memory: str | int | None = None,
+    **files: Any,
+) -> GraphStore:
+    """Add nodes and edges to a store; the store as it is then.
+
+    `nodes` is a table, `edges` are one or more: files as `sources.files` reads them, and so are other arguments
+    (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store is replaced unless
+    `out` says where the new one goes. New nodes are numbered behind the old ones, in the order of their table; without
+    a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old ones. `memory`
+    is what the work may hold. A killed append of files goes on where it stopped when it is called again.
+    """
+    place = store.place if isinstance(store, GraphStore) else store
+    refuse_url(place, "a store that is appended to")
+    refuse_url(out or "", "a store that is appended to")
+    old = GraphStore.open(place)
+    refuse_payload(old)
+    source = nodes if isinstance(nodes, Source) else additions_in_files(old, nodes, edges, **files)
+    target = old.path if out is None else Path(out)
+    in_place = target.resolve() == old.path.resolve()
+    identity = None if source.identity is None else [old.fingerprint, source.identity]
+    with FolderWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
+        if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
+            raise InputError(f"{place} has just been changed by another process: run the same command again")
+        old.check("out", "in", "both", features=True, progress=progress)
+        count = num_threads(threads)
+        _Append(old, Additions(old, source), writer, progress or silent, count, memory_budget(memory)).run(identity)
+    return GraphStore.open(target)
+
+
+@dataclass(frozen=True)
+class _Append:
+    """One append: what is there, what comes, where it goes, and with what means."""
+
+    old: GraphStore
+    new: Additions
+    writer: FolderWriter
+    report: Progress
+    threads: int
+    memory: int
+
+    def run(self, identity: Any) -> None:
+        old, new, writer = self.old, self.new, self.writer
+        require_space(writer.path, old.folder.num_bytes, f"{old.place} with what is appended")
+        encoded = new.labels()
+        split = new.split(encoded)
+        self._write_ids()
+        writer.commit()  # from here on there is something to go on from
+        counts = self._write_edges(identity)
+        self._write_features()
+        writer.save("labels", np.concatenate([old.labels, encoded.values]))
+        writer.save("split", np.concatenate([old.split, split]))
+        self._note_lineage()
+        meta = old.folder.meta
+        added = {
+            "num_nodes": new.num_nodes,
+            "label_counts": [a + b for a, b in zip(meta["label_counts"], encoded.counts, strict=True)],
+            "num_labelled": meta["num_labelled"] + encoded.num_labelled,
+            "id_kind": new.ids.kind,
+            "split_from": "given" if meta["split_from"] == "none" and split.any() else meta["split_from"],
+        }
+        states = [*earlier_states(old), State.of(old)]
+        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes_of(states))
+
+    # nodes
+
+    def _write_ids(self) -> None:
+        new = self.new.ids
+        if new.kind == "integer":
+            column = np.arange(new.num_old) if self.old.id_kind == "row" else self.old.folder.array("node_ids")
+            self._grow("node_ids", "int64", (), column, lambda skip: iter([new.new]))
+        elif new.kind == "string":
+            folder, strings = self.old.folder, Strings.of(new.new)
+            begin, end = int(strings.offsets[0]), int(strings.offsets[-1])
+            last = len(folder.array("node_id_bytes")) - begin
+            self._grow("node_id_offsets", "int64", (), folder.array("node_id_offsets"),
+                       lambda skip: iter([strings.offsets[1:] + last]))  # fmt: skip
+            self._grow("node_id_bytes", "uint8", (), folder.array("node_id_bytes"),
+                       lambda skip: iter([strings.text[begin:end]]))  # fmt: skip
+
+    def _write_features(self) -> None:
+        old = self.old
+        if old.folder.meta["features_from"] == "degree":
+            for _ in self.new.feature_blocks():  # none are wanted: says so
+                pass
+            if not self.writer.has("features"):
+                write_degrees(self.writer, self.new.num_nodes, old.feature_dtype)
+            return
+        if self.new.source.features is None:
+            list(self.new.feature_blocks())  # says that they are missing, if they are
+        stage, shape = "copy features", (old.num_features,)
+        self._grow("features", old.feature_dtype, shape, old.features, self.new.feature_blocks, stage)
+
+    def _grow(
+        self, name: str, dtype: str, row_shape: tuple[int, ...], before: Array,
+        behind: Callable[[int], Iterator[Array]], stage: str = "",
+    ) -> None:  # fmt: skip
+        """An array of the old store with rows behind it, from where an earlier run stopped. `behind(skip)` gives them
+        from the `skip`-th on."""
+        if self.writer.has(name):
+            return
+        array = self.writer.grow(name, dtype, row_shape)
+        step = chunk_rows(int(np.prod(row_shape))) if row_shape else _CHUNK_ROWS
+        left = (before[start : start + step] for start in range(array.rows, len(before), step))
+        for rows in chain(left, behind(max(0, array.rows - len(before)))):
+            array.append(rows)
+            self.writer.commit()
+            if stage:
+                self.report(stage, array.rows, self.new.num_nodes)
+        self.writer.close(name)
+        self.writer.commit()
+
+    # edges
+
+    def _write_edges(self, identity: Any) -> dict[str, Any]:
+        """Every array of edges, and what the manifest says of them."""
+        writer, meta = self.writer, self.old.folder.meta
+        with FolderWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
+            fresh = numbers_or_text(scratch, "edges", lambda text: self._read_edges(scratch, text))
+            self._merge("out", scratch)
+            if not self.new.config.undirected and "directed" not in writer.state:
+                self._merge("in", scratch)
+                writer.commit(directed=not _same(writer, "out", "in"))
+            directed = bool(writer.state.get("directed", False))
+            if directed:
+                self._join_directions()
+            else:
+                for name in ("in_indptr", "in_indices"):
+                    writer.drop(name)
+        num_edges = len(writer.array("out_indices"))
+        pairs = meta["duplicates_merged"] + self.old.num_edges + fresh["pairs"]
+        return {
+            "num_edges": num_edges,
+            "directed": directed,
+            "self_loops_dropped": meta["self_loops_dropped"] + fresh["self_loops"],
+            "duplicates_merged": pairs - num_edges,
+            "unknown_edges_dropped": meta["unknown_edges_dropped"] + fresh["dropped"],
+        }
+
+    def _read_edges(self, scratch: FolderWriter, text: bool) -> dict[str, int]:
+        """The new edges as rows of their own in the scratch folder."""
+        new, state = self.new, scratch.state
+        workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
+        builder = EdgeBuilder(
+            scratch, new.num_nodes, new.config.undirected, workers, task_memory, self.report, new.source.edges.total
+        )
+        try:
+            if not builder.is_read:
+                seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
+                for found in found_edges(new.source.edges, new.ids, text, seen, self.memory // 4):
+                    if found.dropped and new.config.unknown_ids != "drop":
+                        raise new.refused_edge(found.unknown)
+                    seen, dropped = seen + len(found.sources), dropped + found.dropped
+                    builder.add(found.sources, found.targets, edges_seen=seen, edges_dropped=dropped)
+                    self.report("read edges", seen, new.source.edges.total)
+                if builder.num_pairs:
+                    builder.end()
+                else:
+                    scratch.commit(edges_dropped=dropped)
+            if builder.is_read:
+                builder.finish()
+            dropped = int(state.get("edges_dropped", 0))
+            return {"pairs": builder.num_pairs, "self_loops": builder.self_loops, "dropped": dropped}
+        finally:
+            builder.close()
+
+    def _merge(self, side: Direction, scratch: FolderWriter) -> None:
+        """Rows of the old store and of the new edges, row by row."""
+        if self.writer.has(f"{side}_indices"):
+            return
+        old_indptr, old_indices = self.old.csr(side)
+        prefix = side if scratch.has(f"{side}_indptr") else "out"  # edges that go both ways have one set of rows
+        if scratch.has("out_indptr"):
+            new_indptr, new_indices = scratch.array(f"{prefix}_indptr"), scratch.array(f"{prefix}_indices")
+        else:
+            new_indptr, new_indices = np.zeros(self.new.num_nodes + 1, dtype=np.int64), old_indices[:0]
+        num_old = self.new.ids.num_old
+        sizes: Any = _Sum(old_indptr, new_indptr)
+        merge = partial(merge_rows, old_indptr, old_indices, new_indptr, new_indices)
+
+        def behind(first: int) -> Iterator[tuple[Array, Array]]:
+            for low, high in windows(new_indptr, first, _WINDOW_EDGES):
+                yield np.diff(new_indptr[low : high + 1]), new_indices[new_indptr[low] : new_indptr[high]]
+
+        self._write_rows(side, lambda first: chain(
+            Threads(self.memory, self.threads).run(merge, windows(sizes, min(first, num_old), _WINDOW_EDGES)),
+            behind(max(first, num_old)),
+        ))  # fmt: skip
+
+    def _join_directions(self) -> None:
+        """Neighbours in either direction."""
+        arrays: list[Any] = [self.writer.array(f"{side}_{part}") for side in _SIDES for part in ("indptr", "indices")]
+        workers = Threads(self.memory, self.threads)
+        self._write_rows(
+            "both",
+            lambda first: workers.run(partial(merge_rows, *arrays), windows(arrays[0], first, _WINDOW_EDGES)),
+        )
+
+    def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, Array]]]) -> None:
+        """Append rows, which come as (how many values each has, the values), from where an earlier run stopped."""
+        writer, num_nodes = self.writer, self.new.num_nodes
+        if writer.has(f"{name}_indices"):
+            return
+        indptr = writer.grow(f"{name}_indptr", "int64")
+        indices = writer.grow(f"{name}_indices", index_dtype(num_nodes))
+        if not indptr.rows:
+            indptr.append(np.zeros(1, dtype=np.int64))
+        for counts, values in rows(indptr.rows - 1):
+            indptr.append(indices.rows + np.cumsum(counts))
+            indices.append(values)
+            writer.commit()
+            self.report(f"merge edges ({name})", indptr.rows - 1, num_nodes)
+        for part in ("indptr", "indices"):
+            writer.close(f"{name}_{part}")
+        writer.commit()
+
+    # what was before
+
+    def _note_lineage(self) -> None:
+        """Which old nodes have new neighbours; and earlier notes and preparations, as links."""
+        old, writer = self.old, self.writer
+        touched = np.zeros(old.num_nodes, dtype=np.bool_)
+        before = {side: old.csr(side)[0] for side in _SIDES}
+        for side in _SIDES:
+            after = writer.array(f"{side if writer.has(f'{side}_indptr') else 'out'}_indptr")
+            for start in range(0, old.num_nodes, _CHUNK_ROWS):
+                stop = min(old.num_nodes, start + _CHUNK_ROWS)
+                part = slice(start, stop + 1)
+                touched[start:stop] |= np.diff(before[side][part]) != np.diff(after[part])
+        nodes = np.flatnonzero(touched)
+        degrees = [before[side][nodes + 1] - before[side][nodes] for side in _SIDES]
+        for name in (FOLDER, _PREPARED):
+            shutil.rmtree(writer.partial / name, ignore_errors=True)
+            for folder in folders(old.path / name):
+                _link_folder(folder, writer.partial / name / folder.name, or_copy=name == FOLDER)
+            writer.kept.add(name)
+        write_increment(writer.partial / FOLDER, State.of(old), nodes, *degrees)
+
+
+class _Sum:
+    """The sum of two rising arrays, as far as the shorter one goes, where it is looked at."""
+
+    def __init__(self, a: Array, b: Array) -> None:
+        self.a, self.b = a, b
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.a[at] + self.b[at]
+
+
+def _same(writer: FolderWriter, name: str, other: str) -> bool:
+    """Whether two sets of rows are equal."""
+    for part in ("indptr", "indices"):
+        a, b = writer.array(f"{name}_{part}"), writer.array(f"{other}_{part}")
+        step = 1 << 24
+        if any(not np.array_equal(a[at : at + step], b[at : at + step]) for at in range(0, len(a), step)):
+            return False
+    return True
+
+
+def _link_folder(folder: Path, target: Path, or_copy: bool) -> None:
+    """The same files under another name. Where the disk has no links they are copied, or left out: preparations are
+    large, and can be made again."""
+    try:
+        shutil.copytree(folder, target, copy_function=os.link)
+    except OSError:
+        shutil.rmtree(target, ignore_errors=True)
+        if or_copy:
+            shutil.copytree(folder, target)

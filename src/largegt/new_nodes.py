@@ -1,0 +1,292 @@
+"""New nodes: predictions for nodes that the training never saw, without touching the store.
+
+Enters: a run, tables of new nodes and of edges that they bring. Leaves: what `predict` gives. Old nodes are 0..N-1, new
+ones N and on, in the order of their table. Cost: that of the nodes around the new ones, segment by segment; memory for
+the new nodes and edges, and for the rows of one segment. Features of old nodes are read where they lie.
+
+A new node's own rows (its sample, contexts, degrees, labels around it, projected positions) are those of a store
+ingested with everything: edges may join new nodes with old ones and with each other. Rows of *old* nodes that it
+samples are those that were prepared: the graph as the training knew it. `largegt append` renews them too.
+
+Encodings by node2vec and Laplacian eigenvectors cannot be computed for one node: a new one gets the mean of its
+neighbours' where they have some, else zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from .errors import ConfigError
+from .folder import FolderWriter
+from .graph.additions import Additions, additions_in_files, refuse_payload
+from .graph.ids import is_text
+from .graph.labels import unlabelled
+from .graph.parts import Source
+from .memory import memory_budget
+from .predict import Written, decided, prediction_table, prediction_width, write_rows
+from .prediction_files import check_prediction_file
+from .prepare.context import ContextFeatures
+from .prepare.cutout import label_contexts, mean_positions, projected_positions, token_rows
+from .prepare.engines.engine import Engine, sample_from
+from .prepare.extended import Extended
+from .prepare.features import NodeFeatures
+from .prepare.label_contexts import TrainingLabels
+from .prepare.prepared import KIND, Prepared, directions_of
+from .progress import Progress, silent
+from .ranks import ALONE
+from .tokens.loader import TokenLoader
+from .tokens.local_labels import LocalLabels
+from .training.evaluate import averaged_logits
+from .training.run import Run
+from .training.setup import make_fabric, make_loader, num_draws
+from .types import Array, PathLike
+
+_SEGMENT_NODES = 1 << 14
+_WITHOUT_POSITIONS = ("largegt-local", "mlp", "sgc", "sign")
+"""Models that are given positional encodings and do not look."""
+_DRAWN = ("linkx", "graphsage", "gat", "gt-sparse", "goat-local", "goat-global", "goat-full")
+"""Models that go to the store for neighbours themselves, or have weights for each node."""
+
+
+def predict_new(
+    run: PathLike | Run,
+    nodes: PathLike | Source | None = None,
+    edges: Any = None,
+    out: PathLike | None = None,
+    all_probabilities: bool = False,
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    **files: Any,
+) -> pa.Table:
+    """Predictions of a run for nodes that are not in its store, which stays as it is.
+
+    `nodes` is a table as `ingest` reads them, with an id and the store's feature columns; `edges` are tables of ids,
+    new or old. Other arguments name files and columns as `sources.files` has them (`features`, `source`, `id`, …);
+    `nodes` may also be a whole `Source`. Labels are not read. An edge between two old nodes counts for what is around
+    new ones. Columns, `out` and everything else are as `predict` has them, nodes in the order of their table.
+    """
+    kept: list[pa.Table] = []
+    write_rows(_opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files),
+               out, overwrite, kept)  # fmt: skip
+    return pa.concat_tables(kept)
+
+
+def predict_new_to_file(
+    run: PathLike | Run,
+    out: PathLike,
+    nodes: PathLike | Source | None = None,
+    edges: Any = None,
+    all_probabilities: bool = False,
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    **files: Any,
+) -> Written:
+    """The same as `predict_new` into a file; the table is not held."""
+    opened = _opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files)
+    num_rows, first = write_rows(opened, out, overwrite)
+    return Written(Path(out), num_rows, first.column_names, first)
+
+
+def _opened(
+    run: PathLike | Run, nodes: PathLike | Source | None, edges: Any, out: PathLike | None, all_probabilities: bool,
+    device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
+    files: dict[str, Any],
+) -> NewNodes:  # fmt: skip
+    if out is not None:
+        check_prediction_file(out, overwrite)
+    opened = Run.open(run)
+    if (name := opened.config.model.name) in _DRAWN:
+        raise ConfigError(
+            f"{opened.path} is a {name}, which reads neighbours from the store itself: append the new nodes to the "
+            "store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they come"
+        )
+    store = opened.store()
+    refuse_payload(store)
+    source = nodes if isinstance(nodes, Source) else additions_in_files(store, nodes, edges, **files)
+    return NewNodes(opened, Additions(store, source), all_probabilities, device, progress, draws, memory)
+
+
+class NewNodes:
+    """A run, opened to predict new nodes."""
+
+    ranks = ALONE
+
+    def __init__(
+        self, run: Run, additions: Additions, all_probabilities: bool, device: str | None, progress: Progress | None,
+        draws: int | None, memory: str | int | None,
+    ) -> None:  # fmt: skip
+        self.store, self.ids = additions.store, additions.ids
+        self.show = progress or silent
+        self.config = config = run.train_config(device)
+        wanted = config.draws if draws is None else draws
+        if wanted < 1:
+            raise ConfigError(f"draws is {wanted}: it must be at least 1")
+        self.graph = _extended(additions, memory_budget(memory))
+        self.prepared = run.prepared(self.show, memory=memory)
+        self.engine = Engine(memory_budget(memory))
+        self.fabric = make_fabric(config, run.config.model)
+        self.model = run.load_model(self.prepared).to(self.fabric.device).eval()
+        self.head = run.head(self.prepared)
+        self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table
+        self.reads_positions = run.config.model.name not in _WITHOUT_POSITIONS
+        self.draws = num_draws(self.model, config, wanted)
+        self.all_probabilities = all_probabilities
+        self.every = all_probabilities or self.store.task in ("multilabel", "regression")
+        self.width = prediction_width(self.head, self.every)
+        self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
+
+    @property
+    def num_new(self) -> int:
+        return self.graph.num_nodes - self.graph.num_old
+
+    # what is written
+
+    def table(self, done: int, found: Array) -> pa.Table:
+        """The predictions of new nodes from place `done` on, as the user reads them."""
+        ids = self.ids.new[done : done + len(found)]
+        good = np.isfinite(found).all(axis=1)
+        if not good.all():
+            node = self.ids.at(self.graph.num_old + done + int(np.argmin(good)))
+            raise ConfigError(
+                f"what the model says of node {node!r} is not a finite number: its features, or those around it, are "
+                "too large for the model; mend them"
+            )
+        return prediction_table(
+            self.store, ids if is_text(ids) else pa.array(ids, pa.int64()), found, self.all_probabilities
+        )
+
+    def tables(self, folder: Path) -> Iterator[pa.Table]:
+        """Predictions segment by segment, in order."""
+        row_bytes = 4 * self.prepared.num_features * (1 + self.prepared.hops) * self._k * self.draws
+        step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
+        for start in range(0, self.num_new, step):
+            self.show("predict", start, self.num_new)
+            found = self._found(np.arange(start, min(start + step, self.num_new)) + self.graph.num_old)
+            yield self.table(start, found)
+        self.show("predict", self.num_new, self.num_new)
+
+    def _found(self, nodes: Array) -> Array:
+        """[n, w] what is predicted of some new nodes."""
+        rows = np.arange(len(nodes))
+        with TemporaryDirectory(prefix="largegt-") as folder:
+            prepared, drawn = self.prepared_rows(nodes, Path(folder) / "rows")
+            loader = make_loader(prepared, self.model, self.config, self.fabric.device, self.place, self.store)
+            assert isinstance(loader, TokenLoader)
+            if self.local_labels is not None:
+                loader = replace(loader, local_labels=self._labels_of(prepared, loader.table.device))
+            others = [replace(loader, table=loader.table.with_local_rows(rows, draw)) for draw in drawn]
+            logits = [
+                part for _, part, _ in averaged_logits(
+                    self.model, [loader, *others], rows, self.config, self.head, self.fabric
+                )
+            ]  # fmt: skip
+        return decided(self.head.probabilities(torch.cat(logits)), self.every).cpu().numpy()
+
+    # rows as a preparation has them
+
+    @property
+    def _k(self) -> int:
+        return self.model.num_local_nodes or self.prepared.k
+
+    def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[Array]]:
+        """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further draws of
+        local nodes, as rows of that table."""
+        config, index = self.prepared.config, self.prepared.nodes.dtype
+        settings = config.local_nodes.model_copy(update={"k": self._k})
+        lists = self.graph.lists(settings.direction)
+        sampled = [sample_from(lists, nodes, settings, draw) for draw in range(self.draws)]
+        used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows in sampled)]))
+        local_rows, *others = (np.searchsorted(used, rows).astype(index) for rows in sampled)
+        labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
+        with FolderWriter(path, KIND) as writer:
+            writer.save("nodes", nodes.astype(index))
+            writer.save("labels", labels)
+            writer.save("split", np.zeros(len(nodes), dtype=np.uint8))
+            writer.save("local_rows", local_rows)
+            writer.save("token_nodes", used.astype(index))
+            writer.save("tokens", self._token_rows(used))
+            for name in ("feature_shift", "feature_gain"):
+                writer.save(name, np.array(self.prepared.folder.array(name)))
+            writer.save("positions", self._positions(nodes))
+            if config.labels.hops:
+                writer.save("label_contexts", self._label_contexts(nodes))
+            meta = self.prepared.folder.meta
+            writer.finish({**meta, "store": {**meta["store"], "num_nodes": self.graph.num_nodes}})
+        return Prepared.open(path), others
+
+    def _token_rows(self, nodes: Array) -> Array:
+        """Of old nodes as they were prepared, of new ones as they are now."""
+        prepared, first = self.prepared, int(np.searchsorted(nodes, self.graph.num_old))
+        old, new = nodes[:first], nodes[first:]
+        known = prepared.token_nodes
+        places = np.minimum(np.searchsorted(known, old), len(known) - 1)
+        there = known[places] == old
+        rows = np.empty((len(nodes), *prepared.tokens.shape[1:]), dtype=prepared.tokens.dtype)
+        rows[:first][there] = prepared.tokens[places[there]]
+        config, directions = prepared.config, directions_of(prepared.config)
+        scale = [np.array(prepared.folder.array(name)) for name in ("feature_shift", "feature_gain")]
+        if not there.all():
+            with (
+                TemporaryDirectory(prefix="largegt-") as folder,
+                FolderWriter(Path(folder) / "rows", "scratch") as made,
+            ):
+                features = NodeFeatures(self.store, config.tokens.degrees)
+                missing = old[~there]
+                ContextFeatures(features, missing, scale[0], scale[1], directions, self.engine).write(
+                    made, config.tokens.dtype, config.tokens.hops
+                )
+                rows[:first][~there] = made.array("tokens")
+        if len(new):
+            rows[first:] = token_rows(self.graph, new, scale[0], scale[1], config, directions, self.engine)
+        return rows
+
+    def _positions(self, nodes: Array) -> Array:
+        prepared, settings = self.prepared, self.prepared.config.positions
+        if not self.reads_positions:
+            return np.zeros((len(nodes), prepared.num_positions), dtype=np.float32)
+        if settings.method == "projection":
+            return projected_positions(self.graph, nodes, prepared.config, self.engine)
+        direction = "both" if settings.method == "laplacian" else prepared.config.local_nodes.direction
+        return mean_positions(self.graph, nodes, direction, prepared.rows_of, prepared.positions)
+
+    def _label_contexts(self, nodes: Array) -> Array:
+        as_of = self.prepared.as_of
+        own = TrainingLabels.of(self.store, None if as_of is None else as_of.num_nodes)
+        return label_contexts(self.graph, nodes, self.prepared.config.labels.hops, own, self.engine)
+
+    def _labels_of(self, prepared: Prepared, device: torch.device) -> LocalLabels:
+        """What the nodes of a token table tell of their labels: old ones of the training split do."""
+        assert self.local_labels is not None
+        nodes = np.asarray(prepared.token_nodes)
+        rows = self.prepared.rows_of(np.minimum(nodes, self.graph.num_old - 1))
+        is_train = np.zeros(len(self.prepared.nodes) + 1, dtype=np.bool_)  # the last is for nodes that have no row
+        is_train[self.prepared.split_rows("train")] = True
+        told = np.where(is_train[rows] & (nodes < self.graph.num_old), rows, -1)
+        return LocalLabels(torch.from_numpy(told).to(device), self.local_labels.labels.to(device))
+
+
+def _extended(additions: Additions, memory: int) -> Extended:
+    """The store with its additions, read whole."""
+    store = additions.store
+    features = np.zeros((additions.num_new, store.num_features), dtype=store.features.dtype)
+    done = 0
+    for block in additions.feature_blocks():
+        features[done : done + len(block)] = block
+        done += len(block)
+    ends = [np.zeros((2, 0), dtype=np.int64), *(np.stack(pair) for pair in additions.edges(memory // 4))]
+    sources, targets = np.concatenate(ends, axis=1)
+    return Extended(store, features, sources, targets)

@@ -1,0 +1,187 @@
+"""Incremental preparation: the bytes of a preparation from nothing, with rows kept where they may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grown_graphs import grown
+
+from largegt.config import PrepareConfig, build
+from largegt.errors import ConfigError, InputError
+from largegt.folder import FolderWriter
+from largegt.graph import sources
+from largegt.graph.append import append
+from largegt.graph.ingest import ingest
+from largegt.graph.lineage import State, earlier_states
+from largegt.prepare.features import NodeFeatures
+from largegt.prepare.prepared import Prepared, prepare
+from run_helpers import stopped_at
+
+K: dict[str, Any] = {"k": 5}
+RAW: dict[str, Any] = {"standardize": False}
+NONE: dict[str, Any] = {"method": "none"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "raw": {"local_nodes": K, "tokens": RAW, "positions": {"dim": 3}},
+    "standardized": {"local_nodes": K, "positions": NONE},
+    "degrees": {"local_nodes": K, "tokens": {**RAW, "degrees": True, "nodes": "all"}, "positions": NONE},
+    "labels": {"local_nodes": {**K, "nodes": "all"}, "tokens": RAW, "labels": {"hops": 2}, "positions": NONE},
+    "apart": {"local_nodes": {**K, "direction": "out"}, "tokens": {**RAW, "contexts": "apart"}, "positions": NONE},
+    "in": {
+        "local_nodes": {**K, "direction": "in", "hop1_share": 0.5}, "tokens": {**RAW, "dtype": "float16"},
+        "labels": {"hops": 1}, "positions": NONE,
+    },
+    "reachable": {"local_nodes": K, "tokens": {**RAW, "nodes": "reachable", "hops": 1}, "positions": NONE},
+    "own features": {"local_nodes": {"k": 1}, "tokens": {**RAW, "hops": 0, "nodes": "all"}, "positions": NONE},
+}  # fmt: skip
+
+
+def config(name: str) -> PrepareConfig:
+    return build(PrepareConfig, SETTINGS[name])
+
+
+def assert_same(prepared: Prepared, full: Prepared) -> None:
+    assert prepared.fingerprint == full.fingerprint
+    names = sorted(file.name for file in full.path.glob("*.npy"))
+    assert names == sorted(file.name for file in prepared.path.glob("*.npy"))
+    for name in names:
+        assert (prepared.path / name).read_bytes() == (full.path / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "undirected"), [*((name, False) for name in SETTINGS), ("raw", True), ("labels", True)]
+)
+def test_the_bytes_of_a_preparation_from_nothing(tmp_path: Path, name: str, undirected: bool) -> None:
+    graph = grown(undirected=undirected, num_old=600, num_new=6, num_edges=900, num_new_edges=8)
+    prepare(graph.store(tmp_path), config(name), threads=1)
+    store = append(tmp_path / "old", graph.source_of("new"), threads=1)
+    prepared = prepare(store, config(name), threads=1)
+    assert_same(prepared, prepare(graph.store(tmp_path, "all"), config(name), threads=1))
+    expected = {"local nodes"} if SETTINGS[name]["local_nodes"]["k"] > 1 else set()
+    expected |= set() if name == "standardized" else {"token rows"}
+    expected |= {"label contexts"} if "labels" in SETTINGS[name] else set()
+    assert set(prepared.reused) == expected
+    assert all(kept > made > 0 for kept, made in prepared.reused.values()), "most rows were kept, some were not"
+
+
+def test_two_nights_and_nothing_piles_up(tmp_path: Path) -> None:
+    graph = grown(num_old=600, num_new=6, num_edges=900, num_new_edges=8)
+    settings = config("labels")
+    prepare(graph.store(tmp_path), settings, threads=1)
+    append(tmp_path / "old", graph.source_of("new"), threads=1)
+    more = np.array([[0, 606, 5], [606, 9, 7]])
+    late = sources.arrays(more, np.ones((1, 4)), num_nodes=1)
+    store = append(tmp_path / "old", late, threads=1)  # the first night nobody prepared
+    prepared = prepare(store, settings, threads=1)
+    from_nothing = append(graph.store(tmp_path / "x"), graph.source_of("new"), threads=1)
+    from_nothing = append(from_nothing, late, threads=1)
+    assert from_nothing.fingerprint == store.fingerprint
+    assert_same(prepared, prepare(from_nothing, settings, threads=1))
+    assert prepared.reused
+    assert not prepare(from_nothing, settings, threads=1).reused
+    assert [path.name for path in (store.path / "prepared").iterdir()] == [prepared.path.name]
+
+
+def test_samples_that_depend_on_the_number_of_nodes_are_drawn_anew(tmp_path: Path) -> None:
+    """A dense graph, where nodes are drawn from all; and nodes without neighbours, which draw from all as well. New
+    nodes that nobody knows change their samples and nothing else."""
+    rng = np.random.default_rng(0)
+    edges, features = rng.integers(0, 300, (2, 30_000)), rng.normal(size=(420, 3))
+    settings = build(PrepareConfig, {"local_nodes": {"k": 4}, "tokens": RAW, "positions": NONE})
+    splits: dict[str, Any] = {}
+    ingest(sources.arrays(edges, features[:320], np.arange(320) % 2, splits), tmp_path / "old", threads=1)
+    prepare(tmp_path / "old", settings, threads=1)
+    new = sources.arrays(np.array([[400], [401]]), features[320:], np.arange(320, 420) % 2)
+    every = ingest(
+        sources.arrays(np.hstack([edges, [[400], [401]]]), features, np.arange(420) % 2, splits),
+        tmp_path / "e",
+        threads=1,
+    )
+    prepared = prepare(append(tmp_path / "old", new, threads=1), settings, threads=1)
+    assert_same(prepared, prepare(every, settings, threads=1))
+    assert prepared.reused["local nodes"] == (0, 420), "all of them drew from all nodes"
+    assert prepared.reused["token rows"][0] >= 300
+
+
+def test_killed_on_the_way_it_goes_on(tmp_path: Path) -> None:
+    graph = grown(num_old=600, num_new=6, num_edges=900, num_new_edges=8)
+    prepare(graph.store(tmp_path), config("labels"), threads=1)
+    store = append(tmp_path / "old", graph.source_of("new"), threads=1)
+    for call in (2, 5, 3, 6, 4):
+        with stopped_at(FolderWriter, "commit", call):
+            prepare(store, config("labels"), threads=1)
+    prepared = prepare(store, config("labels"), threads=1)
+    assert_same(prepared, prepare(graph.store(tmp_path, "all"), config("labels"), threads=1))
+
+
+def test_a_damaged_earlier_preparation_serves_nobody(tmp_path: Path) -> None:
+    graph = grown(num_old=600, num_new=6, num_edges=900, num_new_edges=8)
+    before = prepare(graph.store(tmp_path), config("raw"), threads=1)
+    name = before.path.name
+    store = append(tmp_path / "old", graph.source_of("new"), threads=1)
+    file = store.path / "prepared" / name / "tokens.npy"
+    raw = bytearray(file.read_bytes())
+    raw[-3] ^= 1
+    file.write_bytes(raw)
+    prepared = prepare(store, config("raw"), threads=1)
+    assert not prepared.reused
+    assert_same(prepared, prepare(graph.store(tmp_path, "all"), config("raw"), threads=1))
+
+
+# as of an earlier state
+
+
+@pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
+def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: bool) -> None:
+    graph = grown(undirected=undirected)
+    settings = build(PrepareConfig, {**SETTINGS["standardized"], "tokens": {"degrees": True, "nodes": "all"}})
+    old = graph.store(tmp_path)
+    before = prepare(old, settings, threads=1)
+    scale = [np.array(before.folder.array(name)) for name in ("feature_shift", "feature_gain")]
+    append(tmp_path / "old", graph.source_of("new"), threads=1)
+    store = append(tmp_path / "old", sources.arrays(np.array([[0, 2], [160, 1]])), threads=1)
+    prepared = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    own = prepare(store, settings, threads=1)
+    assert [np.array(prepared.folder.array(name)).tolist() for name in ("feature_shift", "feature_gain")] == [
+        part.tolist() for part in scale
+    ], "to the bit, degrees too"
+    assert own.fingerprint != prepared.fingerprint
+    assert own.tokens.tolist() != prepared.tokens.tolist()
+    rows = NodeFeatures(store, True).rows(slice(0, store.num_nodes))
+    np.testing.assert_array_equal(prepared.tokens[:, 0], (rows - scale[0]) * scale[1])
+    assert prepared.as_of == State(old.fingerprint, 150, old.num_edges, old.directed) == earlier_states(store)[0]
+    again = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    assert again.path == prepared.path
+
+
+def test_as_of_a_state_new_training_nodes_tell_nothing(tmp_path: Path) -> None:
+    graph = grown("string")
+    graph.write(tmp_path)
+    old = graph.ingested(tmp_path, "old")
+    settings = config("labels")
+    prepare(old, settings, threads=1)
+    store = append(old, tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet", threads=1)
+    assert (np.asarray(store.split[150:]) == 1).any()
+    prepared = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    assert (prepared.split_rows("train") < 150).all()
+    assert len(prepared.split_rows("train"))
+    graph.split[150:] = 3  # nobody
+    (tmp_path / "b").mkdir()
+    graph.write(tmp_path / "b")
+    other = graph.ingested(tmp_path / "b", "all")
+    np.testing.assert_array_equal(prepared.label_contexts, prepare(other, settings, threads=1).label_contexts)
+    own = prepare(store, settings, threads=1)
+    assert own.label_contexts.tolist() != prepared.label_contexts.tolist()
+
+
+def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
+    graph = grown()
+    old = graph.store(tmp_path)
+    store = append(old, graph.source_of("new"), threads=1)
+    with pytest.raises(InputError, match="was never what"):
+        prepare(store, config("raw"), as_of="0123456789abcdef")
+    settings = build(PrepareConfig, {**SETTINGS["raw"], "positions": {"method": "laplacian", "dim": 2}})
+    with pytest.raises(ConfigError, match="laplacian encodings are unlike those of the training"):
+        prepare(store, settings, as_of=old.fingerprint)
