@@ -25,6 +25,8 @@ SMALL = (
     "model.codebook.width=4", "train.epochs=3", "train.batch_size=32", "train.learning_rate=0.02",
 )  # fmt: skip
 """Overrides that make any recipe quick."""
+FULL = (*SMALL, "model.name=largegt-full")
+"""The same for the whole model, which reads everything that is prepared."""
 
 TIMINGS = ("train_s", "elapsed_s", "epoch_time_s", "train_time_s", "peak_gpu_bytes")
 

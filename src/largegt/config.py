@@ -302,8 +302,8 @@ _NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
     "goat-local": _ALL_FEATURES,
     "goat-full": _ALL_FEATURES,
 }
-"""What a model needs of a preparation, where it cannot do with any, or with less: models that read a node's own row alone
-need no sample, those that draw neighbours themselves need the features of every node, and the local half no positions."""
+"""What a model needs of a preparation, where it cannot do with any: models that read a node's own row alone need no
+sample, and those that draw neighbours themselves need the features of every node. The local half reads no positions."""
 
 
 class ModelConfig(Settings):

@@ -260,7 +260,8 @@ def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "k", "hops", "nodes", "positions"),
     [
-        ((), 4, 2, "reachable", "projection"),
+        ((), 4, 2, "reachable", "none"),
+        (("--model", "largegt-full"), 4, 2, "reachable", "projection"),
         (("--model", "largegt-global"), 1, 2, "sampled", "projection"),
         (("--model", "sgc"), 1, 2, "sampled", "none"),
         (("--model", "nagphormer", "--original"), 1, 3, "sampled", "laplacian"),
@@ -610,7 +611,7 @@ def test_stores_are_opened_by_what_they_are(store: Path) -> None:
 
 def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) -> None:
     g = easy_store(tmp_path / "g").path
-    said = lg("prepare", g, *SET, "--dry-run", "--json").json
+    said = lg("prepare", g, *SET, "--model", "largegt-full", "--dry-run", "--json").json
     assert not (g / "prepared").exists()
     assert said["num_nodes"] == 150
     assert said["peak_disk_bytes"] > said["disk_bytes"] > 0

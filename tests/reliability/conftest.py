@@ -15,7 +15,7 @@ from crash import Zygote
 
 from largegt.config import Config
 from largegt.training.loop import train
-from run_helpers import SMALL, easy_store
+from run_helpers import FULL, easy_store
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,10 @@ def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store `g`, its preparation, and a run."""
+    """A folder with a store `g`, its preparation, and a run, by the settings FULL."""
     folder = tmp_path_factory.mktemp("original")
     store = easy_store(folder / "g")
-    train(store, Config.from_recipe("default", SMALL), folder / "run")
+    train(store, Config.from_recipe("default", FULL), folder / "run")
     return folder
 
 

@@ -26,7 +26,7 @@ from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
 from largegt.verification import verify
-from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
+from run_helpers import FULL, easy_store, one_thread  # noqa: F401
 
 _BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
 
@@ -75,7 +75,7 @@ def test_prepare_does_not_begin_with_a_damaged_store(copy: Path, name: str) -> N
     _flip(copy / "g" / f"{name}.npy")
     store = GraphStore.open(copy / "g")
     with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum.*ingest .* again"):
-        prepare(store, Config.from_recipe("default", SMALL).preparation)
+        prepare(store, Config.from_recipe("default", FULL).preparation)
     assert not (copy / "g" / "prepared").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_preparation_is_not_trained_on(copy: Path, tmp_path: Path, nam
     _flip(_prepared(copy) / f"{name}.npy")
     prepared = Prepared.open(_prepared(copy))
     with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum"):
-        train(prepared, Config.from_recipe("default", SMALL), tmp_path / "again")
+        train(prepared, Config.from_recipe("default", FULL), tmp_path / "again")
 
 
 @pytest.mark.usefixtures("as_if_large")
@@ -93,7 +93,7 @@ def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy
     path = _prepared(copy)
     _flip(path / "tokens.npy")
     with pytest.warns(UserWarning, match=r"is made again: .*tokens\.npy does not match its checksum"):
-        again = prepare(GraphStore.open(copy / "g"), Config.from_recipe("default", SMALL).preparation)
+        again = prepare(GraphStore.open(copy / "g"), Config.from_recipe("default", FULL).preparation)
     assert again.path == path
     for file in _prepared(original).iterdir():
         assert file.read_bytes() == (path / file.name).read_bytes()
@@ -103,7 +103,7 @@ def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy
 def test_a_damaged_array_is_not_taken_over(original: Path, copy: Path) -> None:
     """Another preparation of the same samples takes them from the first one, unless they are damaged."""
     _flip(_prepared(copy) / "local_rows.npy")
-    other = Config.from_recipe("default", (*SMALL, "prepare.positions.dim=2")).preparation
+    other = Config.from_recipe("default", (*FULL, "prepare.positions.dim=2")).preparation
     made = prepare(GraphStore.open(copy / "g"), other)
     assert (made.path / "local_rows.npy").read_bytes() == (_prepared(original) / "local_rows.npy").read_bytes()
 
@@ -118,7 +118,7 @@ def test_a_damaged_run_is_not_used(copy: Path, name: str, work: Callable[[Path],
 
 def test_a_damaged_checkpoint_is_not_resumed_from(copy: Path) -> None:
     _flip(copy / "run" / "checkpoints" / "last.pt", 5000)
-    config = Config.from_recipe("default", (*SMALL, "train.epochs=3"))
+    config = Config.from_recipe("default", (*FULL, "train.epochs=3"))
     with pytest.raises(FormatError, match=r"last\.pt does not match its checksum: .* train again with --overwrite"):
         train(GraphStore.open(copy / "g"), config, copy / "run", resume=True)
 

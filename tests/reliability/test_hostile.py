@@ -42,7 +42,7 @@ from largegt.tuning.output import Tuned
 from largegt.tuning.page import write_tuning_page
 from largegt.tuning.space import Choices, Space
 from largegt.tuning.study import Trial
-from run_helpers import SMALL, easy_store, homophilous, one_thread, thirds  # noqa: F401
+from run_helpers import FULL, SMALL, easy_store, homophilous, one_thread, thirds  # noqa: F401
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>{{7*7}}&lt;"
 
@@ -260,7 +260,7 @@ def test_samples_that_are_no_rows(copy: Path) -> None:
     rows[7, 1] = 10**6
     forge(folder, lambda tree: None, local_rows=rows)
     with pytest.raises(FormatError, match=r"local_rows\.npy holds numbers"):
-        train(Prepared.open(folder), Config.from_recipe("default", SMALL), copy / "again")
+        train(Prepared.open(folder), Config.from_recipe("default", FULL), copy / "again")
 
 
 def test_labels_without_a_class(copy: Path) -> None:
