@@ -12,6 +12,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from run_helpers import Cli
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -45,11 +47,8 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_the_walk_of_your_own_graph(desk: Path) -> None:
+def test_the_walk_of_your_own_graph(desk: Path, monkeypatch: pytest.MonkeyPatch, lg: Cli) -> None:
+    monkeypatch.chdir(desk)
     walk = [line for line in commands() if "demo" not in line and "ogbn-products &&" not in line]
     walk = [line for line in walk if "--dataset ogbn-products" not in line]  # these need a network, and hours
     assert len(walk) >= 6
@@ -59,8 +58,8 @@ def test_the_walk_of_your_own_graph(desk: Path) -> None:
             words.append("--overwrite")
         words = [{"30m": "5s", "10m": "1s"}.get(word, word) for word in words]  # the paper's recipe wants 500 epochs
         words = [found for word in words for found in (sorted(map(str, desk.glob(word))) if "*" in word else [word])]
-        done = run([sys.executable, "-m", "largegt", *words], desk)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        done = lg(*words)
+        assert done.code == 0, f"{line}\n{done.out}\n{done.err}"
     predictions = pa.parquet.read_table(desk / "predictions.parquet")
     assert predictions.column_names == ["node", "label", "probability"]
     assert predictions["node"][7].as_py() == "page 7"
@@ -68,10 +67,9 @@ def test_the_walk_of_your_own_graph(desk: Path) -> None:
     assert "<svg" in (desk / "report.html").read_text()
 
 
-def test_every_verb_of_the_table_exists(desk: Path) -> None:
+def test_every_verb_of_the_table_exists(lg: Cli) -> None:
     for verb in re.findall(r"^\| `largegt (\w+)` \|", README, flags=re.MULTILINE):
-        done = run([sys.executable, "-m", "largegt", verb, "--help"], desk)
-        assert done.returncode == 0, done.stderr
+        assert lg(verb, "--help").code == 0
 
 
 def test_the_python_of_the_readme(desk: Path) -> None:
@@ -81,5 +79,5 @@ def test_the_python_of_the_readme(desk: Path) -> None:
         "labels = labels + (np.arange(len(labels)) % 3 == 0)\n"  # three classes
     )
     (desk / "walk.py").write_text(head + "\n".join(blocks("python")) + "\nassert table.num_rows == 120\n")
-    done = run([sys.executable, "walk.py"], desk)
+    done = subprocess.run([sys.executable, "walk.py"], cwd=desk, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
