@@ -58,3 +58,8 @@ def random_edges() -> Callable[[int, int, int], np.ndarray]:
         return np.random.default_rng(seed).integers(0, num_nodes - 2, size=(num_edges, 2))
 
     return make
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for processes of their own."""
+    return 1 + len(os.sched_getaffinity(0))

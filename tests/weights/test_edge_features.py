@@ -179,3 +179,10 @@ def test_damage_is_found(graph: Any, tmp_path: Path) -> None:
     file.write_bytes(raw)
     with pytest.raises(FormatError, match="in_edge_features"):
         prepare(store, Config.from_recipe("plain", SETTINGS).prepare)
+
+
+def test_ids_with_leading_zeros(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target,f\n007,8,1\n8,9,3\n")
+    store = ingest(sources.files(tmp_path / "e.csv", edge_features="f"), tmp_path / "g")
+    assert store.ids_of(np.arange(3)) == ["007", "8", "9"]
+    np.testing.assert_array_equal(store.edge_features("out")[:, 0], [1, 3, 0])

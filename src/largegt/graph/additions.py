@@ -57,8 +57,9 @@ def additions_in_files(
     from, by name, unless others are named."""
     if nodes is None and edges is None and features is None:
         raise InputError("nothing to add: name a table of nodes, edges, or both")
-    if not feature_columns and nodes is not None and features is None and is_table(nodes):
-        feature_columns = _columns_like(store, Table(nodes))
+    with_features = nodes if features is None else features
+    if not feature_columns and with_features is not None and is_table(with_features):
+        feature_columns = _columns_like(store, Table(with_features))
     return sources.files(edges, nodes=nodes, features=features, feature_columns=feature_columns, **others)
 
 

@@ -39,7 +39,7 @@ class TableEdgeFeatures:
     def __init__(self, edges: TableEdges, columns: list[str]) -> None:
         self._edges, self._columns = edges, columns
         self.where, self.total = edges.where, edges.total
-        first = next(edges.batches(False, 0, columns), None)
+        first = next(edges.batches(True, 0, columns), None)  # whatever its ids are
         blocks = [] if first is None else [float_block(first[2].slice(0, 1), [name], self.where) for name in columns]
         widths = [block.shape[1] for block in blocks] or [1] * len(columns)
         self.names: list[str] | None = [

@@ -377,13 +377,13 @@ class _Files:
         """The label columns the user named, or one with a usual name; unless `named`, names may lack."""
         if self._label and named:
             return table.matching(self._label, "label")
-        guess = table.guess(_LABEL_NAMES)
+        guess = table.guess(_LABEL_NAMES, self._feature_columns)
         return [name for name in self._label if name in table.columns] or ([guess] if guess else [])
 
     def _split_column(self, table: Table, named: bool = True) -> str | None:
         if self._split is not None and named:
             return table.column(self._split, "split")
-        return table.guess(_SPLIT_NAMES)
+        return table.guess(_SPLIT_NAMES, self._feature_columns)
 
     def _chosen_features(self, table: Table, taken: list[str]) -> list[str]:
         if self._feature_columns:

@@ -188,9 +188,9 @@ class Table:
             )
         return name
 
-    def guess(self, names: Sequence[str]) -> str | None:
-        """The first column called like one of `names`, whatever its case."""
-        lower = {column.lower(): column for column in reversed(self.columns)}
+    def guess(self, names: Sequence[str], taken: Sequence[str] = ()) -> str | None:
+        """The first column called like one of `names`, whatever its case; none of those `taken` for something else."""
+        lower = {column.lower(): column for column in reversed(self.columns) if column not in taken}
         return next((lower[name] for name in names if name in lower), None)
 
     def matching(self, patterns: Sequence[str], role: str) -> list[str]:
