@@ -16,6 +16,7 @@ from largegt.config import IngestConfig
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
+from largegt.threads import num_threads
 from run_helpers import lg  # noqa: F401
 
 StoreMaker = Callable[..., GraphStore]
@@ -62,4 +63,4 @@ def random_edges() -> Callable[[int, int, int], np.ndarray]:
 
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: many tests wait for processes of their own."""
-    return 1 + len(os.sched_getaffinity(0))
+    return 1 + num_threads(None)

@@ -55,6 +55,8 @@ _WRITE_BYTES = 1 << 30
 _HEADER_BYTES = 128
 _FREE: Mapping[str, int] = {}
 _JOURNAL = "progress.json"
+_KEEP = "-keep"
+"""Ends the name of a replaced folder while others' files and folders in it are still to move to the new one."""
 
 
 def fingerprint(value: Any) -> str:
@@ -289,12 +291,15 @@ class FolderWriter:
     With an `identity` (what the content depends on), work survives: after a kill, Ctrl-C or a full disk the next writer
     of the same path and identity goes on from the last `commit`. Bad input (a `LargeGTError` other than `DiskError`)
     removes everything that was written, and so does any error without an identity. One process at a time may write a
-    folder; the lock goes with the process that holds it.
+    folder; the lock goes with the process that holds it. With `keep_others`, what others have put into the folder that
+    is replaced (a run, a note) moves to the new one.
     """
 
-    def __init__(self, path: PathLike, kind: str, replace: bool = False, identity: Any = None) -> None:
+    def __init__(
+        self, path: PathLike, kind: str, replace: bool = False, identity: Any = None, keep_others: bool = False
+    ) -> None:
         self.path = storage.local_path(path)
-        self.kind = kind
+        self.kind, self._keep_others = kind, keep_others
         storage.refresh(self.path)
         _check_target(self.path, kind, replace)
         self.partial = self.path.parent / f".{self.path.name}.partial"
@@ -461,12 +466,12 @@ class FolderWriter:
             sync(self.partial / "manifest.json")
             sync(self.partial)
             self._upload(show)
-            old = _retire(self.path, self.kind) if self.path.exists() else None
+            old = _retire(self.path, self.kind, self._keep_others) if self.path.exists() else None
             os.replace(self.partial, self.path)
             sync(self.path.parent)
             (self.path / _JOURNAL).unlink(missing_ok=True)
             if old is not None:
-                shutil.rmtree(old, ignore_errors=True)
+                _discard(old, self.path)
         return self.path
 
     def _upload(self, show: Progress) -> None:
@@ -564,7 +569,7 @@ _MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes node
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
     file = path / "manifest.json"
     place = storage.shown(path)
-    if not path.exists():
+    if kind == "store" or not path.exists():
         recover(path)
     if not path.exists():
         missing = f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else "")
@@ -678,9 +683,9 @@ def _mapped(file: Path, dtype: Any, shape: tuple[int, ...]) -> Array:
     return np.memmap(file, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=shape)
 
 
-def _retire(path: Path, kind: str) -> Path:
+def _retire(path: Path, kind: str, keep_others: bool) -> Path:
     """Move the folder that is being replaced out of the way; where it is now."""
-    old = path.parent / f".{path.name}.old-{os.getpid()}"
+    old = path.parent / f".{path.name}.old-{os.getpid()}{_KEEP if keep_others else ''}"
     try:
         os.replace(path, old)
     except OSError as error:
@@ -688,10 +693,37 @@ def _retire(path: Path, kind: str) -> Path:
     return old
 
 
+def _discard(old: Path, path: Path) -> None:
+    """Remove a folder that another has replaced at `path`, after what others have put into it has moved there."""
+    if old.name.endswith(_KEEP):
+        try:
+            others = _others(old)
+        except (ValueError, KeyError, FileNotFoundError):
+            return  # damaged since: nobody can say what in it is another's
+        for entry in others:
+            taken = os.path.lexists(path / entry.name)  # by an array that is new
+            os.replace(entry, path / (f"{entry.name}.before" if taken else entry.name))
+        sync(path)
+        empty = old.with_name(old.name.removesuffix(_KEEP))  # from here on nothing in it is anyone's
+        shutil.rmtree(empty, ignore_errors=True)
+        os.replace(old, empty)
+        old = empty
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _others(folder: Path) -> list[Path]:
+    """What lies in a folder of ours, and is neither of its arrays nor made from them."""
+    arrays = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["arrays"]
+    ours = {"manifest.json", _JOURNAL, "prepared", "appended", *(f"{name}.npy" for name in arrays)}
+    small = (".manifest.json.partial-", f".{_JOURNAL}.partial-")
+    return sorted(entry for entry in folder.iterdir() if entry.name not in ours and not entry.name.startswith(small))
+
+
 def recover(path: Path) -> None:
-    """The old folder again, where a process was killed between moving it away and the new one in."""
+    """After a kill between moving the old folder away and the new one in: the old one again. Just after that: the new
+    one, and what others have put into the old one."""
     if any(path.parent.glob(f".{escape(path.name)}.old-*")):
-        with suppress(LargeGTError), Lock(path):  # held: its process is about to give the new one its name
+        with suppress(LargeGTError, OSError), Lock(path):  # held: its process is about to give the new one its name
             _restore(path)
 
 
@@ -699,6 +731,6 @@ def _restore(path: Path) -> None:
     """After a kill between moving the old folder away and the new one in: the old one again. Else it has served."""
     for old in path.parent.glob(f".{path.name}.old-*"):
         if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old, path)
         else:
             os.replace(old, path)

@@ -34,7 +34,7 @@ from .memory import memory_budget
 from .predict import Written, decided, prediction_table, prediction_width, write_rows
 from .prediction_files import check_prediction_file
 from .prepare.context import ContextFeatures
-from .prepare.cutout import label_contexts, mean_positions, projected_positions, token_rows
+from .prepare.cutout import label_contexts, mean_positions, projected_positions, scratch_folder, token_rows
 from .prepare.engines.engine import Engine, sample_from
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
@@ -240,10 +240,7 @@ class NewNodes:
         config, directions = prepared.config, directions_of(prepared.config)
         scale = [np.array(prepared.folder.array(name)) for name in ("feature_shift", "feature_gain")]
         if not there.all():
-            with (
-                TemporaryDirectory(prefix="largegt-") as folder,
-                FolderWriter(Path(folder) / "rows", "scratch") as made,
-            ):
+            with scratch_folder() as made:
                 features = NodeFeatures(self.store, config.tokens.degrees)
                 missing = old[~there]
                 ContextFeatures(features, missing, scale[0], scale[1], directions, self.engine).write(

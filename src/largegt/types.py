@@ -10,5 +10,6 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 PathLike = str | Path
 Direction = Literal["out", "in", "both"]
+OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 Task = Literal["multiclass", "binary", "multilabel", "regression"]
 SplitName = Literal["train", "valid", "test"]

@@ -17,7 +17,7 @@ from largegt.config import IngestConfig
 from largegt.errors import InputError, LargeGTError
 from largegt.folder import FolderWriter
 from largegt.graph import sources
-from largegt.graph.append import append
+from largegt.graph.append import _Append, append
 from largegt.graph.ingest import ingest
 from largegt.graph.lineage import State, degrees_then, earlier_states, touched_since
 from largegt.graph.store import GraphStore
@@ -38,6 +38,7 @@ def assert_same(store: GraphStore, full: GraphStore) -> None:
     ours, theirs = (json.loads((each.path / "manifest.json").read_text()) for each in (store, full))
     for tree in (ours, theirs):
         tree.pop("appended", None)
+        tree.pop("appended_from", None)
         tree.pop("checksum")
     assert json.dumps(ours) == json.dumps(theirs), "in the same order"
 
@@ -257,6 +258,29 @@ def test_killed_anywhere_the_old_store_is_there_and_the_same_command_goes_on(
     assert_same(append(*arguments, threads=1), graph.ingested(tmp_path, "all"))
 
 
+@pytest.mark.parametrize("ids", ["integer", "string"])
+def test_killed_when_the_new_ids_were_written_they_come_once(tmp_path: Path, ids: str) -> None:
+    """The last rows of an array count, and it is not yet closed."""
+    graph = grown(ids)
+    graph.write(tmp_path)
+    graph.ingested(tmp_path, "old")
+    arguments: Any = (tmp_path / "old", tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet")
+    for call in (1, 2)[: 2 if ids == "string" else 1]:  # of the offsets; of those that were left, of the text
+        with stopped_at(FolderWriter, "close", call):
+            append(*arguments, threads=1)
+    assert_same(append(*arguments, threads=1), graph.ingested(tmp_path, "all"))
+
+
+def test_killed_when_all_edges_were_dropped_they_count_once(tmp_path: Path) -> None:
+    graph = grown()
+    ingest(graph.source_of("old"), tmp_path / "old", IngestConfig(undirected=True, unknown_ids="drop"), threads=1)
+    np.save(tmp_path / "e.npy", np.array([[3, 4], [4000, 5000]]))
+    with stopped_at(_Append, "_merge", 1):
+        append(tmp_path / "old", None, tmp_path / "e.npy", threads=1)
+    store = append(tmp_path / "old", None, tmp_path / "e.npy", threads=1)
+    assert store.folder.meta["unknown_edges_dropped"] == 2
+
+
 def test_killed_between_the_two_renames(tmp_path: Path) -> None:
     graph = grown()
     before = graph.store(tmp_path).fingerprint
@@ -297,6 +321,82 @@ def test_preparations_come_along_as_links(tmp_path: Path) -> None:
     assert (kept / "tokens.npy").stat().st_ino == number
 
 
+def others_in(folder: Path) -> dict[str, int]:
+    """A run, a note, a link and an array that are nobody's but the user's; and which file each is."""
+    (folder / "runs" / "a").mkdir(parents=True)
+    (folder / "runs" / "a" / "metrics.json").write_text("{}")
+    (folder / "notes.txt").write_text("mine")
+    np.save(folder / "mine.npy", np.arange(3))
+    (folder / "there").symlink_to("nowhere")
+    return {name: (folder / name).lstat().st_ino for name in ("runs", "runs/a/metrics.json", "notes.txt", "mine.npy",
+                                                              "there")}  # fmt: skip
+
+
+def test_what_others_put_into_the_folder_stays(tmp_path: Path) -> None:
+    graph = grown(undirected=False)
+    store = graph.store(tmp_path)
+    others = others_in(store.path)
+    full = graph.store(tmp_path, "all")
+    assert append(store, graph.source_of("new"), threads=1).fingerprint == full.fingerprint
+    assert {name: (store.path / name).lstat().st_ino for name in others} == others
+    ours = set(os.listdir(full.path)) | {"appended"}
+    assert set(os.listdir(store.path)) == ours | {"runs", "notes.txt", "mine.npy", "there"}
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    graph.store(tmp_path / "b")
+    elsewhere = append(tmp_path / "b" / "old", graph.source_of("new"), out=tmp_path / "new", threads=1)
+    assert set(os.listdir(elsewhere.path)) == ours
+
+
+def test_what_has_the_name_of_a_new_array_gets_another(tmp_path: Path) -> None:
+    pair = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
+    store = ingest(sources.arrays(pair, np.eye(4)), tmp_path / "g", threads=1)
+    (store.path / "in_indices.npy").write_text("mine")
+    store = append(store, sources.arrays(np.array([[2], [3]])), threads=1)
+    assert store.csr("in")[1].tolist() == [1, 0, 2, 1, 2]
+    assert (store.path / "in_indices.npy.before").read_text() == "mine"
+
+
+@pytest.mark.parametrize("moved", [0, 2])
+def test_killed_before_they_have_moved_they_come_later(tmp_path: Path, moved: int) -> None:
+    graph = grown()
+    store = graph.store(tmp_path)
+    others, real, seen = others_in(store.path), os.replace, []
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(source).parent.name.endswith("-keep"):
+            seen.append(source)
+            if len(seen) > moved:
+                raise Killed
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(Killed):
+            append(store, graph.source_of("new"), threads=1)
+    assert GraphStore.open(store.path).num_nodes == 170
+    assert {name: (store.path / name).lstat().st_ino for name in others} == others, "who opens it next brings them"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_the_same_files_again_change_nothing(tmp_path: Path) -> None:
+    graph = grown("string")
+    graph.write(tmp_path)
+    graph.ingested(tmp_path, "old")
+    new: Any = (tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet")
+    for out in (tmp_path / "g", None):  # elsewhere, then in place
+        first = append(tmp_path / "old", *new, out=out)
+        before = (first.path / "manifest.json").read_bytes()
+        with pytest.warns(UserWarning, match="has these files already") as said:
+            again = append(tmp_path / "old", *new, out=out)
+        assert "\n" not in str(said[0].message)
+        assert (again.path, again.fingerprint) == (first.path, first.fingerprint)
+        assert (first.path / "manifest.json").read_bytes() == before
+    pq.write_table(graph.edges(np.array([[0], [5]])), tmp_path / "more.parquet")
+    append(tmp_path / "old", edges=tmp_path / "more.parquet")
+    with pytest.raises(InputError, match="already"):
+        append(tmp_path / "old", *new)
+
+
 def test_the_verb(tmp_path: Path, lg: Any) -> None:  # noqa: F811
     graph = grown("string")
     graph.write(tmp_path)
@@ -311,6 +411,12 @@ def test_the_verb(tmp_path: Path, lg: Any) -> None:  # noqa: F811
     code, out, _ = lg("append", tmp_path / "old", *new)
     assert code == 0
     assert "170" in out
+    code, again, err = lg("append", tmp_path / "old", *new)
+    assert code == 0
+    assert again == out, "the same script once more"
+    assert "has these files already" in err
+    assert err.count("\n") == 1
+    os.utime(tmp_path / "nodes_new.parquet", ns=(0, 0))  # another file, for all we know
     code, _, err = lg("append", tmp_path / "old", *new)
     assert code == 2
     assert "already" in err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from grown_graphs import grown
 
-from largegt.config import PrepareConfig, build
+from largegt.config import IngestConfig, PrepareConfig, build
 from largegt.errors import ConfigError, InputError
 from largegt.folder import FolderWriter
 from largegt.graph import sources
@@ -17,6 +17,7 @@ from largegt.graph.append import append
 from largegt.graph.ingest import ingest
 from largegt.graph.lineage import State, earlier_states
 from largegt.prepare.features import NodeFeatures
+from largegt.prepare.incremental import Rows, merge
 from largegt.prepare.prepared import Prepared, prepare
 from run_helpers import stopped_at
 
@@ -130,7 +131,60 @@ def test_a_damaged_earlier_preparation_serves_nobody(tmp_path: Path) -> None:
     assert_same(prepared, prepare(graph.store(tmp_path, "all"), config("raw"), threads=1))
 
 
+def test_rows_made_for_another_choice_of_rows_are_not_taken(tmp_path: Path) -> None:
+    """A kill, and then another earlier preparation serves, which lacks other rows."""
+    earlier, wanted = np.arange(10, 13), np.array([7, 8, 9, 10, 11, 12])
+
+    def merged(before: list[int], writer: FolderWriter) -> None:
+        rows = Rows(np.array(before))
+        merge(writer, "x", rows, earlier, lambda which, scratch: scratch.save("x", wanted[which]))
+
+    with stopped_at(FolderWriter, "commit", 3), FolderWriter(tmp_path / "p", "prepared", identity="p") as writer:
+        writer.commit()
+        merged([-1, -1, -1, 0, 1, 2], writer)  # all that is missing was made; nothing is in its place
+    with FolderWriter(tmp_path / "p", "prepared", identity="p") as writer:
+        merged([-1, -1, -1, -1, 1, -1], writer)
+        assert writer.array("x").tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("hops", [0, 1])
+def test_degrees_that_are_features_change_with_the_neighbours(tmp_path: Path, hops: int) -> None:
+    graph = grown(undirected=False, num_old=600, num_new=6, num_edges=900, num_new_edges=8)
+    tokens = {**RAW, "hops": hops, "nodes": "all"}
+    settings = build(PrepareConfig, {"local_nodes": {"k": 1, "nodes": "all"}, "tokens": tokens, "positions": NONE})
+    every = np.concatenate([graph.old_edges, graph.new_edges], axis=1)
+    ingest(sources.arrays(graph.old_edges, num_nodes=600), tmp_path / "old", threads=1)
+    prepare(tmp_path / "old", settings, threads=1)
+    store = append(tmp_path / "old", sources.arrays(graph.new_edges, num_nodes=6), threads=1)
+    prepared = prepare(store, settings, threads=1)
+    assert prepared.reused["token rows"][0] > 300
+    full = ingest(sources.arrays(every, num_nodes=606), tmp_path / "all", threads=1)
+    assert_same(prepared, prepare(full, settings, threads=1))
+
+
 # as of an earlier state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
+def test_as_of_a_state_degrees_that_are_features_are_scaled_as_then(
+    tmp_path: Path, undirected: bool, dtype: Any
+) -> None:
+    graph = grown(undirected=undirected)
+    settings = build(PrepareConfig, {"local_nodes": {**K, "nodes": "all"}, "positions": NONE})
+    old = ingest(
+        sources.arrays(graph.old_edges, num_nodes=150), tmp_path / "old",
+        IngestConfig(undirected=undirected, feature_dtype=dtype), threads=1,
+    )  # fmt: skip
+    scale = feature_scale_of(prepare(old, settings, threads=1))
+    append(old, sources.arrays(graph.new_edges, num_nodes=20), threads=1)
+    store = append(tmp_path / "old", sources.arrays(np.array([[0, 2], [160, 1]])), threads=1)
+    assert feature_scale_of(prepare(store, settings, threads=1, as_of=old.fingerprint)) == scale, "to the bit"
+    assert feature_scale_of(prepare(store, settings, threads=1)) != scale
+
+
+def feature_scale_of(prepared: Prepared) -> list[list[float]]:
+    return [prepared.folder.array(name).tolist() for name in ("feature_shift", "feature_gain")]
 
 
 @pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,7 +180,8 @@ def append(
     from ..graph.append import append as run_append
     from ..graph.lineage import earlier_states, touched_since
 
-    with shown_progress(as_json) as progress, goes_on():
+    with shown_progress(as_json) as progress, goes_on(), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # one line each
         grown = run_append(
             store, nodes, edges if edges and len(edges) > 1 else edges[0] if edges else None, out, overwrite, progress,
             threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,

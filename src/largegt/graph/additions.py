@@ -112,7 +112,7 @@ class Additions:
     def feature_blocks(self, skip: int = 0) -> Iterator[Array]:
         """Rows of the new nodes as the store stores them, from the `skip`-th on. None where it has degrees instead."""
         part, store = self.source.features, self.store
-        if store.folder.meta.get("features_from") == "degree":
+        if store.features_are_degrees:
             if part is not None:
                 raise InputError(f"{part.where} has features, and {store.place} has none but degrees: leave them out")
             return

@@ -7,13 +7,16 @@ are merged with the new ones.
 
 It is written aside and takes the old store's place when whole, as every folder of ours: a killed one leaves the old
 store as it was, and the same command goes on. Preparations come along, as links: `prepare` keeps of them what holds.
+What others have put into the folder moves to the new one.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, LargeGTError
 from ..folder import FolderWriter, require_space
 from ..memory import memory_budget
 from ..progress import Progress, silent
@@ -30,11 +33,11 @@ from ..storage import folders, refuse_url
 from ..threads import num_threads
 from ..types import Array, Direction, PathLike
 from .additions import Additions, additions_in_files, refuse_payload
-from .csr import EdgeBuilder, index_dtype, merge_rows
+from .csr import EdgeBuilder, index_dtype, merge_rows, same_rows
 from .edge_reading import found_edges
 from .id_columns import Strings
 from .ingest import numbers_or_text, write_degrees
-from .lineage import FOLDER, State, earlier_states, notes_of, write_increment
+from .lineage import FOLDER, State, earlier_states, last_source, notes_of, write_increment
 from .pair_runs import windows
 from .parts import Source, chunk_rows
 from .store import KIND, GraphStore
@@ -64,7 +67,8 @@ def append(
     (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store is replaced unless
     `out` says where the new one goes. New nodes are numbered behind the old ones, in the order of their table; without
     a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old ones. `memory`
-    is what the work may hold. A killed append of files goes on where it stopped when it is called again.
+    is what the work may hold. A killed append of files goes on where it stopped when it is called again; one that is
+    whole says so, and changes nothing. Other files and folders in the store's folder stay there.
     """
     place = store.place if isinstance(store, GraphStore) else store
     refuse_url(place, "a store that is appended to")
@@ -74,14 +78,34 @@ def append(
     source = nodes if isinstance(nodes, Source) else additions_in_files(old, nodes, edges, **files)
     target = old.path if out is None else Path(out)
     in_place = target.resolve() == old.path.resolve()
+    if in_place or not overwrite:
+        there = old if in_place else _found(target)
+        if there is not None and _is_appended(there, source, None if in_place else old.fingerprint):
+            warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
+            return there
     identity = None if source.identity is None else [old.fingerprint, source.identity]
-    with FolderWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
+    replace = in_place or overwrite
+    with FolderWriter(target, KIND, replace=replace, identity=identity, keep_others=in_place) as writer:
         if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
             raise InputError(f"{place} has just been changed by another process: run the same command again")
         old.check("out", "in", "both", features=True, progress=progress)
         count = num_threads(threads)
         _Append(old, Additions(old, source), writer, progress or silent, count, memory_budget(memory)).run(identity)
     return GraphStore.open(target)
+
+
+def _found(path: Path) -> GraphStore | None:
+    """The store that is there, if one is."""
+    with suppress(LargeGTError):
+        return GraphStore.open(path)
+    return None
+
+
+def _is_appended(store: GraphStore, source: Source, before: str | None) -> bool:
+    """Whether these files, as they are now, were the last to come to a store: to the state `before`, or to any."""
+    if source.identity is None or last_source(store) != source.identity:
+        return False
+    return before is None or earlier_states(store)[-1].fingerprint == before
 
 
 @dataclass(frozen=True)
@@ -116,7 +140,7 @@ class _Append:
             "split_from": "given" if meta["split_from"] == "none" and split.any() else meta["split_from"],
         }
         states = [*earlier_states(old), State.of(old)]
-        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes_of(states))
+        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes_of(states, new.source.identity))
 
     # nodes
 
@@ -124,19 +148,19 @@ class _Append:
         new = self.new.ids
         if new.kind == "integer":
             column = np.arange(new.num_old) if self.old.id_kind == "row" else self.old.folder.array("node_ids")
-            self._grow("node_ids", "int64", (), column, lambda skip: iter([new.new]))
+            self._grow("node_ids", "int64", (), column, lambda skip: iter([new.new[skip:]]))
         elif new.kind == "string":
             folder, strings = self.old.folder, Strings.of(new.new)
             begin, end = int(strings.offsets[0]), int(strings.offsets[-1])
             last = len(folder.array("node_id_bytes")) - begin
             self._grow("node_id_offsets", "int64", (), folder.array("node_id_offsets"),
-                       lambda skip: iter([strings.offsets[1:] + last]))  # fmt: skip
+                       lambda skip: iter([strings.offsets[1:][skip:] + last]))  # fmt: skip
             self._grow("node_id_bytes", "uint8", (), folder.array("node_id_bytes"),
-                       lambda skip: iter([strings.text[begin:end]]))  # fmt: skip
+                       lambda skip: iter([strings.text[begin:end][skip:]]))  # fmt: skip
 
     def _write_features(self) -> None:
         old = self.old
-        if old.folder.meta["features_from"] == "degree":
+        if old.features_are_degrees:
             for _ in self.new.feature_blocks():  # none are wanted: says so
                 pass
             if not self.writer.has("features"):
@@ -176,7 +200,7 @@ class _Append:
             self._merge("out", scratch)
             if not self.new.config.undirected and "directed" not in writer.state:
                 self._merge("in", scratch)
-                writer.commit(directed=not _same(writer, "out", "in"))
+                writer.commit(directed=not same_rows(writer, "out", "in"))
             directed = bool(writer.state.get("directed", False))
             if directed:
                 self._join_directions()
@@ -195,14 +219,14 @@ class _Append:
 
     def _read_edges(self, scratch: FolderWriter, text: bool) -> dict[str, int]:
         """The new edges as rows of their own in the scratch folder."""
-        new, state = self.new, scratch.state
+        new = self.new
         workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
         builder = EdgeBuilder(
             scratch, new.num_nodes, new.config.undirected, workers, task_memory, self.report, new.source.edges.total
         )
         try:
+            seen, dropped = builder.seen, int(scratch.state.get("edges_dropped", 0))
             if not builder.is_read:
-                seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
                 for found in found_edges(new.source.edges, new.ids, text, seen, self.memory // 4):
                     if found.dropped and new.config.unknown_ids != "drop":
                         raise new.refused_edge(found.unknown)
@@ -211,11 +235,8 @@ class _Append:
                     self.report("read edges", seen, new.source.edges.total)
                 if builder.num_pairs:
                     builder.end()
-                else:
-                    scratch.commit(edges_dropped=dropped)
             if builder.is_read:
                 builder.finish()
-            dropped = int(state.get("edges_dropped", 0))
             return {"pairs": builder.num_pairs, "self_loops": builder.self_loops, "dropped": dropped}
         finally:
             builder.close()
@@ -304,16 +325,6 @@ class _Sum:
 
     def __getitem__(self, at: Any) -> Any:
         return self.a[at] + self.b[at]
-
-
-def _same(writer: FolderWriter, name: str, other: str) -> bool:
-    """Whether two sets of rows are equal."""
-    for part in ("indptr", "indices"):
-        a, b = writer.array(f"{name}_{part}"), writer.array(f"{other}_{part}")
-        step = 1 << 24
-        if any(not np.array_equal(a[at : at + step], b[at : at + step]) for at in range(0, len(a), step)):
-            return False
-    return True
 
 
 def _link_folder(folder: Path, target: Path, or_copy: bool) -> None:

@@ -166,7 +166,7 @@ class EdgeBuilder:
             if not writer.has("in_indices"):
                 self._transpose(num_edges)
             remove_runs(writer, "scratch_in")
-            writer.commit(directed=writer.state[_ASYMMETRY] != 0 or not self._same("out", "in"))
+            writer.commit(directed=writer.state[_ASYMMETRY] != 0 or not same_rows(writer, "out", "in", self._parts))
         directed = bool(writer.state.get("directed", False))
         if directed and not writer.has("both_indices"):
             self._write_both(num_edges)
@@ -247,15 +247,6 @@ class EdgeBuilder:
             self._writer.close(f"{name}_{part}")
         self._writer.commit()
 
-    def _same(self, name: str, other: str) -> bool:
-        """Whether two sets of rows are equal, weights too."""
-        for part in self._parts:
-            a, b = self._writer.array(f"{name}_{part}"), self._writer.array(f"{other}_{part}")
-            step = 1 << 24
-            if any(not np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step)):
-                return False
-        return True
-
 
 @dataclass(frozen=True)
 class _Turn:
@@ -300,6 +291,16 @@ def _merge_entries(
         out_indptr, out_indices, out_weights, in_indptr, in_indices, in_weights, counts, values, weights, low, high
     )
     return counts, values[: int(size)], narrowed(weights[: int(size)])
+
+
+def same_rows(writer: FolderWriter, name: str, other: str, parts: Sequence[str] = ("indptr", "indices")) -> bool:
+    """Whether two sets of rows are equal, in all of these parts."""
+    for part in parts:
+        a, b = writer.array(f"{name}_{part}"), writer.array(f"{other}_{part}")
+        step = 1 << 24
+        if any(not np.array_equal(a[i : i + step], b[i : i + step]) for i in range(0, len(a), step)):
+            return False
+    return True
 
 
 def merge_rows(

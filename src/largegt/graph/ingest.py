@@ -224,7 +224,7 @@ def write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
     for start in range(stored.rows, num_nodes, chunk_rows(2)):
         rows = slice(start, start + chunk_rows(2) + 1)
         degrees = np.stack([np.diff(outward[rows]), np.diff(inward[rows])], axis=1)
-        stored.append(precision.encode(np.log1p(degrees).astype(np.float32), dtype))
+        stored.append(precision.encode_degrees(degrees, dtype))
     writer.close("features")
 
 

@@ -1,8 +1,8 @@
 """Lineage: what a store was before nodes and edges were appended to it.
 
 Enters: a store that `append` has written. Leaves: its earlier states, oldest first, and which nodes have other
-neighbours since. A store's manifest names its earlier states; of each, `STORE/appended/<its fingerprint>/` holds what
-came after it:
+neighbours since. A store's manifest names its earlier states, and the files that came last; of each state,
+`STORE/appended/<its fingerprint>/` holds what came after it:
   touched [t]                    nodes of that state with new neighbours, sorted
   out_degrees [t], in_degrees [t]  how many neighbours these had before
 Cost: the touched nodes. A store that nothing was appended to has none of this.
@@ -22,6 +22,7 @@ from ..types import Array
 from .store import GraphStore
 
 FOLDER, NOTE, KIND = "appended", "appended", "increment"
+_SOURCE = "appended_from"
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,15 @@ def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
     return next((state for state in earlier_states(store) if state.fingerprint == fingerprint), None)
 
 
-def notes_of(states: list[State]) -> dict[str, Any]:
-    """What the manifest says of earlier states."""
-    return {NOTE: [asdict(state) for state in states]}
+def last_source(store: GraphStore) -> str | None:
+    """The identity of the files that were appended last, if files were."""
+    source = store.folder.manifest.get(_SOURCE)
+    return None if source is None else str(source)
+
+
+def notes_of(states: list[State], source: str | None) -> dict[str, Any]:
+    """What the manifest says of earlier states, and of what came to the last of them."""
+    return {NOTE: [asdict(state) for state in states], **({} if source is None else {_SOURCE: source})}
 
 
 def write_increment(folder: Path, state: State, touched: Array, out_degrees: Array, in_degrees: Array) -> None:

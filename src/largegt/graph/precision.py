@@ -34,6 +34,11 @@ def encode(values: Array, dtype: str) -> Array:
         return np.asarray(values).astype(dtype)
 
 
+def encode_degrees(degrees: Array, dtype: str) -> Array:
+    """log(1 + degree) as it is stored for features of a graph that has none."""
+    return encode(np.log1p(degrees).astype(np.float32), dtype)
+
+
 def decode(stored: Array, dtype: str) -> Array:
     """float32 values of stored features."""
     if dtype == "bfloat16":

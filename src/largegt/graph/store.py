@@ -33,7 +33,7 @@ from ..errors import FormatError, InputError, first_line
 from ..folder import ArrayFolder
 from ..integrity import is_checker
 from ..progress import Progress
-from ..types import Array, Direction, PathLike, Task
+from ..types import OPPOSITE, Array, Direction, PathLike, Task
 from .labels import labelled
 from .splits import SPLIT_CODES
 from .weight_kernels import SUM_BLOCK
@@ -228,8 +228,7 @@ class GraphStore:
 
     def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
         """The transpose of `csr(direction)`."""
-        opposite: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
-        return self.csr(opposite[direction])
+        return self.csr(OPPOSITE[direction])
 
     @property
     def weighted(self) -> bool:
@@ -276,6 +275,11 @@ class GraphStore:
     @property
     def feature_dtype(self) -> str:
         return self.folder.dtype("features")
+
+    @property
+    def features_are_degrees(self) -> bool:
+        """Whether it came without features, and has log(1 + degree) instead."""
+        return self.folder.meta.get("features_from") == "degree"
 
     @property
     def labels(self) -> Array:

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..folder import FolderWriter, require_space
 from ..graph.store import GraphStore
 from ..progress import silent
-from ..types import Array, Direction
+from ..types import OPPOSITE, Array, Direction
 from .blocks import Finish, Load, Neighbors
 from .edge_means import EdgeMeans
 from .engines.engine import Engine
@@ -32,7 +32,6 @@ from .engines.local import run_chunks
 from .features import NodeFeatures, as_range, degrees_of
 
 _CHUNK_ROWS = 1 << 14
-_AGAINST: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 
 
 def context_names(directions: Sequence[Direction], hops: int) -> list[str]:
@@ -70,7 +69,7 @@ class _Walk:
             weights, strengths, _ = store.weights_of(direction)
             self.neighbors = replace(self.neighbors, weights=weights, weight_scale=scale)
             self.degrees = Degrees(strengths, scale)
-            self.reverse_degrees = Degrees(store.weights_of(_AGAINST[direction])[1], scale)
+            self.reverse_degrees = Degrees(store.weights_of(OPPOSITE[direction])[1], scale)
         self.rings: list[Array | None] = [nodes]
         """The nodes that hop 0, 1, …, `hops` is needed of, sorted: those of the last, and from there on the neighbours
         too; None for all nodes."""

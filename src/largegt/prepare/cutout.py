@@ -106,7 +106,8 @@ class _Features(NodeFeatures):
 
 
 @contextmanager
-def _scratch() -> Iterator[FolderWriter]:
+def scratch_folder() -> Iterator[FolderWriter]:
+    """A folder for the arrays of a stage, gone at the end."""
     with TemporaryDirectory(prefix="largegt-") as folder, FolderWriter(Path(folder) / "rows", "scratch") as writer:
         yield writer
 
@@ -135,7 +136,7 @@ def _token_rows(
 ) -> Array:  # fmt: skip
     tokens = config.tokens
     cutout = Cutout(graph, nodes, directions, tokens.hops, engine.memory // 2)
-    with _scratch() as writer:
+    with scratch_folder() as writer:
         features, places = _Features(cutout, tokens.degrees), cutout.places(nodes)
         ContextFeatures(features, places, shift, gain, directions, engine).write(writer, tokens.dtype, tokens.hops)
         return np.array(writer.array("tokens"))
@@ -149,7 +150,7 @@ def projected_positions(graph: Extended, nodes: Array, config: PrepareConfig, en
 def _projected(graph: Extended, nodes: Array, config: PrepareConfig, engine: Engine) -> Array:
     direction, settings = config.local_nodes.direction, config.positions
     cutout = Cutout(graph, nodes, (direction,), len(settings.projection_weights), engine.memory // 2)
-    with _scratch() as writer:
+    with scratch_folder() as writer:
         write_positions(writer, cutout, cutout.places(nodes), settings, direction, engine, cutout.numbers)
         return np.array(writer.array("positions"))
 
@@ -165,7 +166,7 @@ def _label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabel
     known = np.minimum(cutout.numbers, graph.num_old - 1)
     is_train = own.is_train[known] & (cutout.numbers < graph.num_old)
     here = TrainingLabels(np.asarray(own.labels[known]), is_train, own.middle, own.spread)
-    with _scratch() as writer:
+    with scratch_folder() as writer:
         write_label_contexts(writer, cutout, cutout.places(nodes), hops, engine, here)
         return np.array(writer.array("label_contexts"))
 

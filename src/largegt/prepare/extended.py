@@ -15,14 +15,12 @@ import numpy as np
 
 from ..graph.kernels import union_rows
 from ..graph.pair_runs import offsets
-from ..graph.precision import decode, encode
+from ..graph.precision import decode, encode_degrees
 from ..graph.store import GraphStore
-from ..types import Array, Direction
+from ..types import OPPOSITE, Array, Direction
 from .features import as_range
 from .kernels import in_rows
 from .neighbor_lists import MappedCSR, NeighborLists, index_type
-
-_OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 
 
 class Extended:
@@ -40,11 +38,11 @@ class Extended:
         """Each node's successors (`out`), predecessors (`in`) or either (`both`)."""
         direction = direction if self.store.directed else "both"
         if direction not in self._lists:
-            for side in {direction, _OPPOSITE[direction]}:
+            for side in {direction, OPPOSITE[direction]}:
                 old = MappedCSR(*self.store.csr(side))
                 self._lists[side] = OverlaidLists(old, self._news(side, old), self.num_nodes)
-            for side in {direction, _OPPOSITE[direction]}:
-                self._lists[side].opposite = self._lists[_OPPOSITE[side]]
+            for side in {direction, OPPOSITE[direction]}:
+                self._lists[side].opposite = self._lists[OPPOSITE[side]]
         return self._lists[direction]
 
     def _news(self, side: Direction, old: MappedCSR) -> _News:
@@ -62,9 +60,9 @@ class Extended:
     def feature_rows(self, nodes: Array, degrees: bool) -> Array:
         """float32 rows of these nodes (sorted), with log(1 + degree) behind them if asked for."""
         dtype, first = self.store.feature_dtype, int(np.searchsorted(nodes, self.num_old))
-        if self.store.folder.meta.get("features_from") == "degree":
+        if self.store.features_are_degrees:
             counts = np.stack([self.lists(side).degrees(nodes) for side in ("out", "in")], axis=1)
-            rows = decode(encode(np.log1p(counts).astype(np.float32), dtype), dtype)
+            rows = decode(encode_degrees(counts, dtype), dtype)
         else:
             old = self.store.features[as_range(nodes[:first])] if first else self.new_features[:0]
             rows = decode(np.concatenate([old, self.new_features[nodes[first:] - self.num_old]]), dtype)

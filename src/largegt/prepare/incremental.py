@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,7 +131,8 @@ class Earlier:
         hops, known = config.tokens.hops, self.prepared.token_nodes
         before = np.minimum(np.searchsorted(known, token_nodes), max(0, len(known) - 1))
         before[known[before] != token_nodes] = -1
-        changed = self.changed(directions, hops, engine, lists=bool(hops) or config.tokens.degrees)
+        has_degrees = config.tokens.degrees or self.store.features_are_degrees
+        changed = self.changed(directions, hops, engine, lists=bool(hops) or has_degrees)
         before[changed[token_nodes]] = -1
         return Rows(before)
 
@@ -176,8 +178,9 @@ def merge(
 ) -> None:
     """Write the array `name`: the kept rows of `earlier`, and those between them as `make(which, scratch)` writes them
     under the same name into a scratch folder. It goes on where an earlier run stopped."""
-    with FolderWriter(writer.partial / "made", "scratch", replace=True, identity=name) as scratch:
-        missing = np.flatnonzero(~rows.kept)
+    missing = np.flatnonzero(~rows.kept)
+    which = [name, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
+    with FolderWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
         if len(missing) and not scratch.has(name):
             make(missing, scratch)
             scratch.commit()

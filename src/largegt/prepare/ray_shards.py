@@ -18,10 +18,8 @@ import numpy as np
 import ray
 
 from ..graph.store import GraphStore
-from ..types import Array, Direction
+from ..types import OPPOSITE, Array, Direction
 from .neighbor_lists import MappedCSR, NeighborLists
-
-_OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 
 
 class Shard:
@@ -96,7 +94,7 @@ class RayShards(NeighborLists):
 def start_shards(store: GraphStore, direction: Direction, count: int) -> RayShards:
     """Start `count` actors over the cluster, with about the same number of bytes each."""
     forward: Direction = direction if store.directed else "out"
-    backward: Direction = _OPPOSITE[direction] if store.directed else "out"
+    backward: Direction = OPPOSITE[direction] if store.directed else "out"
     sides = sorted({forward, backward})
     indptrs = [store.csr(side)[0] for side in sides]
 

@@ -24,13 +24,12 @@ import numpy as np
 from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
 from ..progress import Progress, silent
-from ..types import Array, Direction
+from ..types import OPPOSITE, Array, Direction
 from .fetched_nodes import portions
 from .neighbor_lists import NeighborLists, index_type
 
 Result = TypeVar("Result")
 
-_OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 _KEYS_PER_COMMAND = 1 << 12
 _LOAD_BYTES = 1 << 22
 _TRIES = 8
@@ -111,7 +110,7 @@ class RedisLists(NeighborLists):
 
     @property
     def reverse(self) -> RedisLists:
-        opposite = _OPPOSITE[self.direction]
+        opposite = OPPOSITE[self.direction]
         if self._stored[opposite] == self._stored[self.direction]:
             return self
         if self._reverse is None:
@@ -181,7 +180,7 @@ def load_lists(
     client, prefix = _connect(url)
     names = ("both",) if direction == "both" else ("out", "in")
     # an undirected graph has one list per node, whatever the direction is called
-    stored = {name: name if store.directed else "both" for name in (names if store.directed else _OPPOSITE)}
+    stored = {name: name if store.directed else "both" for name in (names if store.directed else OPPOSITE)}
     before = _tried_again(lambda: client.getdel(f"{prefix}:meta"), url)
     kept = json.loads(before) if before is not None else {}
     for name in dict.fromkeys(stored.values()):
