@@ -50,7 +50,7 @@ def demo(
     config = Config.from_recipe("demo", seeded)
     prepared = prepare(store, config.preparation, progress=progress)
     runs = [
-        train(prepared, Config.from_recipe("demo-mlp", seeded), folder / "runs" / "mlp", overwrite=True,
+        train(store, Config.from_recipe("demo-mlp", seeded), folder / "runs" / "mlp", overwrite=True,
               progress=progress),
         train(prepared, config, folder / "runs" / config.model.name, overwrite=True, progress=progress),
     ]  # fmt: skip
