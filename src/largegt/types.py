@@ -13,3 +13,8 @@ Direction = Literal["out", "in", "both"]
 OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 Task = Literal["multiclass", "binary", "multilabel", "regression"]
 SplitName = Literal["train", "valid", "test"]
+
+
+def sides_of(directed: bool) -> tuple[Direction, ...]:
+    """The directions that a store has lists for: without directions they are all one."""
+    return ("out", "in", "both") if directed else ("out",)

@@ -119,7 +119,7 @@ def ingest(
         raise ConfigError("which edges? name their files: largegt ingest edges.parquet --out data/g")
     config = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
     given = sources.files(
-        edges if len(edges) > 1 else edges[0], nodes=nodes, features=features, labels=labels, splits=splits,
+        edges, nodes=nodes, features=features, labels=labels, splits=splits,
         source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
         num_nodes=num_nodes, weight=weight, edge_features=edge_features,
     )  # fmt: skip
@@ -183,7 +183,7 @@ def append(
     with shown_progress(as_json) as progress, goes_on(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # one line each
         grown = run_append(
-            store, nodes, edges if edges and len(edges) > 1 else edges[0] if edges else None, out, overwrite, progress,
+            store, nodes, edges or None, out, overwrite, progress,
             threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,
             target=target, id=id, label=label, feature_columns=feature_columns, split=split,
         )  # fmt: skip

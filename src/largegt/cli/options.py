@@ -68,6 +68,7 @@ Draws = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Devices = Annotated[
     int,
     typer.Option(help="Processes of this machine to share the work, a GPU each or some cores.", min=1),

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from .app import app
-from .options import AsJson, Device, Devices, Draws, Memory
+from .options import AsJson, Device, Devices, Draws, Memory, Replace
 from .show import plain, print_json, print_table, say_reused, short, shown_progress
 
 
@@ -42,7 +42,7 @@ def predict(
     device: Device = None,
     devices: Devices = 1,
     memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result.
@@ -68,9 +68,8 @@ def predict(
         raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
     with shown_progress(as_json or not is_first_here()) as progress:
         if is_new:
-            edges = new_edges if new_edges and len(new_edges) > 1 else new_edges[0] if new_edges else None
             written = predict_new_to_file(
-                run, out, new_nodes, edges, probabilities, device, progress, draws, memory, overwrite,
+                run, out, new_nodes, new_edges or None, probabilities, device, progress, draws, memory, overwrite,
                 features=new_features, **columns,
             )  # fmt: skip
         else:
@@ -103,7 +102,7 @@ def embed(
     device: Device = None,
     devices: Devices = 1,
     memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one.
@@ -149,7 +148,7 @@ def explain(
     draws: Draws = None,
     device: Device = None,
     memory: Memory = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Replace = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node.

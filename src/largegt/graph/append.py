@@ -33,7 +33,7 @@ from ..storage import folders, refuse_url
 from ..threads import num_threads
 from ..types import Array, Direction, PathLike
 from .additions import Additions, additions_in_files, refuse_payload
-from .csr import EdgeBuilder, index_dtype, merge_rows, same_rows
+from .csr import EdgeBuilder, GrowingRows, merge_rows, same_rows
 from .edge_reading import found_edges
 from .id_columns import Strings
 from .ingest import numbers_or_text, write_degrees
@@ -275,21 +275,14 @@ class _Append:
 
     def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, Array]]]) -> None:
         """Append rows, which come as (how many values each has, the values), from where an earlier run stopped."""
-        writer, num_nodes = self.writer, self.new.num_nodes
-        if writer.has(f"{name}_indices"):
+        num_nodes = self.new.num_nodes
+        if self.writer.has(f"{name}_indices"):
             return
-        indptr = writer.grow(f"{name}_indptr", "int64")
-        indices = writer.grow(f"{name}_indices", index_dtype(num_nodes))
-        if not indptr.rows:
-            indptr.append(np.zeros(1, dtype=np.int64))
-        for counts, values in rows(indptr.rows - 1):
-            indptr.append(indices.rows + np.cumsum(counts))
-            indices.append(values)
-            writer.commit()
-            self.report(f"merge edges ({name})", indptr.rows - 1, num_nodes)
-        for part in ("indptr", "indices"):
-            writer.close(f"{name}_{part}")
-        writer.commit()
+        growing = GrowingRows(self.writer, name, num_nodes)
+        for counts, values in rows(growing.done):
+            growing.add(counts, [values])
+            self.report(f"merge edges ({name})", growing.done, num_nodes)
+        growing.close()
 
     # what was before
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ..folder import ArrayAppender, FolderWriter
+from ..folder import FolderWriter
 from ..progress import Progress
-from ..types import Array
+from ..types import Array, sides_of
 from . import kernels, weight_kernels
 from .pair_runs import (
     Buckets,
@@ -77,7 +77,6 @@ class EdgeBuilder:
         self._writer, self._num_nodes, self.undirected, self.weighted = writer, num_nodes, undirected, weighted
         self._parts = ("indptr", "indices", *(("weights",) if weighted else ()))
         self._workers, self._progress = workers, progress
-        self._dtype = np.dtype(index_dtype(num_nodes))
         pair_bytes = 2 * np.dtype(pair_dtype(num_nodes, weighted)).itemsize
         self.run_pairs = int(np.clip(workers.memory // (8 * pair_bytes), _LEAST_RUN, _MOST_RUN))
         self._most_pairs = max(_LEAST_PIECE, task_memory // (3 * pair_bytes))
@@ -175,24 +174,24 @@ class EdgeBuilder:
                 writer.drop(f"in_{part}")
         weights = None
         if self.weighted:
-            for side in ("out", "in", "both") if directed else ("out",):
+            for side in sides_of(directed):
                 write_sums(writer, side)
             weights = facts_of(writer, directed)
         return EdgeCounts(num_edges, directed, self.self_loops, num_pairs - num_edges, weights)
 
     def _append_rows(self, name: str, stage: str, runs: PairRuns, total: int) -> None:
         """Sort the pairs of `runs` into rows `name`, from where an earlier run stopped."""
-        rows = self._begin_rows(name)
+        rows = self._rows(name)
         most = self._most_pairs
         sort = _sorted_entries if self.weighted else Piece.sorted
-        pieces = ((piece, most) for piece in runs.rows(rows[0].rows - 1, most, self._workers))
+        pieces = ((piece, most) for piece in runs.rows(rows.done, most, self._workers))
         asymmetry = int(self._writer.state.get(_ASYMMETRY, 0)) if name == "out" else 0
         for counts, values, part, *weights in self._workers.run(sort, pieces, self._workers.memory):
             asymmetry = (asymmetry + part) % 2**64
-            self._append(rows, counts, (values, *weights), {_ASYMMETRY: asymmetry} if name == "out" else {})
-            self._progress(stage, rows[1].rows, total)
+            rows.add(counts, (values, *weights), **({_ASYMMETRY: asymmetry} if name == "out" else {}))
+            self._progress(stage, rows.num_values, total)
         self._progress(stage, total, total)
-        self._end_rows(name)
+        rows.close()
 
     def _transpose(self, num_edges: int) -> None:
         writer = self._writer
@@ -220,31 +219,47 @@ class EdgeBuilder:
         out_indptr = merged[0]
         merge: Callable[..., Any] = _merge_entries if self.weighted else merge_rows
         merge = partial(merge, *merged)
-        rows = self._begin_rows("both")
-        bounds = windows(out_indptr, rows[0].rows - 1, _WINDOW_EDGES)
-        for counts, *values in self._workers.run(merge, bounds):
-            self._append(rows, counts, values, {})
-            self._progress("merge directions", int(out_indptr[rows[0].rows - 1]), num_edges)
-        self._end_rows("both")
+        rows = self._rows("both")
+        for counts, *values in self._workers.run(merge, windows(out_indptr, rows.done, _WINDOW_EDGES)):
+            rows.add(counts, values)
+            self._progress("merge directions", int(out_indptr[rows.done]), num_edges)
+        rows.close()
 
-    def _begin_rows(self, name: str) -> list[ArrayAppender]:
-        """Where rows begin, neighbours, and weights where there are any."""
-        dtypes = {"indptr": "int64", "indices": self._dtype.name, "weights": "float32"}
-        rows = [self._writer.grow(f"{name}_{part}", dtypes[part]) for part in self._parts]
-        if not rows[0].rows:
-            rows[0].append(np.zeros(1, dtype=np.int64))
-        return rows
+    def _rows(self, name: str) -> GrowingRows:
+        return GrowingRows(self._writer, name, self._num_nodes, self._parts)
 
-    def _append(self, rows: list[ArrayAppender], counts: Array, values: Sequence[Array], state: dict[str, Any]) -> None:
-        indptr, *others = rows
-        indptr.append(others[0].rows + np.cumsum(counts))
-        for array, part in zip(others, values, strict=True):
+
+class GrowingRows:
+    """Rows of a CSR that are appended, and committed, some at a time; from where an earlier run stopped."""
+
+    def __init__(
+        self, writer: FolderWriter, name: str, num_nodes: int, parts: Sequence[str] = ("indptr", "indices")
+    ) -> None:
+        dtypes = {"indptr": "int64", "indices": index_dtype(num_nodes), "weights": "float32"}
+        self._writer, self._names = writer, [f"{name}_{part}" for part in parts]
+        self._indptr, *self._values = (writer.grow(f"{name}_{part}", dtypes[part]) for part in parts)
+        if not self._indptr.rows:
+            self._indptr.append(np.zeros(1, dtype=np.int64))
+
+    @property
+    def done(self) -> int:
+        """How many rows there are."""
+        return self._indptr.rows - 1
+
+    @property
+    def num_values(self) -> int:
+        return self._values[0].rows
+
+    def add(self, counts: Array, values: Sequence[Array], **state: Any) -> None:
+        """Rows with so many values each: the values one after the other, for each part. `state` is committed too."""
+        self._indptr.append(self.num_values + np.cumsum(counts))
+        for array, part in zip(self._values, values, strict=True):
             array.append(part)
         self._writer.commit(**state)
 
-    def _end_rows(self, name: str) -> None:
-        for part in self._parts:
-            self._writer.close(f"{name}_{part}")
+    def close(self) -> None:
+        for name in self._names:
+            self._writer.close(name)
         self._writer.commit()
 
 

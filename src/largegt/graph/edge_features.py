@@ -23,11 +23,11 @@ from ..config import IngestConfig
 from ..errors import InputError
 from ..folder import FolderWriter
 from ..progress import Progress
-from ..types import Array
+from ..types import Array, sides_of
 from .edge_reading import found_edges
 from .ids import Ids
 from .nodes import NodeIds
-from .parts import Edges, TableEdges
+from .parts import Edges, TableEdges, feature_names
 from .tables import float_block
 
 
@@ -40,14 +40,8 @@ class TableEdgeFeatures:
         self._edges, self._columns = edges, columns
         self.where, self.total = edges.where, edges.total
         first = next(edges.batches(True, 0, columns), None)  # whatever its ids are
-        blocks = [] if first is None else [float_block(first[2].slice(0, 1), [name], self.where) for name in columns]
-        widths = [block.shape[1] for block in blocks] or [1] * len(columns)
-        self.names: list[str] | None = [
-            name if width == 1 else f"{name}[{at}]"
-            for name, width in zip(columns, widths, strict=True)
-            for at in range(width)
-        ]
-        self.width = sum(widths)
+        self.names: list[str] | None = feature_names(first[2] if first else None, columns, self.where)
+        self.width = len(self.names)
 
     def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
         return self._edges.chunks(text, skip)
@@ -97,7 +91,7 @@ def write_edge_features(
     memory: int, report: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the means, from where an earlier run stopped; what the manifest says of them."""
-    sides = ("out", "in", "both") if directed else ("out",)
+    sides = sides_of(directed)
     names = features.names or [f"edge feature {column}" for column in range(features.width)]
     if all(writer.has(f"{side}_edge_features") for side in sides):
         return {"names": names}

@@ -366,14 +366,10 @@ class TableFeatures:
         self.where = table.where
         self._types = {name: pa.float64() for name in columns if not table.is_list(name)}
         first = next(iter(table.batches(columns, self._types, rows=1024)), None)
-        widths = [_width(first, name) for name in columns]
-        self.width = sum(widths)
+        vectors = [name for name in columns if table.is_list(name)]
+        self.names: list[str] | None = feature_names(first, columns, self.where, vectors)
+        self.width = len(self.names)
         self.num_rows: int | None = table.count()
-        self.names: list[str] | None = [
-            name if len_ == 1 and not table.is_list(name) else f"{name}[{at}]"
-            for name, len_ in zip(columns, widths, strict=True)
-            for at in range(len_)
-        ]
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:
         for batch in self._table.batches(self._columns, self._types, chunk_rows(self.width), skip):
@@ -388,7 +384,11 @@ def chunk_rows(width: int) -> int:
     return max(1, _FEATURE_CHUNK_BYTES // (4 * max(1, width)))
 
 
-def _width(batch: Any | None, name: str) -> int:
-    if batch is None:
-        return 1
-    return int(float_block(batch.slice(0, 1), [name], name).shape[1])
+def feature_names(batch: Any | None, columns: Sequence[str], where: str, vectors: Sequence[str] = ()) -> list[str]:
+    """A name for each number of a row of these columns, of which `batch` has some: `v[0]`, `v[1]`, … for a column of
+    several, and for those that are called `vectors` in any case."""
+    names: list[str] = []
+    for name in columns:
+        width = 1 if batch is None else int(float_block(batch.slice(0, 1), [name], where).shape[1])
+        names += [name] if width == 1 and name not in vectors else [f"{name}[{at}]" for at in range(width)]
+    return names

@@ -33,7 +33,7 @@ from ..errors import FormatError, InputError, first_line
 from ..folder import ArrayFolder
 from ..integrity import is_checker
 from ..progress import Progress
-from ..types import OPPOSITE, Array, Direction, PathLike, Task
+from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 from .labels import labelled
 from .splits import SPLIT_CODES
 from .weight_kernels import SUM_BLOCK
@@ -72,9 +72,8 @@ class GraphStore:
                 raise FormatError(f"{store.path} says {key}={store.folder.meta[key]!r}, which is none of {list(known)}")
         if store.weighted:
             store._check_means()
-        sides = ("out", "in", "both") if store.directed else ("out",)
         if (width := store.num_edge_features) and any(
-            store.folder.shape(f"{side}_edge_features") != (store.num_nodes, width) for side in sides
+            store.folder.shape(f"{side}_edge_features") != (store.num_nodes, width) for side in sides_of(store.directed)
         ):
             raise FormatError(f"{store.path} has edge features of another width; {store.folder.advice}")
         if len(store.folder.shape("features")) != 2:
@@ -98,7 +97,7 @@ class GraphStore:
         """What the manifest says of weights is what `mean_weight` needs."""
         facts = self.folder.meta["weights"]
         means = facts.get("mean") if isinstance(facts, dict) else None
-        sides = ("out", "in", "both") if self.directed else ("out",)
+        sides = sides_of(self.directed)
         known = [facts.get("least"), facts.get("largest"), *map(means.get, sides)] if isinstance(means, dict) else []
         if not known or not all(isinstance(number, float) and 0 < number < np.inf for number in known):
             raise FormatError(f"{self.path / 'manifest.json'} has no mean of the weights; {self.folder.advice}")
@@ -110,8 +109,7 @@ class GraphStore:
         """Before a stage reads the neighbours of these directions, or the features, whatever their size: refuse
         damage, and neighbours that are no nodes. Once in a process."""
         if is_checker() and self.folder.url is None:  # what lies at a URL is checked when it is brought
-            sides = ("out", "in", "both") if self.directed else ("out",)
-            means = [f"{side}_edge_features" for side in sides if self.num_edge_features]
+            means = [f"{side}_edge_features" for side in sides_of(self.directed) if self.num_edge_features]
             self._verify(directions, ["labels", "split", *(["features", *means] if features else [])], progress)
 
     def verify_numbers(self, progress: Progress | None = None) -> None:

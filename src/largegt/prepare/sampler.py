@@ -97,14 +97,21 @@ def meets_neighbor(
 
 
 @njit(nogil=True, cache=True)
-def insert(table: Any, node: Any) -> bool:
-    """Put a node into an open-addressed table of -1s whose size is a power of two; False if it was there."""
+def slot_of(table: Any, node: Any) -> Any:
+    """Where a node stands in an open-addressed table of -1s whose size is a power of two, or is to stand."""
     mask = len(table) - 1
     slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
-    while table[slot] != -1:
-        if table[slot] == node:
-            return False
+    while table[slot] != -1 and table[slot] != node:
         slot = (slot + 1) & mask
+    return slot
+
+
+@njit(nogil=True, cache=True)
+def insert(table: Any, node: Any) -> bool:
+    """Put a node into such a table; False if it was there."""
+    slot = slot_of(table, node)
+    if table[slot] == node:
+        return False
     table[slot] = node
     return True
 

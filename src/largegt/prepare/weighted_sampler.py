@@ -24,10 +24,20 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..graph.kernels import mix
 from ..graph.weight_kernels import SUM_BLOCK
 from .kernels import FOR_LOCAL_NODES, start_stream, unit
-from .sampler import FILTER_BITS, clear_filter, fill_filter, fill_up, insert, is_neighbor, num_far, shuffle, table_size
+from .sampler import (
+    FILTER_BITS,
+    clear_filter,
+    fill_filter,
+    fill_up,
+    insert,
+    is_neighbor,
+    num_far,
+    shuffle,
+    slot_of,
+    table_size,
+)
 
 NEAR, FAR, EITHER = 0, 1, 2
 PATHS_PER_WALK = 4
@@ -77,13 +87,7 @@ def walk(
 @njit(nogil=True, cache=True)
 def holds(table: Any, node: Any) -> Any:
     """Whether `insert` has put a node into this table."""
-    mask = len(table) - 1
-    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
-    while table[slot] != -1:
-        if table[slot] == node:
-            return True
-        slot = (slot + 1) & mask
-    return False
+    return table[slot_of(table, node)] == node
 
 
 @njit(nogil=True, cache=True)
