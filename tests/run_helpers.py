@@ -16,6 +16,7 @@ import torch
 
 from largegt import cli
 from largegt.config import Config, IngestConfig
+from largegt.errors import LargeGTError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
@@ -85,6 +86,19 @@ def history(run: Path) -> list[dict[str, Any]]:
 def final(run: Path) -> dict[str, Any]:
     metrics: dict[str, Any] = timeless(json.loads((run / "metrics.json").read_text()))
     return metrics
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a store."""
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """What an error says that a user can mend: one line."""
+    with pytest.raises(LargeGTError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def left_in(folder: Path) -> list[str]:

@@ -18,11 +18,6 @@ def left_behind(folder: Path, *known: str) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
 
 
-def all_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a store."""
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-
-
 def rows(store: Any, direction: str) -> dict[int, list[int]]:
     indptr, indices = store.csr(direction)
     return {i: indices[indptr[i] : indptr[i + 1]].tolist() for i in range(store.num_nodes)}

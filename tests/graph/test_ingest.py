@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from graph_helpers import SIX_EDGES, all_bytes, edge_sets, left_behind, rows
+from graph_helpers import SIX_EDGES, edge_sets, left_behind, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from largegt.errors import ConfigError, DiskError, InputError
 from largegt.graph import csr, pair_runs, sources
 from largegt.graph.ingest import ingest
 from largegt.graph.precision import from_bfloat16_bits, to_bfloat16_bits
+from run_helpers import all_bytes
 
 
 def test_six_node_graph(tmp_path: Path, six: Any) -> None:

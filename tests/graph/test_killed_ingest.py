@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from graph_helpers import all_bytes, left_behind
+from graph_helpers import left_behind
 
 from largegt.config import IngestConfig
 from largegt.errors import InputError
@@ -23,6 +23,7 @@ from largegt.folder import FolderWriter
 from largegt.graph import sources
 from largegt.graph.id_file import IdFile
 from largegt.graph.ingest import ingest
+from run_helpers import all_bytes
 
 NUM_NODES, NUM_EDGES = 300, 2500
 

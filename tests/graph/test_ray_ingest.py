@@ -16,7 +16,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from dying_tasks import Dying
-from graph_helpers import all_bytes, left_behind
+from graph_helpers import left_behind
 from test_killed_ingest import INPUTS, Stop, node_table, rows_in_parquet, strings_in_csv
 
 import largegt
@@ -25,6 +25,7 @@ from largegt.errors import ConfigError, InputError
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.workers import Threads
+from run_helpers import all_bytes
 
 CONFIG = IngestConfig(unknown_ids="drop", name="g")
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from graph_helpers import all_bytes
 
 from largegt.errors import InputError
 from largegt.graph import sources
@@ -23,6 +22,7 @@ from largegt.graph.files import RemoteFile, expand
 from largegt.graph.ingest import ingest
 from largegt.graph.tables import Table
 from largegt.graph.workers import Threads
+from run_helpers import all_bytes
 
 ENDS = (np.random.default_rng(0).random((2, 2000)) ** 2 * 300).astype(np.int64)
 

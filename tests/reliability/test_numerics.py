@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig
-from largegt.errors import LargeGTError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.predict import predict
@@ -29,7 +27,7 @@ from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.numerics import Losses, about_steps, likely_cause, num_spikes
 from largegt.training.run import Run
-from run_helpers import Cli, easy_store, history, homophilous, one_thread, small, thirds  # noqa: F401
+from run_helpers import Cli, easy_store, history, homophilous, one_thread, refusal, small, thirds  # noqa: F401
 
 NUM_NODES = 60
 QUICK = (
@@ -120,13 +118,6 @@ def test_it_trains_and_predicts(name: str, tmp_path: Path) -> None:
 
 
 # refused, in one line
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(LargeGTError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_no_edges_are_refused_at_ingest(tmp_path: Path) -> None:

@@ -23,12 +23,9 @@ from largegt.graph.weight_kernels import SUM_BLOCK
 from largegt.graph.workers import Threads
 from largegt.inspection import inspect
 from oracles.weighted import along, weight_matrix
+from run_helpers import all_bytes
 
 CONFIG = IngestConfig(name="g")
-
-
-def every_byte(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
 def dense(store: GraphStore, direction: Any) -> np.ndarray:
@@ -114,12 +111,12 @@ def test_any_memory_threads_and_parts_give_the_same_bytes(
     made = []
     for memory, threads in ((1000, 1), (20_000, 3)):
         ingest(sources.files(**files), tmp_path / "g", CONFIG, True, memory=memory, threads=threads)
-        made.append(every_byte(tmp_path / "g"))
+        made.append(all_bytes(tmp_path / "g"))
     ingest(sources.files(**files), tmp_path / "g", CONFIG, True, engine=Threads(9000, 2, 3))
-    made.append(every_byte(tmp_path / "g"))
+    made.append(all_bytes(tmp_path / "g"))
     tiny.undo()
     store = ingest(sources.files(**files), tmp_path / "g", CONFIG, True)
-    assert made[0] == made[1] == made[2] == every_byte(tmp_path / "g")
+    assert made[0] == made[1] == made[2] == all_bytes(tmp_path / "g")
     names = np.array([int(str(name).lstrip("n") or 0) for name in store.ids_of(np.arange(store.num_nodes))])
     expected = weight_matrix(graph.edges, graph.weights, graph.num_nodes)[np.ix_(names, names)]
     assert np.array_equal(dense(store, "out"), expected.astype(np.float32))
@@ -137,7 +134,7 @@ def test_a_node_with_more_edges_than_memory(tmp_path: Path, tiny: pytest.MonkeyP
         store = ingest(
             sources.arrays(edges, num_nodes=400, weights=weights), tmp_path / "g", CONFIG, True, memory=memory
         )
-        made.append(every_byte(tmp_path / "g"))
+        made.append(all_bytes(tmp_path / "g"))
     assert made[0] == made[1]
     assert np.array_equal(dense(store, "out"), weight_matrix(edges, weights, 400).astype(np.float32))
 
@@ -145,7 +142,7 @@ def test_a_node_with_more_edges_than_memory(tmp_path: Path, tiny: pytest.MonkeyP
 def test_killed_at_any_commit(graph: Any, tmp_path: Path, tiny: pytest.MonkeyPatch) -> None:
     files = files_of(graph, tmp_path, "parquet")
     ingest(sources.files(**files), tmp_path / "whole", CONFIG)
-    expected, commit = every_byte(tmp_path / "whole"), FolderWriter.commit
+    expected, commit = all_bytes(tmp_path / "whole"), FolderWriter.commit
     after, is_stopped = 1, True
     while is_stopped:
         made = 0
@@ -166,7 +163,7 @@ def test_killed_at_any_commit(graph: Any, tmp_path: Path, tiny: pytest.MonkeyPat
                 assert not (tmp_path / "g").exists()
                 patch.undo()
                 ingest(sources.files(**files), tmp_path / "g", CONFIG, True, memory=3000, threads=1)
-        assert every_byte(tmp_path / "g") == expected, after
+        assert all_bytes(tmp_path / "g") == expected, after
         shutil.rmtree(tmp_path / "g")
         after += 9
     assert after > 15

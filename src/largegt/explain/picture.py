@@ -16,7 +16,7 @@ import numpy as np
 
 from ..report.charts import NUM_COLORS, dot
 from ..report.figures import COLORS, INK, MUTED
-from ..report.markup import Html, clipped, join, tag
+from ..report.markup import Html, clipped, f1, join, tag
 from .explanation import HOPS, Explanation, LocalNode, in_words, number
 from .node import MOST_DRAWN
 
@@ -45,13 +45,13 @@ def picture(found: Explanation) -> Html:
     kinds, kind_of = kinds_of(found, nodes)
     largest = max((abs(one.carried) for one in nodes), default=1.0) or 1.0
     rings = [
-        tag("circle", cx=_f(_MIDDLE), cy=_f(_MIDDLE), r=_f(radius), class_="grid")
+        tag("circle", cx=f1(_MIDDLE), cy=f1(_MIDDLE), r=f1(radius), class_="grid")
         for radius in sorted({_RADII[one.hop] for one in nodes})
     ]
     lines = "".join(f"M{_at(places, a)}L{_at(places, b)}" for a, b in found.edges)
     joined = {at for edge in found.edges for at in edge}
     loose = "".join(
-        f"M{_f(_MIDDLE)} {_f(_MIDDLE)}L{_at(places, at)}"
+        f"M{f1(_MIDDLE)} {f1(_MIDDLE)}L{_at(places, at)}"
         for at in range(len(nodes))
         if nodes[at].hop and at not in joined
     )
@@ -66,13 +66,13 @@ def picture(found: Explanation) -> Html:
         if at < _NAMED:
             names.append(_name(in_words(one.node), x, y, radius, "name few" if at >= _NAMED_ON_A_PHONE else "name"))
     middle = tag(
-        "g", tag("circle", cx=_f(_MIDDLE), cy=_f(_MIDDLE), r=12, class_="self"),
+        "g", tag("circle", cx=f1(_MIDDLE), cy=f1(_MIDDLE), r=12, class_="self"),
         data_tip=f"{found.node}\npredicted: {in_words(found.predicted)}\nits own label: {in_words(found.label)}",
     )  # fmt: skip
-    own = tag("text", clipped(in_words(found.node), 24), x=_f(_MIDDLE), y=_f(_MIDDLE + 28), class_="mid name strong")
+    own = tag("text", clipped(in_words(found.node), 24), x=f1(_MIDDLE), y=f1(_MIDDLE + 28), class_="mid name strong")
     return tag(
         "svg", *rings, tag("path", d=lines, class_="edge"), tag("path", d=loose, class_="edge loose"), join(dots),
-        middle, join(names), own, viewBox=f"0 0 {_f(SIDE)} {_f(SIDE)}", role="img", class_="chart around",
+        middle, join(names), own, viewBox=f"0 0 {f1(SIDE)} {f1(SIDE)}", role="img", class_="chart around",
         aria_label=f"Sampled neighbourhood of node {found.node}",
     )  # fmt: skip
 
@@ -176,8 +176,8 @@ def _name(name: str, x: float, y: float, radius: float, class_: str) -> Html:
     """Behind the dot, in the direction from the middle, so that no two names meet; never upside down."""
     right = x >= _MIDDLE - 0.5
     turn = math.degrees(math.atan2(y - _MIDDLE, x - _MIDDLE)) + (0 if right else 180)
-    return tag("text", clipped(name, _NAME), x=_f((radius + 5) * (1 if right else -1)), y=4,
-               transform=f"translate({_f(x)} {_f(y)}) rotate({_f(turn)})",
+    return tag("text", clipped(name, _NAME), x=f1((radius + 5) * (1 if right else -1)), y=4,
+               transform=f"translate({f1(x)} {f1(y)}) rotate({f1(turn)})",
                class_=class_ if right else f"{class_} end")  # fmt: skip
 
 
@@ -190,8 +190,4 @@ def _tip(one: LocalNode) -> str:
 
 def _at(places: dict[int, tuple[float, float]], at: int) -> str:
     x, y = places[at]
-    return f"{_f(x)} {_f(y)}"
-
-
-def _f(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{f1(x)} {f1(y)}"

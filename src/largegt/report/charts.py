@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .figures import COLORS
-from .markup import Html, clipped, join, short, tag
+from .markup import Html, clipped, f1, join, short, tag
 
 WIDTH, HEIGHT = 460.0, 300.0
 NUM_COLORS = len(COLORS)
@@ -154,13 +154,13 @@ def bar_chart(rows: Sequence[tuple[str, float, float, int, str]], x: Axis, title
     for number, (name, value, error, style, words) in enumerate(rows):
         y = top + step * number
         width = max(1.0, sx(value) - sx(0.0))
-        shapes: list[Html] = [tag("rect", x=_f(sx(0.0)), y=_f(y + 19), width=_f(width), height=12, rx=2)]
+        shapes: list[Html] = [tag("rect", x=f1(sx(0.0)), y=f1(y + 19), width=f1(width), height=12, rx=2)]
         if error:
             shapes.append(
                 tag("path", d=_whisker(sx(max(0.0, value - error)), sx(value + error), y + 25), class_="error")
             )
         parts.append(_row_name(name, y + 13.0))
-        parts.append(tag("text", words, x=_f(WIDTH - 14.0), y=_f(y + 13.0), class_="end value"))
+        parts.append(tag("text", words, x=f1(WIDTH - 14.0), y=f1(y + 13.0), class_="end value"))
         parts.append(tag("g", *shapes, class_=f"c{style % NUM_COLORS} solid", data_tip=f"{name}: {words}"))
     return _svg(title, bottom + 36.0, *parts)
 
@@ -174,14 +174,14 @@ def signed_chart(rows: Sequence[tuple[str, float, str]], label: str, title: str)
     low, high = (pick(0.0, *(value for _, value, _ in rows)) for pick in (min, max))
     sx = _scale(Axis(label), [low, high], 14.0, WIDTH - 14.0, 0.03)
     parts = [_vertical_grid(sx, Axis(label), top, bottom)]
-    zero = "".join(f"M{_f(sx(0.0))} {_f(top + step * at + 16)}v18" for at in range(len(rows)))
+    zero = "".join(f"M{f1(sx(0.0))} {f1(top + step * at + 16)}v18" for at in range(len(rows)))
     parts.append(tag("path", d=zero, class_="base"))
     for at, (name, value, words) in enumerate(rows):
         y = top + step * at
         left, right = sorted((sx(0.0), sx(value)))
-        bar = tag("path", d=f"M{_f(left)} {_f(y + 19)}H{_f(max(right, left + 1))}v12H{_f(left)}z")
+        bar = tag("path", d=f"M{f1(left)} {f1(y + 19)}H{f1(max(right, left + 1))}v12H{f1(left)}z")
         parts.append(_row_name(name, y + 13.0))
-        parts.append(tag("text", words, x=_f(WIDTH - 14.0), y=_f(y + 13.0), class_="end value"))
+        parts.append(tag("text", words, x=f1(WIDTH - 14.0), y=f1(y + 13.0), class_="end value"))
         way = "c0 full" if value >= 0 else "c1 open"
         parts.append(tag("g", bar, class_=way, data_tip=f"{name}: {words}"))
     return _svg(title, bottom + 36.0, *parts)
@@ -215,14 +215,14 @@ def cell_chart(
             if not values[i][j]:
                 continue
             level = 0 if ink < 0.01 else min(9, math.ceil(ink * 9))
-            by_level.setdefault(level, []).append(f"M{_f(left + side * j)} {_f(y)}h{_f(side)}v{_f(tall)}h-{_f(side)}z")
+            by_level.setdefault(level, []).append(f"M{f1(left + side * j)} {f1(y)}h{f1(side)}v{f1(tall)}h-{f1(side)}z")
             if numbers and side >= 17 and ink >= 0.01:
                 texts.append(
-                    tag("text", f"{100 * ink:.0f}", x=_f(left + side * (j + 0.5)), y=_f(y + tall / 2 + 3.5),
+                    tag("text", f"{100 * ink:.0f}", x=f1(left + side * (j + 0.5)), y=f1(y + tall / 2 + 3.5),
                         class_="in on" if level > 5 else "in")
                 )  # fmt: skip
     parts = [
-        tag("path", d=f"M{_f(left)} {_f(top)}H{_f(WIDTH - 12)}V{_f(bottom)}H{_f(left)}z", class_="frame"),
+        tag("path", d=f"M{f1(left)} {f1(top)}H{f1(WIDTH - 12)}V{f1(bottom)}H{f1(left)}z", class_="frame"),
         *(tag("path", d="".join(cells), class_=f"heat h{level}") for level, cells in sorted(by_level.items())),
         *texts,
     ]
@@ -235,14 +235,14 @@ def cell_chart(
         size = 15 if num_rows <= 15 else 14
         for i, name in enumerate(rows):
             parts.append(
-                tag("text", clipped(name, size), x=_f(left - 6), y=_f(top + tall * (i + 0.5) + 4), class_="end")
+                tag("text", clipped(name, size), x=f1(left - 6), y=f1(top + tall * (i + 0.5) + 4), class_="end")
             )
         for j in range(num_columns):
-            parts.append(tag("text", j + 1, x=_f(left + side * (j + 0.5)), y=_f(top - 6), class_="mid"))
-        parts.append(tag("text", column_axis, x=_f((left + WIDTH - 12) / 2), y=_f(bottom + 18), class_="mid axis"))
-        parts.append(tag("text", row_axis, x=_f(left - 6), y=_f(top - 6), class_="end axis"))
+            parts.append(tag("text", j + 1, x=f1(left + side * (j + 0.5)), y=f1(top - 6), class_="mid"))
+        parts.append(tag("text", column_axis, x=f1((left + WIDTH - 12) / 2), y=f1(bottom + 18), class_="mid axis"))
+        parts.append(tag("text", row_axis, x=f1(left - 6), y=f1(top - 6), class_="end axis"))
     cells = ";".join(",".join(f"{value:.6g}" for value in line) for line in values)
-    place = " ".join(_f(part) for part in (left, top, side, tall, num_rows, num_columns))
+    place = " ".join(f1(part) for part in (left, top, side, tall, num_rows, num_columns))
     clean = ["|".join(name.replace("|", "/") for name in names) for names in (rows, columns)]
     height = bottom + (40.0 if edges else 28.0)
     return _svg(title, height, *parts, data_cells=cells, data_place=place, data_rows=clean[0], data_columns=clean[1],
@@ -324,27 +324,27 @@ def _ticks_of(scale: Scale, axis: Axis, wanted: int) -> list[tuple[float, str]]:
 
 
 def _grid(sx: Scale, sy: Scale, x: Axis, y: Axis) -> Html:
-    lines = "".join(f"M{_f(_LEFT)} {_f(sy(value))}H{_f(WIDTH - _RIGHT)}" for value, _ in _ticks_of(sy, y, 5))
+    lines = "".join(f"M{f1(_LEFT)} {f1(sy(value))}H{f1(WIDTH - _RIGHT)}" for value, _ in _ticks_of(sy, y, 5))
     return join((
         tag("path", d=lines, class_="grid"), *_x_ticks(sx, x, HEIGHT - _BOTTOM), *_y_ticks(sy, y, _LEFT),
     ))  # fmt: skip
 
 
 def _x_ticks(sx: Scale, x: Axis, bottom: float) -> list[Html]:
-    base = tag("path", d=f"M{_f(sx.start)} {_f(bottom)}H{_f(sx.end)}", class_="base")
-    texts = [tag("text", words, x=_f(sx(v)), y=_f(bottom + 16), class_="mid") for v, words in _ticks_of(sx, x, 6)]
-    label = tag("text", x.label, x=_f((sx.start + sx.end) / 2), y=_f(bottom + 34), class_="mid axis")
+    base = tag("path", d=f"M{f1(sx.start)} {f1(bottom)}H{f1(sx.end)}", class_="base")
+    texts = [tag("text", words, x=f1(sx(v)), y=f1(bottom + 16), class_="mid") for v, words in _ticks_of(sx, x, 6)]
+    label = tag("text", x.label, x=f1((sx.start + sx.end) / 2), y=f1(bottom + 34), class_="mid axis")
     return [base, *texts, label]
 
 
 def _y_ticks(sy: Scale, y: Axis, left: float) -> list[Html]:
-    texts = [tag("text", words, x=_f(left - 6), y=_f(sy(v) + 4), class_="end") for v, words in _ticks_of(sy, y, 5)]
-    label = tag("text", y.label, x=4, y=_f(sy.end - 13), class_="axis")
+    texts = [tag("text", words, x=f1(left - 6), y=f1(sy(v) + 4), class_="end") for v, words in _ticks_of(sy, y, 5)]
+    label = tag("text", y.label, x=4, y=f1(sy.end - 13), class_="axis")
     return [*texts, label]
 
 
 def _vertical_grid(sx: Scale, x: Axis, top: float, bottom: float) -> Html:
-    lines = "".join(f"M{_f(sx(value))} {_f(top)}V{_f(bottom)}" for value, _ in _ticks_of(sx, x, 6))
+    lines = "".join(f"M{f1(sx(value))} {f1(top)}V{f1(bottom)}" for value, _ in _ticks_of(sx, x, 6))
     return join((tag("path", d=lines, class_="grid"), *_x_ticks(sx, x, bottom)))
 
 
@@ -401,24 +401,24 @@ def _picked(line: Line, keep: Sequence[int]) -> Line:
 
 
 def _row_name(name: str, y: float) -> Html:
-    return tag("text", clipped(name, 44), x=14, y=_f(y), class_="name")
+    return tag("text", clipped(name, 44), x=14, y=f1(y), class_="name")
 
 
 def _marker(kind: str, x: float, y: float, r: float) -> str:
     """A path around (x, y)."""
     if kind == "o":
-        return f"M{_f(x - r)} {_f(y)}a{_f(r)} {_f(r)} 0 1 0 {_f(2 * r)} 0a{_f(r)} {_f(r)} 0 1 0 {_f(-2 * r)} 0z"
+        return f"M{f1(x - r)} {f1(y)}a{f1(r)} {f1(r)} 0 1 0 {f1(2 * r)} 0a{f1(r)} {f1(r)} 0 1 0 {f1(-2 * r)} 0z"
     if kind == "s":
-        return f"M{_f(x - r)} {_f(y - r)}h{_f(2 * r)}v{_f(2 * r)}h{_f(-2 * r)}z"
+        return f"M{f1(x - r)} {f1(y - r)}h{f1(2 * r)}v{f1(2 * r)}h{f1(-2 * r)}z"
     if kind == "d":
         e = 1.3 * r
-        return f"M{_f(x)} {_f(y - e)}l{_f(e)} {_f(e)}l{_f(-e)} {_f(e)}l{_f(-e)} {_f(-e)}z"
+        return f"M{f1(x)} {f1(y - e)}l{f1(e)} {f1(e)}l{f1(-e)} {f1(e)}l{f1(-e)} {f1(-e)}z"
     if kind in "^v":
         s = r if kind == "^" else -r
-        return f"M{_f(x)} {_f(y - 1.2 * s)}l{_f(1.2 * r)} {_f(2.1 * s)}h{_f(-2.4 * r)}z"
+        return f"M{f1(x)} {f1(y - 1.2 * s)}l{f1(1.2 * r)} {f1(2.1 * s)}h{f1(-2.4 * r)}z"
     if kind == "x":
-        return f"M{_f(x - r)} {_f(y - r)}l{_f(2 * r)} {_f(2 * r)}m0 {_f(-2 * r)}l{_f(-2 * r)} {_f(2 * r)}"
-    return f"M{_f(x - 1.2 * r)} {_f(y)}h{_f(2.4 * r)}m{_f(-1.2 * r)} {_f(-1.2 * r)}v{_f(2.4 * r)}"
+        return f"M{f1(x - r)} {f1(y - r)}l{f1(2 * r)} {f1(2 * r)}m0 {f1(-2 * r)}l{f1(-2 * r)} {f1(2 * r)}"
+    return f"M{f1(x - 1.2 * r)} {f1(y)}h{f1(2.4 * r)}m{f1(-1.2 * r)} {f1(-1.2 * r)}v{f1(2.4 * r)}"
 
 
 def dot(style: int, x: float, y: float, r: float) -> str:
@@ -427,11 +427,11 @@ def dot(style: int, x: float, y: float, r: float) -> str:
 
 
 def _whisker(low: float, high: float, y: float) -> str:
-    return f"M{_f(low)} {_f(y)}H{_f(high)}M{_f(low)} {_f(y - 4)}v8M{_f(high)} {_f(y - 4)}v8"
+    return f"M{f1(low)} {f1(y)}H{f1(high)}M{f1(low)} {f1(y - 4)}v8M{f1(high)} {f1(y - 4)}v8"
 
 
 def _upright(x: float, low: float, high: float) -> str:
-    return f"M{_f(x)} {_f(low)}V{_f(high)}M{_f(x - 4)} {_f(low)}h8M{_f(x - 4)} {_f(high)}h8"
+    return f"M{f1(x)} {f1(low)}V{f1(high)}M{f1(x - 4)} {f1(low)}h8M{f1(x - 4)} {f1(high)}h8"
 
 
 def _dash(style: int) -> str | None:
@@ -443,13 +443,9 @@ def _mark(style: int) -> str:
 
 
 def _at(sx: Scale, sy: Scale, value: float) -> str:
-    return f"{_f(sx(value))} {_f(sy(value))}"
-
-
-def _f(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{f1(sx(value))} {f1(sy(value))}"
 
 
 def _svg(title: str, height: float, *parts: Html, **data: object) -> Html:
-    return tag("svg", *parts, viewBox=f"0 0 {_f(WIDTH)} {_f(height)}", role="img", aria_label=title, class_="chart",
+    return tag("svg", *parts, viewBox=f"0 0 {f1(WIDTH)} {f1(height)}", role="img", aria_label=title, class_="chart",
                **data)  # fmt: skip

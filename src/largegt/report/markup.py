@@ -138,3 +138,8 @@ def duration(seconds: float | None) -> str:
 
 def clipped(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def f1(value: float) -> str:
+    """A length in a picture: one digit behind the point, none where that is 0."""
+    return f"{value:.1f}".removesuffix(".0")
