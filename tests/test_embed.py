@@ -102,7 +102,7 @@ def test_draws_are_averaged(run: Run) -> None:
     assert model.local_module is not None
     with torch.no_grad():
         made = []
-        for local_nk in (np.array(prepared.local_rows[rows]), sample_rows(store, prepared, rows, 1)):
+        for local_nk in (np.array(prepared.local_rows[rows]), sample_rows(store, prepared, rows, 1).local_rows):
             tokens = torch.from_numpy(np.array(prepared.tokens[local_nk])).float()
             made.append(model.local_module(tokens.flatten(1, 2)).numpy())
     got = vectors(embed(run, split="valid", part="local", draws=2))

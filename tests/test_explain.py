@@ -33,6 +33,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVERYTHING = (
     "model.name=largegt-full", "model.label_tokens=true", "model.label_contexts=2", "model.num_layers=2",
     "model.hop_embeddings=true", "model.residual=true", "prepare.local_nodes.k=6", "train.draws=2",
+    "model.label_surroundings=true", "model.distances=true",
 )  # fmt: skip
 PLAIN = ("model.name=largegt-local", "prepare.local_nodes.k=8", "model.residual=false", "train.draws=1")
 
@@ -83,11 +84,26 @@ class Said:
         row = self.prepared.rows_of(np.array([node]))
         if draw == 0:
             return [int(each) for each in self.prepared.local_rows[row[0]]]
-        return [int(each) for each in sample_rows(self.store, self.prepared, row, draw)[0]]
+        return [int(each) for each in sample_rows(self.store, self.prepared, row, draw).local_rows[0]]
 
     def nodes(self, node: int) -> set[int]:
         drawn = {row for draw in range(self.draws) for row in self.local_rows(node, draw)[1:]}
         return {int(self.prepared.token_nodes[row]) for row in drawn}
+
+    def surroundings(self, node: int, at: int, rows: list[int]) -> dict[str, torch.Tensor]:
+        """Which of its local nodes are neighbours, and labels around each of them, one neighbour after the other."""
+        indptr, indices = self.store.csr("both")
+        around = {n: indices[indptr[n] : indptr[n + 1]].tolist() for n in range(self.store.num_nodes)}
+        local = [int(self.prepared.token_nodes[row]) for row in rows]
+        train = set(self.store.splits["train"].tolist())
+        contexts = np.zeros((1, len(rows), len(self.store.classes) + 1))
+        for k, other in enumerate(local):
+            known = [n for n in around[other] if n in train and n != node]
+            for n in known:
+                contexts[0, k, self.store.labels[n]] += 1 / len(known)
+            contexts[0, k, -1] = len(known) / max(1, len(around[other]))
+        near = [[other in around[node] for other in local]]
+        return {"near": torch.tensor(near), "local_contexts": torch.from_numpy(contexts)}
 
     @torch.no_grad()
     def probabilities(self, node: int, dropped: int | None = None) -> np.ndarray:
@@ -107,6 +123,7 @@ class Said:
                 .flatten(1)
                 .double(),
                 local_labels=self.labels.told_to(torch.tensor([rows])),
+                **self.surroundings(node, at, rows),
             )
             every.append(self.model(batch).logits[0].softmax(dim=0).numpy())
         mean: np.ndarray = np.mean(every, axis=0)
@@ -138,7 +155,7 @@ def test_the_parts_add_up(found: Explanation) -> None:
     of_nodes = sum(value for name, value in by_name.items() if "local nodes" in name)
     assert sum(each.carried for each in found.local_nodes) == pytest.approx(of_nodes, abs=1e-9)
     assert sum(each.told for each in found.local_nodes) == pytest.approx(
-        by_name["labels that local nodes tell"], abs=1e-9
+        by_name["labels that local nodes tell of"], abs=1e-9
     )
     for each in found.local_nodes:
         assert each.carried == pytest.approx(each.told + sum(each.by_token.values()), abs=1e-9)

@@ -332,7 +332,8 @@ def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepare
     config = lg.Config.from_recipe(
         "default",
         ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
-         "model.label_tokens=true", "train.learning_rate=5e-3", f"model.name={name}"],
+         "model.label_tokens=true", "model.label_surroundings=true", "model.distances=true", "model.input_dropout=0.1",
+         "train.learning_rate=5e-3", f"model.name={name}"],
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.6

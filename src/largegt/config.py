@@ -137,17 +137,20 @@ class LocalNodesConfig(Settings):
     """Seed of the sample."""
     weighted: bool | Literal["auto"] = "auto"
     """Draw neighbours in proportion to edge weights. auto: where the store has weights."""
+    near: bool = False
+    """Also note which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that make a difference: where nothing is sampled, not those of the sample. Without weights
+        """The settings that a sample depends on: where nothing is sampled, not those of the sample. Without weights
         nothing is said of them, as before there were any."""
         every = self.named()
         sampling = {"hop1_share", "seed", "weighted"} if self.k == 1 else set()
-        return {name: value for name, value in every.items() if name not in sampling}
+        return {name: value for name, value in every.items() if name not in {*sampling, "near"}}
 
     def named(self) -> dict[str, Any]:
-        """The settings that name a sample, settled for a store."""
-        return self.model_dump(mode="json", exclude=None if self.weighted is True else {"weighted"})
+        """The settings that name a sample, settled for a store, and nothing of what is not asked for."""
+        unsaid = {name for name in ("weighted", "near") if getattr(self, name) is not True}
+        return self.model_dump(mode="json", exclude=unsaid)
 
 
 class TokensConfig(Settings):
@@ -219,6 +222,12 @@ class LabelContextsConfig(Settings):
 
     hops: int = Field(default=0, ge=0, le=2)
     """Count training labels so many hops around each node, its own left out; set by model.label_contexts."""
+    local: bool = False
+    """Count training labels around every node that has token rows as well; set by model.label_surroundings."""
+
+    def named(self) -> dict[str, Any]:
+        """What is asked for."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if value}
 
 
 class PrepareConfig(Settings):
@@ -241,6 +250,14 @@ class PrepareConfig(Settings):
     def with_labels(self, hops: int) -> PrepareConfig:
         """The same with labels counted around nodes, so many hops at least."""
         return self if self.labels.hops >= hops else self._with(labels={"hops": hops})
+
+    def with_surroundings(self, near: bool, labels: bool) -> PrepareConfig:
+        """The same with local nodes told apart by distance, and with labels counted around them, where that is asked
+        for."""
+        near, labels = near or labels or self.local_nodes.near, labels or self.labels.local
+        if (near, labels) == (self.local_nodes.near, self.labels.local):
+            return self
+        return self._with(local_nodes={"near": near}, labels={"local": labels})
 
     def for_model(self, name: ModelName) -> PrepareConfig:
         """What a model of this name needs, and as set here where it can do with anything."""
@@ -330,7 +347,7 @@ class ModelConfig(Settings):
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
     input_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the features that enter graphsage, gat, gt-sparse and sgc."""
+    """Dropout on the features that enter LargeGT's local half, graphsage, gat, gt-sparse and sgc."""
     dropout: float = Field(default=0.3, ge=0, lt=1)
     """Dropout in the FFN that joins local and global, and between the layers of baselines."""
     norm: Literal["layer", "batch", "none"] = "layer"
@@ -343,9 +360,18 @@ class ModelConfig(Settings):
     """LargeGT: hops around a node whose training labels it is told, as shares, without its own. 0 as published."""
     label_tokens: bool = False
     """LargeGT: training nodes among a node's local nodes tell it their labels, never its own. Off as published."""
+    label_surroundings: bool = False
+    """LargeGT: each local node tells the shares of training labels around it, the node's own left out. Off: paper."""
+    distances: bool = False
+    """LargeGT: tokens say whether an edge joins their local node to the node, or it is farther. Off as published."""
     node_dropout: float = Field(default=0.0, ge=0, lt=1)
     """LargeGT: share of the local nodes, the node itself apart, that a training step leaves out."""
     codebook: CodebookConfig = CodebookConfig()
+
+    @property
+    def reads_surroundings(self) -> bool:
+        """Whether a model of this name can be told of its local nodes."""
+        return self.name in ("largegt-full", "largegt-local")
 
     @field_validator("fanouts", mode="before")
     @classmethod
@@ -479,7 +505,10 @@ class Config(Settings):
     def preparation(self) -> PrepareConfig:
         """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
         scoring draws fresh samples."""
-        needed = self.prepare.for_model(self.model.name).with_labels(self.model.label_contexts)
+        model = self.model
+        needed = self.prepare.for_model(model.name).with_labels(model.label_contexts)
+        if model.reads_surroundings:
+            needed = needed.with_surroundings(model.distances, model.label_surroundings)
         return needed.reachable() if self.train.resample == "epoch" or self.train.draws > 1 else needed
 
     def to_toml(self) -> str:

@@ -190,7 +190,7 @@ class Embedder(NodeModel):
         if self.part == "local":
             assert self.model.local_module is not None
             local_bd: Tensor = self.model.local_module(
-                batch.tokens, batch.multiplicity, batch.rows or None, batch.local_labels
+                batch.tokens, batch.multiplicity, batch.rows or None, self.model.told_by(batch)
             )
             return local_bd
         assert self.model.global_module is not None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,13 +34,22 @@ from .graph.parts import Source
 from .memory import memory_budget
 from .predict import Written, decided, prediction_table, prediction_width, write_rows
 from .prediction_files import check_prediction_file
+from .prepare.blocks import Neighbors
 from .prepare.context import ContextFeatures
-from .prepare.cutout import label_contexts, mean_positions, projected_positions, scratch_folder, token_rows
+from .prepare.cutout import (
+    label_contexts,
+    label_counts,
+    mean_positions,
+    projected_positions,
+    scratch_folder,
+    token_rows,
+)  # fmt: skip
 from .prepare.engines.engine import Engine, sample_from
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
 from .prepare.label_contexts import TrainingLabels
-from .prepare.prepared import KIND, Prepared, directions_of
+from .prepare.prepared import KIND, Drawn, Prepared, directions_of
+from .prepare.surroundings import is_near, packed, write_label_counts
 from .progress import Progress, silent
 from .ranks import ALONE
 from .tokens.loader import TokenLoader
@@ -188,7 +198,7 @@ class NewNodes:
             assert isinstance(loader, TokenLoader)
             if self.local_labels is not None:
                 loader = replace(loader, local_labels=self._labels_of(prepared, loader.table.device))
-            others = [replace(loader, table=loader.table.with_local_rows(rows, draw)) for draw in drawn]
+            others = [replace(loader, table=loader.table.with_local_rows(rows, *draw)) for draw in drawn]
             logits = [
                 part for _, part, _ in averaged_logits(
                     self.model, [loader, *others], rows, self.config, self.head, self.fabric
@@ -202,7 +212,7 @@ class NewNodes:
     def _k(self) -> int:
         return self.model.num_local_nodes or self.prepared.k
 
-    def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[Array]]:
+    def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[Drawn]]:
         """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further draws of
         local nodes, as rows of that table."""
         config, index = self.prepared.config, self.prepared.nodes.dtype
@@ -210,13 +220,13 @@ class NewNodes:
         lists = self.graph.lists(settings.direction)
         sampled = [sample_from(lists, nodes, settings, draw) for draw in range(self.draws)]
         used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows in sampled)]))
-        local_rows, *others = (np.searchsorted(used, rows).astype(index) for rows in sampled)
+        first, *others = (Drawn(np.searchsorted(used, rows).astype(index), self._near(nodes, rows)) for rows in sampled)
         labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
         with FolderWriter(path, KIND) as writer:
             writer.save("nodes", nodes.astype(index))
             writer.save("labels", labels)
             writer.save("split", np.zeros(len(nodes), dtype=np.uint8))
-            writer.save("local_rows", local_rows)
+            writer.save("local_rows", first.local_rows)
             writer.save("token_nodes", used.astype(index))
             writer.save("tokens", self._token_rows(used))
             for name in ("feature_shift", "feature_gain"):
@@ -224,6 +234,10 @@ class NewNodes:
             writer.save("positions", self._positions(nodes))
             if config.labels.hops:
                 writer.save("label_contexts", self._label_contexts(nodes))
+            if first.near is not None:
+                writer.save("near", packed(first.near))
+            if config.labels.local:
+                writer.save("label_counts", self._label_counts(used))
             meta = self.prepared.folder.meta
             writer.finish({**meta, "store": {**meta["store"], "num_nodes": self.graph.num_nodes}})
         return Prepared.open(path), others
@@ -232,9 +246,7 @@ class NewNodes:
         """Of old nodes as they were prepared, of new ones as they are now."""
         prepared, first = self.prepared, int(np.searchsorted(nodes, self.graph.num_old))
         old, new = nodes[:first], nodes[first:]
-        known = prepared.token_nodes
-        places = np.minimum(np.searchsorted(known, old), len(known) - 1)
-        there = known[places] == old
+        places, there = prepared.token_rows_of(old)
         rows = np.empty((len(nodes), *prepared.tokens.shape[1:]), dtype=prepared.tokens.dtype)
         rows[:first][there] = prepared.tokens[places[there]]
         config, directions = prepared.config, directions_of(prepared.config)
@@ -260,10 +272,34 @@ class NewNodes:
         direction = "both" if settings.method == "laplacian" else prepared.config.local_nodes.direction
         return mean_positions(self.graph, nodes, direction, prepared.rows_of, prepared.positions)
 
-    def _label_contexts(self, nodes: Array) -> Array:
+    def _near(self, nodes: Array, local_nk: Array) -> Array | None:
+        """[n, K] which local nodes are neighbours, where a model is told that."""
+        if not self.prepared.config.local_nodes.near:
+            return None
+        lists = Neighbors(*self.graph.lists("both").neighbors(nodes), self_loops=False)
+        return is_near(lists, np.arange(len(nodes)), local_nk)
+
+    def _label_counts(self, nodes: Array) -> Array:
+        """Of old nodes as they were prepared, of new ones as they are now."""
+        prepared, first = self.prepared, int(np.searchsorted(nodes, self.graph.num_old))
+        places, there = prepared.token_rows_of(nodes[:first])
+        rows = np.zeros((len(nodes), prepared.label_counts.shape[1]), dtype=np.int32)
+        rows[:first][there] = prepared.label_counts[places[there]]
+        if not there.all():
+            with scratch_folder() as made:
+                write_label_counts(made, self.store, nodes[:first][~there], self.engine, self.training_labels)
+                rows[:first][~there] = made.array("label_counts")
+        if first < len(nodes):
+            rows[first:] = label_counts(self.graph, nodes[first:], self.training_labels, self.engine)
+        return rows
+
+    @cached_property
+    def training_labels(self) -> TrainingLabels:
         as_of = self.prepared.as_of
-        own = TrainingLabels.of(self.store, None if as_of is None else as_of.num_nodes)
-        return label_contexts(self.graph, nodes, self.prepared.config.labels.hops, own, self.engine)
+        return TrainingLabels.of(self.store, None if as_of is None else as_of.num_nodes)
+
+    def _label_contexts(self, nodes: Array) -> Array:
+        return label_contexts(self.graph, nodes, self.prepared.config.labels.hops, self.training_labels, self.engine)
 
     def _labels_of(self, prepared: Prepared, device: torch.device) -> LocalLabels:
         """What the nodes of a token table tell of their labels: old ones of the training split do."""

@@ -46,6 +46,10 @@ CASES = {
         "prepare.local_nodes.direction=in", "prepare.local_nodes.hop1_share=0.5", "prepare.tokens.dtype=float16",
         "prepare.tokens.standardize=whole",
     ),
+    "surroundings": (
+        "model.label_surroundings=true", "model.distances=true", "model.label_contexts=1", "train.draws=2",
+        "prepare.local_nodes.direction=out",
+    ),
     "many local nodes": ("prepare.local_nodes.k=60", "prepare.tokens.nodes=all", "prepare.tokens.hops=1"),
 }  # fmt: skip
 
@@ -70,6 +74,8 @@ def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case:
     np.testing.assert_array_equal(made.tokens[own], full.tokens[nodes])
     np.testing.assert_array_equal(made.positions, full.positions[rows])
     np.testing.assert_array_equal(made.label_contexts, full.label_contexts[rows])
+    np.testing.assert_array_equal(made.near, full.near[rows])
+    np.testing.assert_array_equal(made.label_counts[own], full.label_counts[nodes])
     assert len(others) == run.config.train.draws - 1
     old = np.flatnonzero(made.token_nodes < 150)
     before = prepare(tmp_path / "old", settings, threads=1)

@@ -16,7 +16,7 @@ import largegt as lg
 from largegt.config import ModelConfig
 from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT
-from largegt.model.local_module import LocalModule
+from largegt.model.local_module import LocalModule, Told
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.training.metrics import TaskHead
@@ -66,7 +66,9 @@ def logits_of(model: Any, prepared: lg.Prepared, **how: Any) -> dict[int, torch.
 def test_a_vector_per_label_on_the_first_token_of_a_node(kind: str, hop_embeddings: bool) -> None:
     torch.manual_seed(0)
     c = {"classes": 4, "columns": 3, "values": 1}[kind]
-    module = LocalModule(5, ModelConfig(hidden=8, hop_embeddings=hop_embeddings), num_labels=c).double()
+    module = LocalModule(
+        5, ModelConfig(hidden=8, hop_embeddings=hop_embeddings, label_tokens=True), num_labels=c
+    ).double()
     tokens = torch.randn(2, 9, 5, dtype=torch.float64)
     nan = torch.nan
     labels = {
@@ -74,7 +76,7 @@ def test_a_vector_per_label_on_the_first_token_of_a_node(kind: str, hop_embeddin
         "columns": torch.tensor([[[nan] * 3, [1.0, 0, 1], [0, nan, 1]], [[nan] * 3, [0, 0, 0], [1, 1, 1]]]),
         "values": torch.tensor([[nan, 1.5, 0.0], [nan, nan, -2.0]]),
     }[kind]
-    embedded = module.embed(tokens, labels)
+    embedded = module.embed(tokens, Told(labels))
     none, rest = module.label_embedding[0, 0], module.label_embedding[1:, 0]
     for b in range(2):
         for t in range(9):

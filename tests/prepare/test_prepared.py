@@ -217,13 +217,15 @@ def test_one_local_node_is_the_node_and_nothing_is_sampled(
 @pytest.mark.parametrize("rows", ["reachable", "all"])
 def test_other_samples_find_their_rows(half_labelled: Any, rows: Any) -> None:
     prepared = prepare(half_labelled, config_of(rows=rows))
-    drawn = sample_rows(half_labelled, prepared, np.arange(7), draw=5)
+    drawn = sample_rows(half_labelled, prepared, np.arange(7), draw=5).local_rows
     assert np.array_equal(prepared.token_nodes[drawn], local_nodes(half_labelled, prepared.nodes[:7], k=4, epoch=5))
 
 
 def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any) -> None:
     prepared = prepare(half_labelled, config_of(k=1))
-    assert np.array_equal(sample_rows(half_labelled, prepared, np.arange(9), draw=5), prepared.local_rows[:9])
+    assert np.array_equal(
+        sample_rows(half_labelled, prepared, np.arange(9), draw=5).local_rows, prepared.local_rows[:9]
+    )
     with pytest.raises(ConfigError, match=r"prepare\.tokens\.nodes=reachable"):
         sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), draw=5)
 

@@ -15,7 +15,7 @@ from largegt.config import IngestConfig, ModelConfig
 from largegt.errors import InputError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
-from largegt.model.local_module import LocalModule
+from largegt.model.local_module import LocalModule, Told
 from largegt.predict import predict
 from largegt.report import analysis
 from largegt.report.analysis import analyse, codebook_use
@@ -152,7 +152,7 @@ def test_attention_is_summed_by_hop_and_by_whose_token() -> None:
     assert kinds(csr, nodes).tolist() == [[0, 1, 2, 1], [0, 1, 1, 2], [0, 2, 2, 2]]
     tokens = torch.randn(3, 12, 5)
     names = ["H", "C0", "C1"]
-    found = attention_use(module, iter([(tokens[:2], None, nodes[:2]), (tokens[2:], None, nodes[2:])]), csr, names)
+    found = attention_use(module, iter([(tokens[:2], Told(), nodes[:2]), (tokens[2:], Told(), nodes[2:])]), csr, names)
     assert found is not None
     assert found["hops"] == names
     weight = readout_weights(module, tokens).numpy()

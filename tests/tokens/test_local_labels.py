@@ -121,7 +121,7 @@ def test_other_draws_and_other_places(make: Any, place: Any) -> None:
     first = torch.cat([batch.tokens for batch in loader.batches(every, 20)])
     for draw in (1, 2):
         fresh = TokenLoader(
-            table.with_local_rows(every, sample_rows(store, prepared, every, draw)), CPU,
+            table.with_local_rows(every, *sample_rows(store, prepared, every, draw)), CPU,
             local_labels=loader.local_labels, distinct=draw == 2,
         )  # fmt: skip
         assert check(store, fresh.batches(every, 20))["told"] > 50

@@ -52,7 +52,14 @@ OURS: dict[str, tuple[str, ...]] = {
     "batch": (*STILL, "train.batch_size=33", "model.norm=batch"),
     "balanced": (*STILL, *ODD, "train.class_weights=balanced", "train.label_smoothing=0.1"),
     "fresh": (*STILL, *ODD, "train.weight_average=0.8", "train.resample=epoch", "train.draws=2"),
-    "labels": (*STILL, *ODD, "model.label_tokens=true", "model.node_dropout=0.4"),
+    "labels": (
+        *STILL,
+        *ODD,
+        "model.label_tokens=true",
+        "model.label_surroundings=true",
+        "model.distances=true",
+        "model.node_dropout=0.4",
+    ),
 }
 BASELINES = {
     name: (*STILL, *ODD, f"model.name={name}", "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")

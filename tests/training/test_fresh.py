@@ -47,7 +47,7 @@ def test_every_epoch_trains_on_another_sample(store: lg.GraphStore, tmp_path: Pa
     rows = prepared.split_rows("train")
     assert len(seen) == 3
     for epoch, drawn in enumerate(seen):
-        np.testing.assert_array_equal(drawn, sample_rows(store, prepared, rows, epoch))
+        np.testing.assert_array_equal(drawn, sample_rows(store, prepared, rows, epoch).local_rows)
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[1], seen[2])
 

@@ -1,5 +1,5 @@
-"""A LargeGT cut open where its inputs can be told apart: tokens, labels that local nodes tell, weights of centroids,
-labels around, and the node's own features as Eqn 6 adds them.
+"""A LargeGT cut open where its inputs can be told apart: tokens, labels that local nodes tell of (their own, or those
+around them), weights of centroids, labels around, and the node's own features as Eqn 6 adds them.
 
 Axes: d draws of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f input
 features, w model width, a heads, c centroids, o outputs.
@@ -30,7 +30,9 @@ class Inputs:
     tokens: Tensor | None
     """[d, t, f]"""
     told: Tensor | None
-    """[d, k, 1, w] the learned vectors of the labels that local nodes tell."""
+    """[d, k, 1, w] what is learned of the labels that local nodes tell of."""
+    placed: Tensor | None
+    """[d, k, h, w] what is learned of which local nodes are neighbours. That is as it is: nothing is carried by it."""
     weights: Tensor | None
     """[d, a, c] how much each head takes of each centroid."""
     around: Tensor | None
@@ -70,10 +72,13 @@ class OpenModel:
     def inputs(self, batch: TokenBatch) -> Inputs:
         """The parts of a batch."""
         tokens_dtf = batch.tokens.double()
-        told = None
-        if self.local is not None and self.model.reads_labels:
-            assert batch.local_labels is not None
-            told = self.local.label_vectors(batch.local_labels)
+        told = placed = None
+        if self.local is not None:
+            of_local = self.model.told_by(batch)
+            told = self.local.told_vectors(of_local) if self.local.tells_labels else None
+            if self.local.near_embedding is not None:
+                assert of_local.near is not None
+                placed = of_local.near[:, :, None, None] * self.local.near_embedding
         weights = None
         if self.model.global_module is not None:
             weights = centroid_weights(self.model.global_module, tokens_dtf[:, 0], batch.positions.double())
@@ -84,6 +89,7 @@ class OpenModel:
         return Inputs(
             tokens=tokens_dtf if self.local is not None else None,
             told=told,
+            placed=placed,
             weights=weights,
             around=around,
             own=tokens_dtf[:, 0] if self.model.input is not None else None,
@@ -98,8 +104,7 @@ class OpenModel:
             made["tokens"] = mean_hf.repeat(inputs.tokens.shape[1] // len(mean_hf), 1).expand_as(inputs.tokens)
         if inputs.told is not None:
             assert self.local is not None
-            assert self.local.label_embedding is not None
-            made["told"] = self.local.label_embedding[0].expand_as(inputs.told)
+            made["told"] = self.local.nothing_told().expand_as(inputs.told)
         if inputs.weights is not None:
             assert self.model.global_module is not None
             sizes_c = self.model.global_module.codebook.log_counts().softmax(dim=0)
@@ -115,7 +120,7 @@ class OpenModel:
         parts = []
         if inputs.tokens is not None:
             assert self.local is not None
-            h_dtw = self._encoded(inputs.tokens, inputs.told, bias_dt)
+            h_dtw = self._encoded(inputs, bias_dt)
             parts.append(h_dtw[:, 0] + torch.einsum("dt,dtw->dw", self._read(h_dtw, bias_dt), h_dtw))
         if inputs.weights is not None:
             parts.append(self._global(inputs.weights))
@@ -131,11 +136,12 @@ class OpenModel:
     def readout(self, inputs: Inputs, bias_dt: Tensor) -> Tensor:
         """[d, t] the weights of the LocalModule's readout; 0 for the first token, which is added in full."""
         assert inputs.tokens is not None
-        return self._read(self._encoded(inputs.tokens, inputs.told, bias_dt), bias_dt)
+        return self._read(self._encoded(inputs, bias_dt), bias_dt)
 
-    def _encoded(self, tokens_dtf: Tensor, told: Tensor | None, bias_dt: Tensor) -> Tensor:
-        module = self.local
+    def _encoded(self, inputs: Inputs, bias_dt: Tensor) -> Tensor:
+        module, tokens_dtf, told = self.local, inputs.tokens, inputs.told
         assert module is not None
+        assert tokens_dtf is not None
         d, t, _ = tokens_dtf.shape
         x_dtw: Tensor = module.project(tokens_dtf)
         if module.hop_embedding is not None:
@@ -143,6 +149,8 @@ class OpenModel:
         if told is not None:
             zeros = told.new_zeros(d, t // module.tokens_per_node, module.tokens_per_node - 1, told.shape[-1])
             x_dtw = x_dtw + torch.cat([told, zeros], dim=2).flatten(1, 2)
+        if inputs.placed is not None:
+            x_dtw = x_dtw + inputs.placed.flatten(1, 2)
         for layer in module.layers:
             x_dtw = layer(x_dtw, bias_dt)
         h_dtw: Tensor = module.norm(x_dtw)

@@ -36,9 +36,10 @@ MOST_DRAWN = 40
 _MEAN_ROWS = 4096
 """Token rows that an average node is the mean of, spread evenly over the table."""
 
+_TOLD = "labels that local nodes tell of"
 _OTHERS = {
-    "told": "labels that local nodes tell", "around": "training labels around it",
-    "weights": "centroids of the whole graph", "own": "its own features, added last",
+    "around": "training labels around it", "weights": "centroids of the whole graph",
+    "own": "its own features, added last",
 }  # fmt: skip
 
 
@@ -116,11 +117,12 @@ def _batch(prediction: Prediction, model: LargeGT) -> tuple[TokenBatch, Array]:
     first = loaders[0]
     assert isinstance(first, TokenLoader)
     table, at = first.table, torch.from_numpy(rows.astype(np.int64)).to(first.table.device)
-    drawn = [loader.table.local_rows_of(at, first.k) for loader in loaders]
+    drawn = [loader.table.marked_rows_of(at, first.k) for loader in loaders]
     local_rows_dk = torch.cat(drawn)
     multiplicity_dk = torch.ones_like(local_rows_dk, dtype=torch.int32)
     if local_rows_dk.shape[1] > 1:
         local_rows_dk, multiplicity_dk = distinct_rows(local_rows_dk)
+    local_rows_dk, near_dk = table.unmarked(local_rows_dk)
     at = at.expand(len(drawn))
     batch = TokenBatch(
         nodes=table.nodes[at].long(),
@@ -130,6 +132,8 @@ def _batch(prediction: Prediction, model: LargeGT) -> tuple[TokenBatch, Array]:
         labels=table.labels[at],
         label_contexts=table.label_contexts[at] if table.label_contexts.shape[1] else None,
         local_labels=None if first.local_labels is None else first.local_labels.told_to(local_rows_dk),
+        near=near_dk,
+        local_contexts=table.local_contexts_of(at, local_rows_dk, near_dk),
     )
     return batch.to(first.device), local_rows_dk.cpu().numpy()
 
@@ -187,6 +191,16 @@ def _pieces(found: Attribution, carried: Inputs, names: list[str]) -> list[Piece
             others_dtf[:, tokens] = found.baseline.tokens[:, tokens]
             total = float(carried.tokens[:, tokens].sum())
             pieces.append(Piece(words, total, found.without(tokens=others_dtf)))
+    if carried.told is not None and found.inputs.told is not None and found.baseline.told is not None:
+        own, others = slice(0, 1), slice(1, None)  # itself, it tells of nothing but labels around
+        is_told = found.model.local is not None and found.model.local.context is not None
+        for words, of in [
+            (_TOLD, others),
+            *([("training labels around it, by its own token", own)] if is_told else []),
+        ]:
+            told_dk1w = found.inputs.told.clone()
+            told_dk1w[:, of] = found.baseline.told[:, of]
+            pieces.append(Piece(words, float(carried.told[:, of].sum()), found.without(told=told_dk1w)))
     for key, words in _OTHERS.items():
         part = getattr(carried, key)
         if part is not None:

@@ -20,7 +20,7 @@ from ..types import Task
 from .fused import Fused
 from .fused_readout import kernels_work
 from .global_module import GlobalModule
-from .local_module import LocalModule
+from .local_module import LocalModule, Told
 from .node_model import NodeModel, NodeOutput
 from .padding import PaddedLinear
 
@@ -56,7 +56,7 @@ class LargeGT(NodeModel):
         self.global_module: GlobalModule | None = None
         width, num_labels = config.hidden, num_label_columns(task, num_outputs)
         if config.name != "largegt-global":
-            self.local_module = LocalModule(num_features, config, hops, num_labels if config.label_tokens else 0)
+            self.local_module = LocalModule(num_features, config, hops, num_labels)
             self.reads_labels, self.node_dropout = config.label_tokens, config.node_dropout
         else:
             self.num_local_nodes = 1
@@ -78,19 +78,17 @@ class LargeGT(NodeModel):
     def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
-        prepared.check_labels(config.label_contexts if config else 0)
+        if config is not None:
+            prepared.check_labels(config.label_contexts)
+            if config.reads_surroundings:
+                prepared.check_surroundings(config.distances, config.label_surroundings)
         return cls(
             prepared.num_features, meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions, config,
             prepared.hops, meta["task"],
         )  # fmt: skip
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
-        if self.reads_labels and batch.local_labels is None:
-            raise ConfigError(
-                "model.label_tokens=true, but the batch does not say what local nodes tell of their labels: "
-                "use token_batches(…, local_labels=True)"
-            )
-        told = batch.local_labels if self.reads_labels else None
+        told = self.told_by(batch)
         compute: Callable[..., Any] = self._compute
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
@@ -100,13 +98,13 @@ class LargeGT(NodeModel):
 
     def _compute(
         self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...],
-        labels: Tensor | None, around_bw: Tensor | None,
+        told: Told, around_bw: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
         joined = None
         if self.local_module is not None:
-            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None, labels))
+            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None, told))
         if self.global_module is not None:
             global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
@@ -117,6 +115,30 @@ class LargeGT(NodeModel):
             h_bd = self.input(features_bf) + h_bd
         return self.head(h_bd), h_bd, joined
 
+    def told_by(self, batch: TokenBatch) -> Told:
+        """What the batch says of local nodes, as far as the model reads it."""
+        module = self.local_module
+        if module is None:
+            return Told()
+        if self.reads_labels and batch.local_labels is None:
+            raise ConfigError(
+                "model.label_tokens=true, but the batch does not say what local nodes tell of their labels: "
+                "use token_batches(…, local_labels=True)"
+            )
+        if module.near_embedding is not None and batch.near is None:
+            raise ConfigError(
+                "model.distances=true, but the batch has none: prepare with prepare.local_nodes.near=true"
+            )
+        if module.context is not None and batch.local_contexts is None:
+            raise ConfigError(
+                "model.label_surroundings=true, but the batch has none: prepare with prepare.labels.local=true"
+            )
+        return Told(
+            batch.local_labels if self.reads_labels else None,
+            None if module.near_embedding is None else batch.near,
+            None if module.context is None else batch.local_contexts,
+        )
+
     def _labels_around(self, batch: TokenBatch) -> Tensor | None:
         """[b, w] what the batch says of training labels around its nodes, where the model reads that."""
         if self.labels is None:
@@ -126,8 +148,11 @@ class LargeGT(NodeModel):
         return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        """None where local nodes tell their labels: a node's row is then not the same to itself as to others."""
-        return () if self.local_module is None or self.reads_labels else self.local_module.rows(tokens_rhf)
+        """None where nodes are told of their local nodes: a node's row is then not the same to itself as to others."""
+        module = self.local_module
+        if module is None or module.tells_labels or module.near_embedding is not None:
+            return ()
+        return module.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""

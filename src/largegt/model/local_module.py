@@ -9,6 +9,7 @@ gives the same weights: its first half is constant over j.)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,26 @@ TokenRows = tuple[Tensor, Tensor]
 """[…, d] projected tokens, and […] what the first layer's attention takes of them."""
 
 
+class Told(NamedTuple):
+    """What a node is told of its local nodes beside their tokens; None where the module does not read it."""
+
+    labels: Tensor | None = None
+    """[b, k] or [b, k, c] their labels."""
+    near: Tensor | None = None
+    """[b, k] whether they are neighbours."""
+    contexts: Tensor | None = None
+    """[b, k, c + 1] training labels around them."""
+
+    def part(self, of: slice, longest: int) -> Told:
+        """Of some rows, and the first so many local nodes."""
+        return Told(*(None if each is None else each[of, :longest] for each in self))
+
+
 class LocalModule(nn.Module):
     """Tokens [b, h·k, f] → H_local [b, d]."""
 
     def __init__(self, num_features: int, config: ModelConfig, hops: int = 2, num_labels: int = 0) -> None:
-        """num_labels: classes, or numbers in a label, where local nodes tell theirs; 0: they do not."""
+        """num_labels: classes, or numbers in a label, where local nodes tell of labels; 0: they do not."""
         super().__init__()
         width = config.hidden
         self.tokens_per_node = hops + 1
@@ -40,8 +56,17 @@ class LocalModule(nn.Module):
             self.hop_embedding = nn.Parameter(torch.empty(2, self.tokens_per_node, width).normal_(std=0.02))
         self.label_embedding: nn.Parameter | None = None
         """[1 + c, 1, d]: of no label, then of each class or label column; for a node's first token alone."""
-        if num_labels:
+        if num_labels and config.label_tokens:
             self.label_embedding = nn.Parameter(torch.empty(1 + num_labels, 1, width).normal_(std=_LABEL_STD))
+        self.near_embedding: nn.Parameter | None = None
+        """[h, d]: of neighbours; nodes farther away have none."""
+        if config.distances:
+            self.near_embedding = nn.Parameter(torch.empty(self.tokens_per_node, width).normal_(std=0.02))
+        self.context: PaddedLinear | None = None
+        """Of the labels around a local node, for its first token."""
+        if num_labels and config.label_surroundings:
+            self.context = PaddedLinear(num_labels + 1, width)
+        self.input_drop = nn.Dropout(config.input_dropout) if config.input_dropout else nn.Identity()
         self.layers = nn.ModuleList(
             EncoderLayer(
                 width, config.heads, head_width, round(config.encoder_ffn * width),
@@ -59,19 +84,18 @@ class LocalModule(nn.Module):
         tokens_btf: Tensor,
         multiplicity_bk: Tensor | None = None,
         rows: TokenRows | None = None,
-        labels: Tensor | None = None,
+        told: Told = Told(),
     ) -> Tensor:
-        """With `rows` of all tokens, `tokens_btf` are the node's own alone. `labels` are what local nodes tell."""
+        """With `rows` of all tokens, `tokens_btf` are the node's own alone."""
         if multiplicity_bk is None:
-            return self._encode(tokens_btf, None, rows, labels)
+            return self._encode(tokens_btf, None, rows, told)
         multiplicity_bk = multiplicity_bk.to(torch.promote_types(tokens_btf.dtype, torch.float32))
         log_multiplicity_bt = multiplicity_bk.log().repeat_interleave(self.tokens_per_node, dim=1)
         pieces = []
         for of, longest in _segments(multiplicity_bk):
             used = (of, slice(self.tokens_per_node * longest))
             some = None if rows is None else (rows[0][used], rows[1][used])
-            told = None if labels is None else labels[of, :longest]
-            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told))
+            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told.part(of, longest)))
         return torch.cat(pieces)
 
     def rows(self, tokens_rhf: Tensor) -> TokenRows:
@@ -83,16 +107,45 @@ class LocalModule(nn.Module):
         before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
         return x_rhd.to(before.dtype), before
 
-    def embed(self, tokens_btf: Tensor, labels: Tensor | None = None) -> Tensor:
-        """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and labels."""
-        x_btd: Tensor = self.project(tokens_btf)
+    def embed(self, tokens_btf: Tensor, told: Told = Told()) -> Tensor:
+        """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and of what is told."""
+        x_btd: Tensor = self.project(self.input_drop(tokens_btf))
         if self.hop_embedding is not None:
             x_btd = x_btd + self.hop_vectors(x_btd.shape[1] // self.tokens_per_node)
+        x_bkhd = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])
+        if self.near_embedding is not None:
+            assert told.near is not None, "which local nodes are neighbours"
+            x_bkhd = torch.addcmul(
+                x_bkhd, told.near[:, :, None, None].to(x_bkhd.dtype), self.near_embedding.to(x_bkhd.dtype)
+            )
+        if self.tells_labels:
+            x_bkhd[:, :, :1] += self.told_vectors(told)
+        return x_bkhd.view(x_btd.shape)
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether local nodes tell of labels, theirs or those around them."""
+        return self.label_embedding is not None or self.context is not None
+
+    def told_vectors(self, told: Told) -> Tensor:
+        """[b, k, 1, d] what is learned of the labels that local nodes tell of."""
+        vectors = []
         if self.label_embedding is not None:
-            assert labels is not None, "what local nodes tell of their labels"
-            first_tokens_bk1d = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])[:, :, :1]
-            first_tokens_bk1d += self.label_vectors(labels)
-        return x_btd
+            assert told.labels is not None, "what local nodes tell of their labels"
+            vectors.append(self.label_vectors(told.labels))
+        if self.context is not None:
+            assert told.contexts is not None, "the labels around local nodes"
+            vectors.append(self.context(told.contexts.to(self.context.weight.dtype))[:, :, None])
+        return vectors[0] + vectors[1] if len(vectors) > 1 else vectors[0]
+
+    def nothing_told(self) -> Tensor:
+        """[1, d] what `told_vectors` are of a node that tells no label and has none around it."""
+        vector_1d = torch.zeros_like(self.readout.weight)
+        if self.label_embedding is not None:
+            vector_1d = vector_1d + self.label_embedding[0]
+        if self.context is not None:
+            vector_1d = vector_1d + self.context.bias
+        return vector_1d
 
     def label_vectors(self, labels: Tensor) -> Tensor:
         """[b, k, 1, d] a learned vector for each label: of its class, or the sum of its columns' times their values."""
@@ -104,11 +157,12 @@ class LocalModule(nn.Module):
         vectors_bk1d = values_bk1c.nan_to_num(0.0).to(columns_cd.dtype) @ columns_cd
         return torch.where(values_bk1c.isnan().all(dim=3, keepdim=True), none_1d, vectors_bk1d)
 
-    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None, told: Told) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens, and what the first layer's attention needs of them where that is at hand."""
         if rows is None:
-            return self.embed(tokens_btf, labels), None
-        assert labels is None, "what a row is depends on the node that it is told to, so none is computed beforehand"
+            return self.embed(tokens_btf, told), None
+        is_told = self.tells_labels or self.near_embedding is not None
+        assert not is_told, "what a row is depends on the node that it is told to, so none is computed beforehand"
         x_btd, before_bt = rows
         if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
             own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
@@ -116,10 +170,8 @@ class LocalModule(nn.Module):
             before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
         return x_btd, before_bt
 
-    def _encode(
-        self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, labels: Tensor | None
-    ) -> Tensor:
-        x_btd, before_bt = self._begin(tokens_btf, rows, labels)
+    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, told: Told) -> Tensor:
+        x_btd, before_bt = self._begin(tokens_btf, rows, told)
         *_, last = self.layers
         for layer in self.layers:
             x_btd, added_btd = layer.parts(x_btd, bias_bt, before_bt)  # type: ignore[operator]

@@ -33,6 +33,7 @@ from .features import NodeFeatures
 from .label_contexts import TrainingLabels, write_label_contexts
 from .neighbor_lists import index_type
 from .positions import write_positions
+from .surroundings import write_label_counts
 
 
 class TooLargeError(ConfigError):
@@ -163,12 +164,29 @@ def label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels
 
 def _label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
     cutout = Cutout(graph, nodes, ("both",), hops, engine.memory // 2)
-    known = np.minimum(cutout.numbers, graph.num_old - 1)
-    is_train = own.is_train[known] & (cutout.numbers < graph.num_old)
-    here = TrainingLabels(np.asarray(own.labels[known]), is_train, own.middle, own.spread)
     with scratch_folder() as writer:
-        write_label_contexts(writer, cutout, cutout.places(nodes), hops, engine, here)
+        write_label_contexts(writer, cutout, cutout.places(nodes), hops, engine, _labels_in(cutout, own))
         return np.array(writer.array("label_contexts"))
+
+
+def _labels_in(cutout: Cutout, own: TrainingLabels) -> TrainingLabels:
+    """The training labels of a cutout's nodes."""
+    num_old = cutout.graph.num_old
+    known = np.minimum(cutout.numbers, num_old - 1)
+    is_train = own.is_train[known] & (cutout.numbers < num_old)
+    return TrainingLabels(np.asarray(own.labels[known]), is_train, own.middle, own.spread)
+
+
+def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
+    """[n, c + 2] counts of labels around `nodes` (sorted); `own` as above."""
+    return _made(lambda some: _label_counts(graph, some, own, engine), nodes)
+
+
+def _label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
+    cutout = Cutout(graph, nodes, ("both",), 1, engine.memory // 2)
+    with scratch_folder() as writer:
+        write_label_counts(writer, cutout, cutout.places(nodes), engine, _labels_in(cutout, own))
+        return np.array(writer.array("label_counts"))
 
 
 def mean_positions(graph: Extended, nodes: Array, direction: Direction, rows_of: Any, positions: Array) -> Array:

@@ -37,6 +37,8 @@ _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
 """Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
 _LANCZOS_EDGE_CORE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
 """Of a step: core seconds per edge, and seconds per node and vector that the new one is made orthogonal to."""
+_SEARCH_CORE_S = 1e-7
+"""Core seconds to look for a local node among the neighbours."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def estimate(
         _tokens(store, config, token_rows, budget, measured, held),
         _positions(store, nodes, config, budget, measured, held),
         *_label_contexts(store, nodes, config, budget, measured, held),
+        *_surroundings(store, nodes, config, token_rows, budget, measured, held),
     )
     kept = peak = 0
     for stage in stages:
@@ -254,3 +257,21 @@ def _label_contexts(
     passes = 1 + (hops - 1) * len(nodes) / store.num_nodes
     elapsed_s = speed.passes_s(passes, num_edges, width) + counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
     return [StageEstimate("label contexts", kept, counts, held + block_bytes(at_once, sources, width), elapsed_s)]
+
+
+def _surroundings(
+    store: GraphStore, nodes: Array, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
+) -> list[StageEstimate]:
+    found = []
+    if config.local_nodes.near:
+        kept = len(nodes) * -(-config.local_nodes.k // 8)
+        searched_s = len(nodes) * config.local_nodes.k * _SEARCH_CORE_S / speed.threads
+        found.append(StageEstimate("distances", kept, 0, held, searched_s + kept / _WRITE_BYTES_PER_S))
+    if config.labels.local:
+        width = num_label_columns(store.task, store.num_outputs)
+        kept = 4 * token_rows * (width + 2)
+        at_once, sources = plan(token_rows, store.num_nodes, width, budget)
+        elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
+        memory = held + block_bytes(at_once, sources, width) + 5 * store.num_nodes
+        found.append(StageEstimate("labels around local nodes", kept, 0, memory, elapsed_s + kept / _WRITE_BYTES_PER_S))
+    return found

@@ -29,7 +29,7 @@ from ..folder import FolderWriter, require_space
 from ..graph.labels import num_label_columns
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
-from ..types import Array
+from ..types import Array, Task
 from .blocks import Neighbors
 from .engines.engine import Engine
 from .engines.local import run_chunks
@@ -37,7 +37,7 @@ from .features import as_range
 
 _COUNTS = "scratch_label_counts"
 _RANGE, _CHUNK = 1 << 16, 512
-_STEPS, _MOST_STEPS = 32, 256
+STEPS, _MOST_STEPS = 32, 256
 """Steps that the spread of a regression's values has, and the farthest from the middle that one counts for."""
 
 
@@ -61,7 +61,7 @@ def write_label_contexts(
     if counted.rows < store.num_nodes:
         everyone = range(store.num_nodes)
         engine.sums(neighbors, everyone, None, own, num_labels, finish, "labels around", counted.rows)
-    known = _known_around(own, neighbors, engine)
+    known = known_around(own, neighbors, engine)
     task = _Rows(neighbors, counted.so_far(), known, own, hops, num_labels)
     for rows in engine.lots(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
@@ -86,13 +86,18 @@ class TrainingLabels:
         """Those of the first so many nodes, of all when None."""
         is_train = np.asarray(store.split) == SPLIT_CODES["train"]
         is_train[num_nodes if num_nodes is not None else len(is_train) :] = False
-        if store.task != "regression":
-            return cls(store.labels, is_train)
-        values = np.asarray(store.labels)[is_train].astype(np.float64)
+        return cls.among(store.labels, is_train, store.task)
+
+    @classmethod
+    def among(cls, labels: Array, is_train: Array, task: Task) -> TrainingLabels:
+        """Those of `labels` that are of the training split."""
+        if task != "regression":
+            return cls(labels, is_train)
+        values = np.asarray(labels)[is_train].astype(np.float64)
         deviation = values.std() if len(values) else 0.0
         spread = float(2.0 ** np.ceil(np.log2(deviation))) if deviation > 0 else 1.0  # no single label moves it
         middle = float(np.rint(values.mean() / spread) * spread) if len(values) else 0.0
-        return cls(store.labels, is_train, middle, spread)
+        return cls(labels, is_train, middle, spread)
 
     def __call__(self, first: int, last: int, out: Array) -> None:
         """Fill `out` [last - first, c] with the rows of a range of nodes."""
@@ -104,7 +109,7 @@ class TrainingLabels:
         here = np.flatnonzero(self.is_train[nodes])
         labels = np.asarray(self.labels[nodes[here]])
         if self.spread is not None:
-            steps = np.rint((labels.astype(np.float64) - self.middle) / self.spread * _STEPS)
+            steps = np.rint((labels.astype(np.float64) - self.middle) / self.spread * STEPS)
             out[here, 0] = np.clip(steps, -_MOST_STEPS, _MOST_STEPS)
         elif labels.ndim == 2:
             out[here] = np.nan_to_num(labels.astype(np.float32)) > 0
@@ -113,7 +118,7 @@ class TrainingLabels:
         return out
 
 
-def _known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
+def known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
     """[N] how many of a node's neighbours are training nodes."""
     bounds = [*range(0, neighbors.num_nodes, _RANGE), neighbors.num_nodes]
     parts = list(engine.map(_Known(neighbors, own.is_train), bounds))
@@ -156,7 +161,7 @@ class _Rows:
         if self.hops > 1:
             self._add_second_hop(rows[:, 1], nodes, neighbors, threads, memory)
         if self.own.spread is not None:
-            rows[:, :, 0] /= _STEPS
+            rows[:, :, 0] /= STEPS
         return rows.astype(np.float16)
 
     def _add_second_hop(

@@ -11,6 +11,8 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
                        and against the edges are apart; d is the store's, and the degrees where they are added
   positions [n, p]     positional encodings
   label_contexts [n, h, c + 1]        training labels around each node (label_contexts.py), where they were asked for
+  near [n, ⌈K/8⌉]      which local nodes are neighbours, and
+  label_counts [t, c + 2]             training labels around the nodes behind `tokens` (surroundings.py), likewise
   labels [n] or [n, c], split [n]     as in the store
   feature_shift [d], feature_gain [d] what standardising did
 """
@@ -21,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +47,7 @@ from .features import NodeFeatures, feature_scale
 from .incremental import Earlier, Rows, merge, same_sample, same_token_rows, same_training_labels
 from .label_contexts import TrainingLabels, write_label_contexts
 from .positions import write_positions
+from .surroundings import is_near, write_label_counts, write_near
 
 KIND = "prepared"
 _SAMPLED = "scratch_sampled"
@@ -71,6 +74,8 @@ class Prepared:
         folder, n, t = prepared.folder, (*prepared.folder.shape("nodes"), 0)[0], prepared.folder.shape("tokens")
         lengths = {"nodes": n, "local_rows": n, "positions": n, "labels": n, "split": n}
         lengths |= {"label_contexts": n} if prepared.config.labels.hops else {}
+        lengths |= {"near": n} if prepared.config.local_nodes.near else {}
+        lengths |= {"label_counts": (*t, 0)[0]} if prepared.config.labels.local else {}
         lengths |= {"token_nodes": (*t, 0)[0], "feature_shift": (0, *t)[-1], "feature_gain": (0, *t)[-1]}
         folder.require({}, lengths)
         sides = {"local_rows": 2, "tokens": 3, "positions": 2}
@@ -151,6 +156,20 @@ class Prepared:
         return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
 
     @property
+    def near(self) -> Array:
+        """Of no local nodes where it was not asked for."""
+        if self.config.local_nodes.near:
+            return self.folder.array("near")
+        return np.zeros((len(self.nodes), 0), dtype=np.uint8)
+
+    @property
+    def label_counts(self) -> Array:
+        """Of no labels where they were not asked for."""
+        if self.config.labels.local:
+            return self.folder.array("label_counts")
+        return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
+
+    @property
     def k(self) -> int:
         return int(self.local_rows.shape[1])
 
@@ -177,6 +196,11 @@ class Prepared:
         nodes = np.asarray(nodes)
         rows = np.minimum(np.searchsorted(self.nodes, nodes), max(0, len(self.nodes) - 1))
         return np.where(self.nodes[rows] == nodes, rows, -1) if len(self.nodes) else np.full(len(nodes), -1)
+
+    def token_rows_of(self, nodes: Array) -> tuple[Array, Array]:
+        """Where these nodes stand in the token table, and which of them stand there."""
+        rows = np.minimum(np.searchsorted(self.token_nodes, nodes), max(0, len(self.token_nodes) - 1))
+        return rows, np.asarray(self.token_nodes[rows] == nodes)
 
     def check_reachable(self) -> None:
         """Refuse to draw other samples where only the sampled nodes have token rows."""
@@ -205,6 +229,23 @@ class Prepared:
             raise ConfigError(
                 f"model.label_contexts={hops}, and {self.path} has labels of {self.config.labels.hops} hops: "
                 f"train from the store, or prepare with --set prepare.labels.hops={hops}"
+            )
+
+    def check_surroundings(self, near: bool, labels: bool) -> None:
+        """Refuse a model that is told more of its local nodes than was prepared."""
+        missing = [
+            (setting, model)
+            for wanted, there, setting, model in (
+                (near or labels, self.config.local_nodes.near, "local_nodes.near", "distances"),
+                (labels, self.config.labels.local, "labels.local", "label_surroundings"),
+            )
+            if wanted and not there
+        ]
+        if missing:
+            setting, model = missing[-1]
+            raise ConfigError(
+                f"the model reads what model.{model}=true tells, and {self.path} does not have it: train from the "
+                f"store, or prepare with --set prepare.{setting}=true"
             )
 
     def check_split(self, split: str) -> None:
@@ -292,6 +333,10 @@ def prepare(
                 ["label_contexts"],
                 lambda: _write_label_contexts(making),
             )
+        if config.local_nodes.near:
+            run.stage("near", ["near"], lambda: write_near(writer, store, nodes, engine))
+        if config.labels.local:
+            run.stage("label_counts", ["label_counts"], lambda: _write_label_counts(making))
         meta = {
             "config": _told(store, config),
             "stages": stages,
@@ -384,7 +429,10 @@ def settled(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
     }  # fmt: skip
     if config.tokens.contexts == "apart" and not (store.directed and config.tokens.hops):
         tokens["contexts"] = "together"
-    sampled = {"weighted": store.weighted and config.local_nodes.weighted is not False and config.local_nodes.k > 1}
+    sampled: dict[str, Any] = {
+        "weighted": store.weighted and config.local_nodes.weighted is not False and config.local_nodes.k > 1,
+        "near": config.local_nodes.near or config.labels.local,
+    }  # fmt: skip
     update = {
         "local_nodes": config.local_nodes.model_copy(update=sampled),
         "tokens": config.tokens.model_copy(update=tokens),
@@ -408,7 +456,8 @@ def _directions_read(config: PrepareConfig) -> set[Direction]:
     along: set[Direction] = {config.local_nodes.direction, *directions_of(config)}
     if along & {"in", "out"}:
         along |= {"in", "out"}  # degrees of the other side
-    return along | ({"both"} if config.labels.hops or config.positions.method == "laplacian" else set())
+    reads_both = config.labels.named() or config.local_nodes.near or config.positions.method == "laplacian"
+    return along | ({"both"} if reads_both else set())
 
 
 def prepared_path(store: GraphStore, config: PrepareConfig, as_of: str | None = None) -> Path:
@@ -426,16 +475,22 @@ def is_prepared(store: GraphStore, config: PrepareConfig, as_of: str | None = No
 
 def _identity(store: GraphStore, config: PrepareConfig, then: State | None = None) -> list[Any]:
     """What a preparation depends on."""
-    tree = config.model_dump(mode="json", exclude=None if config.labels.hops else {"labels"})
-    return [store.fingerprint, {**tree, "local_nodes": config.local_nodes.named(), "tokens": _named(config.tokens)},
-            *([] if then is None else [["as of", then.fingerprint]])]  # fmt: skip
+    tree = config.model_dump(mode="json", exclude={"labels"})
+    tree |= {"local_nodes": config.local_nodes.named(), "tokens": _named(config.tokens)}
+    tree |= {"labels": config.labels.named()} if config.labels.named() else {}
+    return [store.fingerprint, tree, *([] if then is None else [["as of", then.fingerprint]])]
 
 
 def _told(store: GraphStore, config: PrepareConfig) -> dict[str, Any]:
-    """The settings as a manifest has them: nothing of weights or features of edges where there are none."""
+    """The settings as a manifest has them: nothing of weights or features of edges where there are none, nor of
+    surroundings where they were not asked for."""
     unsaid: dict[str, Any] = {} if store.weighted else {"local_nodes": {"weighted"}, "tokens": {"weighted"}}
     if not store.num_edge_features:
         unsaid["tokens"] = {*unsaid.get("tokens", ()), "edge_features"}
+    if not config.local_nodes.near:
+        unsaid["local_nodes"] = {*unsaid.get("local_nodes", ()), "near"}
+    if not config.labels.local:
+        unsaid["labels"] = {"local"}
     return config.model_dump(mode="json", exclude=unsaid)
 
 
@@ -523,6 +578,10 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig, then: State | 
         "label_contexts": fingerprint(
             [structure, store.folder.checksum("labels"), store.folder.checksum("split"), config.labels.hops, *known]
         ),
+        "near": fingerprint([sampled, "near"]),
+        "label_counts": fingerprint(
+            [rows_of, store.folder.checksum("labels"), store.folder.checksum("split"), "counts", *known]
+        ),
     }
 
 
@@ -534,14 +593,27 @@ def sample(
     return sample_from(store, nodes, settings, draw, threads, progress)
 
 
-def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Array:
-    """A fresh draw of LocalNodes for these rows of a Prepared, as rows of its token table."""
+class Drawn(NamedTuple):
+    """Local nodes of some rows of a Prepared."""
+
+    local_rows: Array
+    """[n, K] rows of its token table."""
+    near: Array | None
+    """[n, K] boolean: which of them are neighbours; None where that was not asked for."""
+
+
+def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Drawn:
+    """A fresh draw of LocalNodes for these rows of a Prepared."""
     prepared.check_reachable()
     store.check(*_directions_read(prepared.config))
-    nodes = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    own = np.asarray(prepared.nodes[rows])
+    nodes = sample(store, own, prepared.config.local_nodes, draw, threads)
+    near = None
+    if prepared.config.local_nodes.near:
+        near = is_near(Neighbors(*store.csr("both"), self_loops=False), own, nodes, threads)
     if len(prepared.token_nodes) == store.num_nodes:
-        return nodes
-    return np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
+        return Drawn(nodes, near)
+    return Drawn(np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype), near)
 
 
 def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engine: Engine) -> Array:
@@ -571,6 +643,10 @@ class _Making:
     siblings: list[Prepared]
     reused: dict[str, tuple[int, int]]
     """(rows kept, rows made) of each array."""
+
+    @property
+    def training_labels(self) -> TrainingLabels:
+        return TrainingLabels.of(self.store, None if self.then is None else self.then.num_nodes)
 
     def earlier(self, serves: Callable[[Prepared, State], bool]) -> Earlier | None:
         return Earlier.find(self.store, self.siblings, serves)
@@ -657,9 +733,14 @@ def _write_tokens(making: _Making) -> None:
     merge(writer, "tokens", rows, earlier.prepared.tokens, lambda which, scratch: write(token_nodes[which], scratch))
 
 
+def _write_label_counts(making: _Making) -> None:
+    writer = making.writer
+    write_label_counts(writer, making.store, writer.array("token_nodes"), making.engine, making.training_labels)
+
+
 def _write_label_contexts(making: _Making) -> None:
     writer, store, engine, hops = making.writer, making.store, making.engine, making.config.labels.hops
-    own = TrainingLabels.of(store, None if making.then is None else making.then.num_nodes)
+    own = making.training_labels
 
     def write(nodes: Array, target: FolderWriter) -> None:
         write_label_contexts(target, store, nodes, hops, engine, own)

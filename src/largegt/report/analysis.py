@@ -24,6 +24,7 @@ from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..integrity import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
+from ..model.local_module import Told
 from ..prepare.prepared import Prepared, is_prepared
 from ..progress import Progress
 from ..tokens.loader import TokenLoader
@@ -131,7 +132,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     found |= describe(store, nodes, truth, probability)
     if isinstance(model, LargeGT) and model.local_module is not None:
         sample = rows[:: max(1, len(rows) // _ATTENTION_NODES)][:_ATTENTION_NODES]
-        batches = _token_batches(loaders[0], prepared, sample)
+        batches = _token_batches(model, loaders[0], prepared, sample)
         found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
     if isinstance(model, LargeGT):
         some = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MAX_POINTS)).astype(np.int64))]
@@ -199,16 +200,18 @@ def _regression(store: GraphStore, nodes: Array, truth: Array, probability: Arra
     }
 
 
-def _token_batches(loader: Loader, prepared: Prepared, rows: Array) -> Iterator[tuple[Tensor, Tensor | None, Array]]:
-    """(tokens, what local nodes tell of their labels, the nodes they belong to) of some rows, each local node standing
-    for itself."""
+def _token_batches(
+    model: LargeGT, loader: Loader, prepared: Prepared, rows: Array
+) -> Iterator[tuple[Tensor, Told, Array]]:
+    """(tokens, what is told of local nodes, the nodes they belong to) of some rows, each local node standing for
+    itself."""
     assert isinstance(loader, TokenLoader)
     plain = replace(loader, distinct=False)
     for low in range(0, len(rows), _ATTENTION_BATCH):
         some = rows[low : low + _ATTENTION_BATCH]
         batch = plain.gather(torch.from_numpy(np.ascontiguousarray(some, dtype=np.int64)).to(loader.table.device))
         nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[some])])
-        yield batch.tokens.float(), batch.local_labels, nodes_bk
+        yield batch.tokens.float(), model.told_by(batch), nodes_bk
 
 
 def _rounded(value: Any) -> Any:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from ..graph.store import GraphStore
-from ..prepare.prepared import Prepared, sample_rows
+from ..prepare.prepared import Drawn, Prepared, sample_rows
 from ..threads import num_threads
 from ..types import Array
 from .loader import TokenLoader
@@ -24,7 +24,7 @@ class FreshNeighborhoods:
     ) -> None:
         self.store, self.prepared, self.loader, self.rows, self.num_epochs = store, prepared, loader, rows, num_epochs
         self._pool = ThreadPoolExecutor(1)
-        self._coming: dict[int, Future[Array]] = {}
+        self._coming: dict[int, Future[Drawn]] = {}
 
     def close(self) -> None:
         """Stop drawing."""
@@ -37,7 +37,7 @@ class FreshNeighborhoods:
         self._begin(epoch + 1)
         if drawn is None:
             return self.loader
-        return replace(self.loader, table=self.loader.table.with_local_rows(self.rows, drawn))
+        return replace(self.loader, table=self.loader.table.with_local_rows(self.rows, *drawn))
 
     def _begin(self, epoch: int) -> None:
         if 0 < epoch < self.num_epochs and epoch not in self._coming:

@@ -37,6 +37,11 @@ class TokenBatch:
     """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
     read them."""
 
+    near: Tensor | None = None
+    """[b, k] boolean: which local nodes an edge joins to the node, where that was prepared."""
+    local_contexts: Tensor | None = None
+    """[b, k, c + 1] training labels around local nodes, as LocalContexts has them, where those were prepared."""
+
     def __len__(self) -> int:
         return len(self.nodes)
 
@@ -44,7 +49,7 @@ class TokenBatch:
         """All that is there."""
         every = (
             self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.label_contexts,
-            self.local_labels, *self.rows
+            self.local_labels, self.near, self.local_contexts, *self.rows
         )  # fmt: skip
         return [tensor for tensor in every if tensor is not None]
 

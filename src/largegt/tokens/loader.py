@@ -76,7 +76,7 @@ class TokenLoader:
     def gather(self, rows: torch.Tensor, left_out_by: int | None = None) -> TokenBatch:
         """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
         without one."""
-        local_rows = self.table.local_rows_of(rows, self.k)
+        local_rows = self.table.marked_rows_of(rows, self.k)
         if self.node_dropout and left_out_by is not None:
             local_rows = fewer_rows(local_rows, self.node_dropout, left_out_by)
         multiplicity = None
@@ -84,6 +84,7 @@ class TokenLoader:
             local_rows, multiplicity = distinct_rows(local_rows)
             order = (multiplicity > 0).sum(dim=1).argsort(stable=True)
             rows, local_rows, multiplicity = rows[order], local_rows[order], multiplicity[order]
+        local_rows, near = self.table.unmarked(local_rows)
         labels = self.table.labels[rows]
         batch = TokenBatch(
             nodes=self.table.nodes[rows].long(),
@@ -94,6 +95,8 @@ class TokenLoader:
             rows=tuple(input_tokens(row, local_rows.to(self.device)) for row in self.rows),
             label_contexts=self.table.label_contexts[rows] if self.table.label_contexts.shape[1] else None,
             local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
+            near=near,
+            local_contexts=self.table.local_contexts_of(rows, local_rows, near),
         )
         return batch.to(self.device, non_blocking=True)
 

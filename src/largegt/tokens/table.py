@@ -35,6 +35,7 @@ from ..threads import num_threads, take_rows
 from ..types import Array
 from .bus import read_over_bus
 from .input_tokens import computable, input_tokens
+from .local_contexts import LocalContexts
 from .rounding import take_rounded
 
 Place = Literal["auto", "gpu", "host", "disk"]
@@ -84,7 +85,7 @@ class TokenTable:
         form: TokenForm = TokenForm(),
     ) -> None:
         prepared.check()
-        names = ("nodes", "local_rows", "tokens", "positions", "labels", "label_contexts")
+        names = ("nodes", "local_rows", "near", "tokens", "label_counts", "positions", "labels", "label_contexts")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
         self.target, self.form = torch.device(device), form
@@ -93,7 +94,7 @@ class TokenTable:
         self.is_cold = self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes()
         if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
-            for name in ("local_rows", "tokens"):
+            for name in [name for name in ("local_rows", "near", "tokens", "label_counts") if arrays[name].shape[1]]:
                 file = prepared.folder.file(name)
                 arrays[name] = _without_readahead(np.load(file, mmap_mode="r", allow_pickle=False))
         tensors = {name: _tensor(array) for name, array in arrays.items()}
@@ -112,8 +113,14 @@ class TokenTable:
         self.positions_np: Tensor = tensors["positions"]
         self.label_contexts: Tensor = tensors["label_contexts"].flatten(1)
         self.labels: Tensor = tensors["labels"]
-        self._others: tuple[Tensor, Tensor] | None = None
-        """Rows, rising, that have other local nodes than `local_rows_nk` says, and those."""
+        self.near_bits: Tensor = tensors["near"]
+        self.label_counts: Tensor = tensors["label_counts"]
+        self.local_contexts: LocalContexts | None = None
+        """What nodes are told of the labels around their local nodes, where those were counted."""
+        if prepared.config.labels.local:
+            self.local_contexts = LocalContexts.of(prepared, self.device)
+        self._others: tuple[Tensor, Tensor, Tensor | None] | None = None
+        """Rows, rising, that have other local nodes than `local_rows_nk` says, those, and which are neighbours."""
 
     @property
     def device(self) -> torch.device:
@@ -141,12 +148,19 @@ class TokenTable:
         rows = torch.arange(start, stop, device=self.device)
         return self.tokens_of(rows[None]).view(stop - start, -1, self.width)
 
-    def with_local_rows(self, rows: Array, local_rows_nk: Array) -> TokenTable:
+    @property
+    def knows_distances(self) -> bool:
+        """Whether it is known which local nodes are neighbours."""
+        return bool(self.near_bits.shape[1])
+
+    def with_local_rows(self, rows: Array, local_rows_nk: Array, near_nk: Array | None = None) -> TokenTable:
         """The same table with other local nodes at these rows, which rise; everything else is shared."""
+        assert (near_nk is not None) == self.knows_distances, "other local nodes, and which of them are neighbours"
         other = copy(self)
         if len(rows):
             at = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
-            other._others = at, torch.from_numpy(local_rows_nk).to(self.device)
+            near = None if near_nk is None else torch.from_numpy(near_nk).to(self.device)
+            other._others = at, torch.from_numpy(local_rows_nk).to(self.device), near
         return other
 
     def local_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
@@ -155,9 +169,40 @@ class TokenTable:
         local_rows_bk = self._read(self.local_rows_nk, rows)[:, :k] if is_read else self.local_rows_nk[rows, :k]
         if self._others is None:
             return local_rows_bk
-        changed, others_nk = self._others
+        changed, others_nk, _ = self._others
         at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
         return torch.where((changed[at] == rows)[:, None], others_nk[at, :k], local_rows_bk)
+
+    def near_of(self, rows: Tensor, k: int | None) -> Tensor:
+        """[b, k] boolean: which local nodes of these rows are neighbours, where that is known."""
+        bits = self._read(self.near_bits, rows) if self.place == "disk" else self.near_bits[rows]
+        near_bk = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+        near_bk = near_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k]
+        if self._others is None:
+            return near_bk
+        changed, _, others_nk = self._others
+        assert others_nk is not None
+        at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
+        return torch.where((changed[at] == rows)[:, None], others_nk[at, :k], near_bk)
+
+    def marked_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
+        """[b, k] local nodes of these rows, marked: where it is known which are neighbours, a row of the token table
+        times two, and one more for a neighbour. So a local node keeps its mark wherever it is put."""
+        local_rows_bk = self.local_rows_of(rows, k)
+        return 2 * local_rows_bk.long() + self.near_of(rows, k) if self.knows_distances else local_rows_bk
+
+    def unmarked(self, marked_bk: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[b, k] marked local nodes as rows of the token table, and which are neighbours where that is known."""
+        return (marked_bk >> 1, (marked_bk & 1).bool()) if self.knows_distances else (marked_bk, None)
+
+    def local_contexts_of(self, rows: Tensor, local_rows_bk: Tensor, near_bk: Tensor | None) -> Tensor | None:
+        """[b, k, c + 1] what these rows are told of the labels around their local nodes; None where they were not
+        counted."""
+        if self.local_contexts is None or near_bk is None:
+            return None
+        flat = local_rows_bk.reshape(-1)
+        counts = self._read(self.label_counts, flat) if self.place == "disk" else self.label_counts[flat]
+        return self.local_contexts.told_to(rows, self.labels[rows], counts.view(*local_rows_bk.shape, -1), near_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
         """[b, h·k, d] tokens, on the device that trains."""

@@ -156,6 +156,6 @@ def likely_cause(
 
 def _inputs(batch: Any) -> list[tuple[str, Tensor]]:
     """What the batch tells a model, labels apart: by name."""
-    names = ("tokens", "features", "positions", "label_contexts")
+    names = ("tokens", "features", "positions", "label_contexts", "local_contexts")
     found = [(name.replace("_", " "), getattr(batch, name, None)) for name in names]
     return [(name, values) for name, values in found if isinstance(values, Tensor)]

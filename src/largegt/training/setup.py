@@ -154,7 +154,7 @@ def with_draws(
     if isinstance(first, NeighborLoader):
         return [first, *(replace(first, draw=draw) for draw in others)]
     return [first, *(
-        replace(first, table=first.table.with_local_rows(rows, sample_rows(store, prepared, rows, draw)))
+        replace(first, table=first.table.with_local_rows(rows, *sample_rows(store, prepared, rows, draw)))
         for draw in others
     )]  # fmt: skip
 

@@ -1,0 +1,115 @@
+"""Surroundings: what a node can be told of its local nodes beside their tokens.
+
+Axes: n nodes that get a row, k local nodes, t nodes that have token rows, c classes or labels.
+
+Enters: a store, and the local nodes of a preparation. Leaves:
+  near [n, ⌈k/8⌉]         a bit per local node, the lowest first: whether an edge joins it to the node, whichever way
+  label_counts [t, c + 2]  whole numbers: how often each label stands among a node's neighbours that are in the training
+                           split, how many such neighbours there are, and how many neighbours in all
+
+The counts are of *all* training nodes around. A node that is told those around its neighbour is one of them, and its
+own label must not be in what it is told: `near` says where it has to be taken out, and because counts are whole numbers
+that leaves nothing of it (tokens/local_contexts.py). Labels of nodes farther away than a neighbour's neighbours would
+come back along cycles, so there are none of them.
+
+Cost: a search in the node's list per local node, and one pass over the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..folder import FolderWriter, require_space
+from ..graph.labels import num_label_columns
+from ..graph.store import GraphStore
+from ..types import Array
+from .blocks import Neighbors
+from .engines.engine import Engine
+from .engines.local import run_chunks
+from .kernels import in_rows
+from .label_contexts import TrainingLabels, known_around
+
+_CHUNK = 512
+_RANGE = 1 << 20
+
+
+def is_near(neighbors: Neighbors, nodes: Array, local_nk: Array, threads: int | None = None) -> Array:
+    """Boolean [n, k]: which local nodes are neighbours. `neighbors` are those of the undirected view."""
+    found = np.empty(local_nk.shape, dtype=np.bool_)
+    nodes = np.asarray(nodes, dtype=np.int64)
+
+    def part(first: int, last: int) -> None:
+        some = np.ascontiguousarray(local_nk[first:last])
+        rows = np.repeat(nodes[first:last], some.shape[1])
+        found[first:last] = in_rows(neighbors.indptr, neighbors.indices, rows, some.reshape(-1)).reshape(some.shape)
+
+    run_chunks(part, len(nodes), _CHUNK, threads)
+    return found
+
+
+def packed(near_nk: Array) -> Array:
+    """uint8 [n, ⌈k/8⌉]."""
+    return np.packbits(near_nk, axis=1, bitorder="little")
+
+
+def write_near(writer: FolderWriter, store: GraphStore, nodes: Array, engine: Engine) -> None:
+    """Write `near` of a preparation in the making, whose local nodes are written."""
+    local_rows, token_nodes = writer.array("local_rows"), writer.array("token_nodes")
+    k = local_rows.shape[1]
+    width = -(-k // 8)
+    out = writer.grow("near", "uint8", (width,))
+    require_space(writer.path, width * (len(nodes) - out.rows), "distances of local nodes")
+    task = _Near(Neighbors(*store.csr("both"), self_loops=False), nodes, local_rows, token_nodes)
+    for rows in engine.lots(task, nodes, 2 * k, out.rows):
+        out.append(rows)
+        writer.commit()
+    writer.close("near")
+
+
+@dataclass(frozen=True)
+class _Near:
+    """Rows of `near` for some of the nodes."""
+
+    neighbors: Neighbors
+    nodes: Array
+    local_rows: Array
+    token_nodes: Array
+
+    def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
+        nodes = np.asarray(nodes, dtype=np.int64)
+        local_nk = self.token_nodes[self.local_rows[np.searchsorted(self.nodes, nodes)]]
+        return packed(is_near(self.neighbors.around(nodes), nodes, local_nk, threads))
+
+
+def write_label_counts(
+    writer: FolderWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
+) -> None:
+    """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
+    when not all of the training split."""
+    own = own or TrainingLabels.of(store)
+    num_labels = num_label_columns(store.task, store.num_outputs)
+    neighbors = Neighbors(*store.csr("both"), self_loops=False)
+    dtype = np.dtype("int32" if own.spread is not None or _largest_degree(neighbors) >= 1 << 15 else "int16")
+    out = writer.grow("label_counts", dtype.name, (num_labels + 2,))
+    require_space(writer.path, dtype.itemsize * (num_labels + 2) * (len(nodes) - out.rows), "labels around local nodes")
+    if out.rows < len(nodes):
+        known = known_around(own, neighbors, engine)
+
+        def finish(first: int, last: int, sums: Array) -> None:
+            some = np.asarray(nodes[first:last], dtype=np.int64)
+            counts = np.empty((len(some), num_labels + 2), dtype=dtype)
+            counts[:, :-2] = sums
+            counts[:, -2] = known[some]
+            counts[:, -1] = neighbors.around(some).degrees(some)
+            out.append(counts)
+            writer.commit()
+
+        engine.sums(neighbors, nodes, None, own, num_labels, finish, "labels around local nodes", out.rows)
+    writer.close("label_counts")
+
+
+def _largest_degree(neighbors: Neighbors) -> int:
+    ends = range(0, neighbors.num_nodes, _RANGE)
+    return max((int(np.diff(neighbors.indptr[low : low + _RANGE + 1]).max()) for low in ends), default=0)
