@@ -21,7 +21,7 @@ from .types import Array, PathLike
 _SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000
 _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
-_TELLING, _NEARER, _DENSE, _BAG = 0.02, 1.3, 20.0, 0.8
+_TELLING, _NEARER, _DENSE, _BAG, _SPARSE = 0.02, 1.3, 20.0, 0.8, 0.5
 _STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
 
 
@@ -113,6 +113,9 @@ def choose(facts: Facts, gpu: bool) -> list[Choice]:
         tells = facts.told >= _TELLING and not few
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
         found.append(Choice("model.label_tokens", "true" if tells else "false", reason))
+    if facts.zeros >= _SPARSE and (facts.told or 0.0) >= _TELLING:
+        reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
+        found.append(Choice("model.input_dropout", "0.5", reason))
     return found
 
 

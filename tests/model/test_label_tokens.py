@@ -270,16 +270,17 @@ def test_a_user_s_own_loop(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool) -> None:
+@pytest.mark.parametrize("more", [(), ("model.label_surroundings=true", "model.distances=true")])
+def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: tuple[str, ...]) -> None:
     """The same weights after many steps on the CPU and on the GPU, recorded, with nodes left out. A codebook would
     start from random numbers of its device."""
-    prepared = lg.prepare(store, small("prepare.local_nodes.k=9").prepare)
+    prepared = lg.prepare(store, small("prepare.local_nodes.k=9", *more).preparation)
     found = []
     for device in ("cpu", "cuda"):
         config = small(
             ON, "model.name=largegt-local", "model.node_dropout=0.3", "model.dropout=0", "model.encoder_dropout=0",
             "train.batch_size=10", "train.precision=32-true", f"train.device={device}", "train.distinct=no",
-            "train.learning_rate=1e-3",
+            "train.learning_rate=1e-3", *more,
         )  # fmt: skip
         torch.manual_seed(0)
         fabric = make_fabric(config.train)

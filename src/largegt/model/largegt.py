@@ -148,11 +148,7 @@ class LargeGT(NodeModel):
         return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        """None where nodes are told of their local nodes: a node's row is then not the same to itself as to others."""
-        module = self.local_module
-        if module is None or module.tells_labels or module.near_embedding is not None:
-            return ()
-        return module.rows(tokens_rhf)
+        return () if self.local_module is None else self.local_module.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""

@@ -22,8 +22,8 @@ from .padding import PaddedLinear
 _SEGMENTS = 8
 _LABEL_STD = 0.5
 """About as wide as a projected token: from 0.02, as hops have it, labels are found to matter only many steps later."""
-TokenRows = tuple[Tensor, Tensor]
-"""[…, d] projected tokens, and […] what the first layer's attention takes of them."""
+TokenRows = tuple[Tensor, ...]
+"""[…, d] projected tokens, and […] what the first layer's attention takes of them, where nothing is told beside."""
 
 
 class Told(NamedTuple):
@@ -94,7 +94,7 @@ class LocalModule(nn.Module):
         pieces = []
         for of, longest in _segments(multiplicity_bk):
             used = (of, slice(self.tokens_per_node * longest))
-            some = None if rows is None else (rows[0][used], rows[1][used])
+            some = None if rows is None else tuple(row[used] for row in rows)
             pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told.part(of, longest)))
         return torch.cat(pieces)
 
@@ -104,6 +104,8 @@ class LocalModule(nn.Module):
         x_rhd = self.project(tokens_rhf)
         if self.hop_embedding is not None:
             x_rhd = x_rhd + self.hop_embedding[1]
+        if self.is_told:  # what attention takes of a token then depends on the node that it is told to
+            return (x_rhd,)
         before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
         return x_rhd.to(before.dtype), before
 
@@ -112,6 +114,12 @@ class LocalModule(nn.Module):
         x_btd: Tensor = self.project(self.input_drop(tokens_btf))
         if self.hop_embedding is not None:
             x_btd = x_btd + self.hop_vectors(x_btd.shape[1] // self.tokens_per_node)
+        return self._tell(x_btd, told)
+
+    def _tell(self, x_btd: Tensor, told: Told) -> Tensor:
+        """With what is learned of what is told. May write to what is given."""
+        if not self.is_told:
+            return x_btd
         x_bkhd = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])
         if self.near_embedding is not None:
             assert told.near is not None, "which local nodes are neighbours"
@@ -121,6 +129,11 @@ class LocalModule(nn.Module):
         if self.tells_labels:
             x_bkhd[:, :, :1] += self.told_vectors(told)
         return x_bkhd.view(x_btd.shape)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether nodes are told of their local nodes beside their tokens."""
+        return self.tells_labels or self.near_embedding is not None
 
     @property
     def tells_labels(self) -> bool:
@@ -161,14 +174,13 @@ class LocalModule(nn.Module):
         """Embedded tokens, and what the first layer's attention needs of them where that is at hand."""
         if rows is None:
             return self.embed(tokens_btf, told), None
-        is_told = self.tells_labels or self.near_embedding is not None
-        assert not is_told, "what a row is depends on the node that it is told to, so none is computed beforehand"
-        x_btd, before_bt = rows
+        x_btd, before_bt = rows if len(rows) > 1 else (rows[0], None)
         if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
             own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
             x_btd[:, : self.tokens_per_node] = own_bhd.to(x_btd.dtype)
-            before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
-        return x_btd, before_bt
+            if before_bt is not None:
+                before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
+        return self._tell(x_btd, told), before_bt
 
     def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, told: Told) -> Tensor:
         x_btd, before_bt = self._begin(tokens_btf, rows, told)

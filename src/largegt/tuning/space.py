@@ -38,6 +38,9 @@ _LOCAL = _ENCODER | {
     "train.resample": "never,epoch",
     "model.label_contexts": "0,1,2",
     "model.label_tokens": "false,true",
+    "model.label_surroundings": "false,true",
+    "model.distances": "false,true",
+    "model.input_dropout": "0..0.5",
     "model.node_dropout": "0,0.1,0.3",
 }
 _CODEBOOK = {"model.codebook.centroids": "256,1024,4096"}
