@@ -20,7 +20,7 @@ from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks
 from ..threads import run_ahead
 from ..types import Array
-from .input_tokens import TokenBatch, distinct_rows, fewer_rows, input_tokens
+from .input_tokens import TokenBatch, computable, distinct_rows, fewer_rows, input_tokens
 from .local_labels import LocalLabels
 from .table import Place, TokenTable
 
@@ -45,6 +45,13 @@ class TokenLoader:
     """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
     ranks: Ranks = ALONE
     """Of each shuffled batch only this rank's part is gathered."""
+
+    @property
+    def bytes_per_node(self) -> int:
+        """What the tokens of one node take in a batch, at most."""
+        k = self.table.local_rows_nk.shape[1] if self.k is None else self.k
+        h, dtype = self.table.tokens_rhd.shape[1], self.table.form.dtype or self.table.tokens_rhd.dtype
+        return max(1, k * h * self.table.width * computable(torch.empty(0, dtype=dtype)).itemsize)
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)

@@ -1,9 +1,9 @@
 """Rows computed beforehand: what a model makes of each token alone, once per row of the token table.
 
 Everything before attention (projection, norm, q, k, v) is a function of the (node, hop) row, and a prediction of all
-nodes looks each row up about K times; where nodes are told of their local nodes, only the projection is. Enters: a loader
-and a model. Leaves: a loader whose batches carry the results. Cost: one pass over the table; r·h·(d + w) numbers on the
-device, for r rows of h tokens, model width d and w numbers that the attention takes of a token.
+nodes looks each row up about K times; only the projection is, where nodes are told of their local nodes. Enters: a
+loader and a model. Leaves: a loader whose batches carry the results. Cost: one pass over the table; r·h·(d + w) numbers
+on the device, for r rows of h tokens, model width d and w numbers that the attention takes of a token.
 """
 
 from __future__ import annotations

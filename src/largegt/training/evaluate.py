@@ -23,6 +23,7 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
 from ..storage import shown
+from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
 from .run import Run
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
+_BATCH_BYTES, _FEWEST = 1 << 29, 16
+"""What tokens of a batch may take, and the fewest nodes of one: features may be thousands of words."""
 
 
 def evaluate(
@@ -147,6 +150,8 @@ def _predicted(
         yield from _over_all_neighbors(model, loader, rows, fabric)
         return
     num_left, size = len(rows), config.eval_batch_size
+    if isinstance(loader, TokenLoader):
+        size = min(size, max(_FEWEST, _BATCH_BYTES // loader.bytes_per_node))
     if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
         rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
     for batch in loader.batches(rows, size):
