@@ -17,7 +17,7 @@ from largegt.datasets.demo import demo_source
 
 AS_THE_PAPER = (
     "model.label_contexts=0", "model.label_tokens=false", "prepare.local_nodes.hop1_share=none",
-    "prepare.tokens.degrees=false",
+    "prepare.tokens.degrees=false", "model.distances=false", "model.label_surroundings=false",
 )  # fmt: skip
 CONTESTANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mlp": ("demo-mlp", ()),

@@ -298,6 +298,12 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
             for batch in loader.batches(prepared.split_rows("train"), 10, 0, epoch):
                 step(batch)
         assert (step._graph is not None) == (device == "cuda")
-        found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
+        found.append([float(step.loss_sum), *map(_that_matter, *zip(*model.named_parameters(), strict=True))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=5e-4)
+
+
+def _that_matter(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Without the bias of keys: no softmax changes with it, so its gradient is rounding, which Adam makes large."""
+    values = parameter.detach().cpu()
+    return torch.cat([*values.chunk(3)[::2]]) if name.endswith("qkv.bias") else values
