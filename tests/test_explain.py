@@ -155,7 +155,7 @@ def test_the_parts_add_up(found: Explanation) -> None:
     of_nodes = sum(value for name, value in by_name.items() if "local nodes" in name)
     assert sum(each.carried for each in found.local_nodes) == pytest.approx(of_nodes, abs=1e-9)
     assert sum(each.told for each in found.local_nodes) == pytest.approx(
-        by_name["labels that local nodes tell of"], abs=1e-9
+        by_name["labels that local nodes tell"], abs=1e-9
     )
     for each in found.local_nodes:
         assert each.carried == pytest.approx(each.told + sum(each.by_token.values()), abs=1e-9)

@@ -237,4 +237,4 @@ def test_the_estimate_counts_them(tmp_path: Path) -> None:
     prepared = prepare(store, config)
     extra = prepared.near.nbytes + prepared.label_counts.nbytes
     assert extra <= more.disk_bytes - estimate(store, plain).disk_bytes <= 2 * extra
-    assert {"distances", "labels around local nodes"} <= {stage.name for stage in more.stages}
+    assert {"distances", "label surroundings"} <= {stage.name for stage in more.stages}

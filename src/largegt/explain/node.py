@@ -36,7 +36,7 @@ MOST_DRAWN = 40
 _MEAN_ROWS = 4096
 """Token rows that an average node is the mean of, spread evenly over the table."""
 
-_TOLD = "labels that local nodes tell of"
+_TOLD, _AROUND_ITSELF = "labels that local nodes tell", "labels around, its own token"
 _OTHERS = {
     "around": "training labels around it", "weights": "centroids of the whole graph",
     "own": "its own features, added last",
@@ -196,7 +196,7 @@ def _pieces(found: Attribution, carried: Inputs, names: list[str]) -> list[Piece
         is_told = found.model.local is not None and found.model.local.context is not None
         for words, of in [
             (_TOLD, others),
-            *([("training labels around it, by its own token", own)] if is_told else []),
+            *([(_AROUND_ITSELF, own)] if is_told else []),
         ]:
             told_dk1w = found.inputs.told.clone()
             told_dk1w[:, of] = found.baseline.told[:, of]

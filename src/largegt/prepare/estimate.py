@@ -273,5 +273,5 @@ def _surroundings(
         at_once, sources = plan(token_rows, store.num_nodes, width, budget)
         elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
         memory = held + block_bytes(at_once, sources, width) + 5 * store.num_nodes
-        found.append(StageEstimate("labels around local nodes", kept, 0, memory, elapsed_s + kept / _WRITE_BYTES_PER_S))
+        found.append(StageEstimate("label surroundings", kept, 0, memory, elapsed_s + kept / _WRITE_BYTES_PER_S))
     return found

@@ -655,6 +655,11 @@ class _Making:
         kept = int(rows.kept.sum())
         self.reused[name] = kept, len(rows.before) - kept
 
+    def note_all(self, name: str, rows: Rows | None) -> None:
+        """That all were made, where some could have been kept."""
+        if rows is not None:
+            self.reused[name] = 0, len(rows.before)
+
 
 def _write_local_nodes(making: _Making) -> None:
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
@@ -728,6 +733,7 @@ def _write_tokens(making: _Making) -> None:
     rows = None if earlier is None else earlier.token_rows(token_nodes, config, directions_of(config), engine)
     if earlier is None or rows is None or not rows.is_worth_it:
         write(token_nodes, writer)
+        making.note_all("token rows", rows)
         return
     making.note("token rows", rows)
     merge(writer, "tokens", rows, earlier.prepared.tokens, lambda which, scratch: write(token_nodes[which], scratch))
@@ -749,6 +755,7 @@ def _write_label_contexts(making: _Making) -> None:
     rows = None if earlier is None else earlier.label_rows(making.nodes, hops, engine)
     if earlier is None or rows is None or not rows.is_worth_it:
         write(making.nodes, writer)
+        making.note_all("label contexts", rows)
         return
     making.note("label contexts", rows)
     before = earlier.prepared.label_contexts
