@@ -17,7 +17,7 @@ import pytest
 import largegt as lg
 from bucket_helpers import content, files, forget_connections, local_content, serving
 from largegt import ranged, storage
-from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import DiskError, InputError, LargeGTError
 from largegt.folder import ArrayFolder, FolderWriter
 from largegt.graph.store import GraphStore
@@ -181,6 +181,11 @@ def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
     another_machine()
     prepare(f"{bucket}/g", changed, progress=lambda stage, done, total: seen.append(stage))
     assert not {"local nodes", "context C0"} & set(seen), "stages that did not change are taken from what is there"
+    more = changed.model_copy(update={"labels": LabelContextsConfig(local=True)})
+    another_machine()
+    told = prepare(f"{bucket}/g", more)
+    assert told.near.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
+    assert np.array_equal(told.label_counts, prepare(here, more).label_counts)
 
 
 def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> None:
@@ -373,7 +378,7 @@ def test_a_writer_that_fails_leaves_nothing(bucket: str) -> None:
         assert ".g.partial/labels.npy" in content(bucket), "it goes there anew"
 
 
-def test_refusals_are_refusal(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_are_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = "s3://no-such-bucket/g"
     nothing = refusal(lambda: GraphStore.open(f"{bucket}/nothing"))
     assert nothing.startswith(f"{bucket}/nothing does not exist or has no manifest.json: check the path")

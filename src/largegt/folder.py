@@ -416,7 +416,7 @@ class FolderWriter:
     def link(self, name: str, source: ArrayFolder) -> None:
         """Take a sound array that another finished folder already has: a hard link where possible, else a copy."""
         source.check([name])
-        entry = source.manifest["arrays"][name]
+        entry = source._entry(name)
         target = self._file(name)
         target.unlink(missing_ok=True)
         with disk_errors(self.path):

@@ -49,7 +49,7 @@ from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
 from .prepare.label_contexts import TrainingLabels
 from .prepare.prepared import KIND, Drawn, Prepared, directions_of
-from .prepare.surroundings import is_near, packed, write_label_counts
+from .prepare.surroundings import is_near, packed
 from .progress import Progress, silent
 from .ranks import ALONE
 from .tokens.loader import TokenLoader
@@ -181,7 +181,8 @@ class NewNodes:
 
     def tables(self, folder: Path) -> Iterator[pa.Table]:
         """Predictions segment by segment, in order."""
-        row_bytes = 4 * self.prepared.num_features * (1 + self.prepared.hops) * self._k * self.draws
+        numbers = self.prepared.num_features * (1 + self.prepared.hops) + self.prepared.label_counts.shape[1]
+        row_bytes = 4 * numbers * self._k * self.draws
         step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
         for start in range(0, self.num_new, step):
             self.show("predict", start, self.num_new)
@@ -286,9 +287,8 @@ class NewNodes:
         rows = np.zeros((len(nodes), prepared.label_counts.shape[1]), dtype=np.int32)
         rows[:first][there] = prepared.label_counts[places[there]]
         if not there.all():
-            with scratch_folder() as made:
-                write_label_counts(made, self.store, nodes[:first][~there], self.engine, self.training_labels)
-                rows[:first][~there] = made.array("label_counts")
+            before = Extended(self.store, self.graph.new_features[:0], nodes[:0], nodes[:0])
+            rows[:first][~there] = label_counts(before, nodes[:first][~there], self.training_labels, self.engine)
         if first < len(nodes):
             rows[first:] = label_counts(self.graph, nodes[first:], self.training_labels, self.engine)
         return rows

@@ -36,7 +36,7 @@ from .prepare.prepared import Prepared, prepare
 from .progress import Progress, silent
 from .ranks import Ranks
 from .tokens.rows import is_worth_reusing, with_rows
-from .training.evaluate import averaged_logits
+from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
 from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
@@ -197,13 +197,14 @@ class Prediction:
             self.rows = range(len(prepared.nodes)) if split is None else _SplitRows(prepared, split)
         self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
         """The places among `rows` that are this rank's."""
-        if is_worth_compiling(config, self.fabric.device, len(self.own) // config.eval_batch_size):
-            self.model.compile_for({config.eval_batch_size})
         place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
         where, device_used = "auto" if place == "gpu" else place, self.fabric.device
         self.loader = self._reusing(
             make_loader(prepared, self.model.eval(), config, device_used, where, self.store), memory
         )
+        at_once = nodes_at_once(self.loader, config)
+        if is_worth_compiling(config, self.fabric.device, len(self.own) // at_once):
+            self.model.compile_for({at_once})
 
     def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
         """What computes rows, and what makes of its outputs what is written."""

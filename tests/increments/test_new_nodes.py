@@ -50,6 +50,7 @@ CASES = {
         "model.label_surroundings=true", "model.distances=true", "model.label_contexts=1", "train.draws=2",
         "prepare.local_nodes.direction=out",
     ),
+    "surroundings of few": ("model.label_surroundings=true", "prepare.tokens.nodes=sampled", "prepare.local_nodes.k=4"),
     "many local nodes": ("prepare.local_nodes.k=60", "prepare.tokens.nodes=all", "prepare.tokens.hops=1"),
 }  # fmt: skip
 
@@ -80,6 +81,7 @@ def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case:
     old = np.flatnonzero(made.token_nodes < 150)
     before = prepare(tmp_path / "old", settings, threads=1)
     np.testing.assert_array_equal(made.tokens[old], before.tokens[made.token_nodes[old]], "as the training knew them")
+    np.testing.assert_array_equal(made.label_counts[old], before.label_counts[made.token_nodes[old]])
     assert opened.graph.num_nodes == 170
 
 

@@ -98,7 +98,7 @@ CONFIGS = {
     "all, no positions": PrepareConfig(
         local_nodes=LocalNodesConfig(k=70, nodes="all"),
         positions=PositionsConfig(method="none"),
-        labels=LabelContextsConfig(hops=2),
+        labels=LabelContextsConfig(hops=2, local=True),
     ),
 }
 
@@ -114,7 +114,7 @@ def test_a_store_in_a_bucket(cluster: Any, bucket: str, store: Any) -> None:
     config = PrepareConfig(
         local_nodes=LocalNodesConfig(k=6),
         tokens=TokensConfig(degrees=True, nodes="sampled", standardize=True),
-        labels=LabelContextsConfig(hops=2),
+        labels=LabelContextsConfig(hops=2, local=True),
     )
     url = f"{bucket}/{store.name}"
     for file in store.path.iterdir():

@@ -178,6 +178,17 @@ def test_labels_of_valid_and_test_nodes_are_not_told(tmp_path: Path) -> None:
     assert all(torch.equal(before[node], after[node]) for node in before)
 
 
+def test_a_graph_without_labels(tmp_path: Path) -> None:
+    """Nothing is told, and nothing fails."""
+    edges = np.random.default_rng(0).integers(0, NUM, size=(2, 90))
+    source = lg.sources.arrays(edges, np.ones((NUM, 1), dtype=np.float32))
+    store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
+    batch = next(token_batches(prepare_(store, nodes="all"), batch_size=10))
+    assert batch.local_contexts is not None
+    assert batch.local_contexts.shape == (10, K, 1)
+    assert not batch.local_contexts.any()
+
+
 def test_a_preparation_without_tells_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g", "multiclass")
     batch = next(token_batches(prepare(store, PrepareConfig()), batch_size=5))

@@ -10,7 +10,8 @@ have new neighbours, and nodes that lead to those. Beside that,
                   sampled by nodes (sampler.py)
   token rows      all change when the features' scale does; a run's does not, since it keeps that of its training
   label contexts  of a regression all change when the scale of its training values does
-Positional encodings look at the whole graph and are made in full.
+Positional encodings look at the whole graph and are made in full; so are distances and labels around local nodes, which
+take one pass over the edges.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ A node's own label is no part of its row, to the bit: at one hop there is no edg
 count of labels is a whole number, and the node is taken out of it before anything is divided or added. Walks of three
 steps and more come back along cycles, which no such count knows: there are no more than two hops. Values of a
 regression are counted in thirty-seconds of their spread, rounded, so that they are whole numbers too; a row holds their
-mean.
+mean. float32 holds whole numbers up to 2²⁴: the counts of so many neighbours, and of 2¹⁶ for values, of 256 steps at
+most.
 
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
 counts, 4·N·c bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts, and 5

@@ -571,18 +571,20 @@ def _stage_fingerprints(store: GraphStore, config: PrepareConfig, then: State | 
     of_edges = []
     if config.tokens.edge_features is True:
         of_edges = [["edges", store.folder.checksum(f"{side}_edge_features")] for side in _edge_sides(store, config)]
-    return {
+    made = {
         "local_nodes": sampled,
         "tokens": fingerprint([rows_of, features, _named(config.tokens), *scaled, *of_edges]),
         "positions": fingerprint([structure, config.local_nodes.direction, config.positions.relevant()]),
         "label_contexts": fingerprint(
             [structure, store.folder.checksum("labels"), store.folder.checksum("split"), config.labels.hops, *known]
         ),
-        "near": fingerprint([sampled, "near"]),
-        "label_counts": fingerprint(
-            [rows_of, store.folder.checksum("labels"), store.folder.checksum("split"), "counts", *known]
-        ),
     }
+    if config.local_nodes.near:
+        made["near"] = fingerprint([sampled, "near"])
+    if config.labels.local:
+        labels = [store.folder.checksum("labels"), store.folder.checksum("split")]
+        made["label_counts"] = fingerprint([rows_of, *labels, "counts", *known])
+    return made
 
 
 def sample(

@@ -9,8 +9,9 @@ Enters: a store, and the local nodes of a preparation. Leaves:
 
 The counts are of *all* training nodes around. A node that is told those around its neighbour is one of them, and its
 own label must not be in what it is told: `near` says where it has to be taken out, and because counts are whole numbers
-that leaves nothing of it (tokens/local_contexts.py). Labels of nodes farther away than a neighbour's neighbours would
-come back along cycles, so there are none of them.
+that leaves nothing of it (tokens/local_contexts.py), as long as float32 holds them: up to 2²⁴ neighbours, and 2¹⁶ for
+the values of a regression, which count for up to 256 steps each. Labels of nodes farther away than a neighbour's
+neighbours would come back along cycles, so there are none of them.
 
 Cost: a search in the node's list per local node, and one pass over the edges.
 """
@@ -28,6 +29,7 @@ from ..types import Array
 from .blocks import Neighbors
 from .engines.engine import Engine
 from .engines.local import run_chunks
+from .features import as_range
 from .kernels import in_rows
 from .label_contexts import TrainingLabels, known_around
 
@@ -79,7 +81,9 @@ class _Near:
 
     def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
         nodes = np.asarray(nodes, dtype=np.int64)
-        local_nk = self.token_nodes[self.local_rows[np.searchsorted(self.nodes, nodes)]]
+        rows_nk = np.asarray(self.local_rows[as_range(np.searchsorted(self.nodes, nodes))])
+        used, which = np.unique(rows_nk, return_inverse=True)
+        local_nk = np.asarray(self.token_nodes[used])[which].reshape(rows_nk.shape)
         return packed(is_near(self.neighbors.around(nodes), nodes, local_nk, threads))
 
 
@@ -102,7 +106,7 @@ def write_label_counts(
             counts = np.empty((len(some), num_labels + 2), dtype=dtype)
             counts[:, :-2] = sums
             counts[:, -2] = known[some]
-            counts[:, -1] = neighbors.around(some).degrees(some)
+            counts[:, -1] = neighbors.degrees(some)
             out.append(counts)
             writer.commit()
 

@@ -36,7 +36,6 @@ class TokenBatch:
     local_labels: Tensor | None = None
     """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
     read them."""
-
     near: Tensor | None = None
     """[b, k] boolean: which local nodes an edge joins to the node, where that was prepared."""
     local_contexts: Tensor | None = None

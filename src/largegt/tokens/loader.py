@@ -48,10 +48,15 @@ class TokenLoader:
 
     @property
     def bytes_per_node(self) -> int:
-        """What the tokens of one node take in a batch, at most."""
-        k = self.table.local_rows_nk.shape[1] if self.k is None else self.k
-        h, dtype = self.table.tokens_rhd.shape[1], self.table.form.dtype or self.table.tokens_rhd.dtype
-        return max(1, k * h * self.table.width * computable(torch.empty(0, dtype=dtype)).itemsize)
+        """What one node takes in a batch, at most: its tokens, or its own and what was made of the others', and what it
+        is told of labels around them."""
+        table = self.table
+        k = table.local_rows_nk.shape[1] if self.k is None else self.k
+        dtype = table.form.dtype or table.tokens_rhd.dtype
+        token = table.tokens_rhd.shape[1] * table.width * computable(torch.empty(0, dtype=dtype)).itemsize
+        made = sum(row[:1].nbytes for row in self.rows)
+        told = 2 * 4 * table.label_counts.shape[1]
+        return max(1, token + k * (made + told) if self.rows else k * (token + told))
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)

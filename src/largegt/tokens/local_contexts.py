@@ -9,7 +9,7 @@ they are counted in.
 
 A node of the training split is counted around each of its neighbours. Its own label and itself are taken out of those
 counts before anything is divided: they are whole numbers, so what it is told is the same to the bit whatever its label
-is. Cost: a gather of b·k·(c + 2) numbers.
+is. Cost: a pass over b·k·(c + 2) numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..prepare.label_contexts import STEPS, TrainingLabels
 from ..prepare.prepared import Prepared
@@ -49,20 +48,21 @@ class LocalContexts:
 
     def told_to(self, rows: Tensor, labels: Tensor, counts_bkc: Tensor, near_bk: Tensor) -> Tensor:
         """[b, k, c + 1] as the nodes of these rows, with these labels, are told it."""
-        counts_bkc = counts_bkc.float()
-        is_own_bk = near_bk & self.is_train_n[rows][:, None]
-        own_bc = self._own(rows, labels, counts_bkc.shape[2] - 2)
-        labels_bkc = counts_bkc[:, :, :-2] - is_own_bk[:, :, None] * own_bc[:, None]
-        known_bk1, degree_bk1 = counts_bkc[:, :, -2:-1] - is_own_bk[:, :, None].float(), counts_bkc[:, :, -1:]
-        shares_bkc = labels_bkc / known_bk1.clamp(min=1)
-        if self.steps_n is not None:
-            shares_bkc = shares_bkc / STEPS
-        return torch.cat([shares_bkc, known_bk1 / degree_bk1.clamp(min=1)], dim=2)
+        counts_bkc = counts_bkc.to(torch.float32, copy=True)
+        is_own_bk1 = (near_bk & self.is_train_n[rows][:, None])[:, :, None].float()
+        labels_bkc, known_bk1, degree_bk1 = counts_bkc[:, :, :-2], counts_bkc[:, :, -2:-1], counts_bkc[:, :, -1:]
+        self._take_out(labels_bkc, is_own_bk1, rows, labels)
+        known_bk1 -= is_own_bk1
+        labels_bkc /= known_bk1.clamp(min=1) if self.steps_n is None else STEPS * known_bk1.clamp(min=1)
+        known_bk1 /= degree_bk1.clamp(min=1)
+        return counts_bkc[:, :, :-1]
 
-    def _own(self, rows: Tensor, labels: Tensor, width: int) -> Tensor:
-        """[b, c] what each node counts for around its neighbours, were it of the training split."""
+    def _take_out(self, labels_bkc: Tensor, is_own_bk1: Tensor, rows: Tensor, labels: Tensor) -> None:
+        """Subtract what each node counts for from the counts around those of its local nodes that count it."""
         if self.steps_n is not None:
-            return self.steps_n[rows][:, None]
-        if self.task == "multilabel":
-            return (labels.nan_to_num(0.0) > 0).float()
-        return F.one_hot(labels.long().clamp(min=0), width).float()
+            labels_bkc -= is_own_bk1 * self.steps_n[rows][:, None, None]
+        elif self.task == "multilabel":
+            labels_bkc.addcmul_(is_own_bk1, (labels.nan_to_num(0.0) > 0).float()[:, None], value=-1.0)
+        elif labels_bkc.shape[2]:
+            column_bk1 = labels.long().clamp(min=0)[:, None, None].expand_as(is_own_bk1)
+            labels_bkc.scatter_add_(2, column_bk1, -is_own_bk1)

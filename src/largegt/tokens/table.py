@@ -201,7 +201,11 @@ class TokenTable:
         if self.local_contexts is None or near_bk is None:
             return None
         flat = local_rows_bk.reshape(-1)
-        counts = self._read(self.label_counts, flat) if self.place == "disk" else self.label_counts[flat]
+        if self.is_cold:
+            distinct_u, which = torch.unique(flat, return_inverse=True)
+            counts = self._read(self.label_counts, distinct_u)[which]
+        else:
+            counts = self._read(self.label_counts, flat) if self.place == "disk" else self.label_counts[flat]
         return self.local_contexts.told_to(rows, self.labels[rows], counts.view(*local_rows_bk.shape, -1), near_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:

@@ -149,9 +149,7 @@ def _predicted(
     if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and config.inference == "full":
         yield from _over_all_neighbors(model, loader, rows, fabric)
         return
-    num_left, size = len(rows), config.eval_batch_size
-    if isinstance(loader, TokenLoader):
-        size = min(size, max(_FEWEST, _BATCH_BYTES // loader.bytes_per_node))
+    num_left, size = len(rows), nodes_at_once(loader, config)
     if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
         rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
     for batch in loader.batches(rows, size):
@@ -161,6 +159,13 @@ def _predicted(
         count = min(len(nodes), num_left)
         yield nodes[:count], logits[:count], labels[:count]
         num_left -= count
+
+
+def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
+    """Nodes per step of evaluation and prediction: as set, but fewer where their tokens are very wide."""
+    if not isinstance(loader, TokenLoader):
+        return config.eval_batch_size
+    return min(config.eval_batch_size, max(_FEWEST, _BATCH_BYTES // loader.bytes_per_node))
 
 
 def _over_all_neighbors(

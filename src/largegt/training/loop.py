@@ -43,7 +43,7 @@ from ..types import Array, PathLike
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import put, put_text
-from .evaluate import evaluate_prepared, score_rows
+from .evaluate import evaluate_prepared, nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .numerics import about_steps, likely_cause
@@ -151,7 +151,7 @@ def _train(
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
     if is_compiled and (ranks.size == 1 or run.config.model.norm != "batch"):  # sums over ranks are not compiled
-        model.compile_for({*ranks.shares(config.batch_size), config.eval_batch_size})
+        model.compile_for({*ranks.shares(config.batch_size), nodes_at_once(loader, config)})
     step = TrainingStep(fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks)
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
@@ -359,6 +359,6 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: see {out / 'config.toml'}, "
-            "or start anew with --overwrite"
+            f"{out} was started with other settings than these: go on with its own, --recipe {out / 'config.toml'}, or "
+            "start anew with --overwrite"
         )
