@@ -27,6 +27,7 @@ from .features import NodeFeatures
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import directions_of, is_prepared, nodes_to_prepare, sample, settled
+from .surroundings import counts_dtype
 
 _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
@@ -269,7 +270,8 @@ def _surroundings(
         found.append(StageEstimate("distances", kept, 0, held, searched_s + kept / _WRITE_BYTES_PER_S))
     if config.labels.local:
         width = num_label_columns(store.task, store.num_outputs)
-        kept = 4 * token_rows * (width + 2)
+        lists = Neighbors(*store.csr("both"), self_loops=False)
+        kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 2)
         at_once, sources = plan(token_rows, store.num_nodes, width, budget)
         elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
         memory = held + block_bytes(at_once, sources, width) + 5 * store.num_nodes

@@ -19,6 +19,7 @@ Cost: a search in the node's list per local node, and one pass over the edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def write_label_counts(
     own = own or TrainingLabels.of(store)
     num_labels = num_label_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
-    dtype = np.dtype("int32" if own.spread is not None or _largest_degree(neighbors) >= 1 << 15 else "int16")
+    dtype = counts_dtype(neighbors, own.spread is not None)
     out = writer.grow("label_counts", dtype.name, (num_labels + 2,))
     require_space(writer.path, dtype.itemsize * (num_labels + 2) * (len(nodes) - out.rows), "labels around local nodes")
     if out.rows < len(nodes):
@@ -114,6 +115,8 @@ def write_label_counts(
     writer.close("label_counts")
 
 
-def _largest_degree(neighbors: Neighbors) -> int:
-    ends = range(0, neighbors.num_nodes, _RANGE)
-    return max((int(np.diff(neighbors.indptr[low : low + _RANGE + 1]).max()) for low in ends), default=0)
+def counts_dtype(neighbors: Neighbors, are_values: bool) -> np.dtype[Any]:
+    """The narrowest that holds the counts: values count for many steps each."""
+    starts = range(0, neighbors.num_nodes, _RANGE)
+    largest = max((int(np.diff(neighbors.indptr[low : low + _RANGE + 1]).max()) for low in starts), default=0)
+    return np.dtype("int32" if are_values or largest >= 1 << 15 else "int16")
