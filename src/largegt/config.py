@@ -255,8 +255,6 @@ class PrepareConfig(Settings):
         """The same with local nodes told apart by distance, and with labels counted around them, where that is asked
         for."""
         near, labels = near or labels or self.local_nodes.near, labels or self.labels.local
-        if (near, labels) == (self.local_nodes.near, self.labels.local):
-            return self
         return self._with(local_nodes={"near": near}, labels={"local": labels})
 
     def for_model(self, name: ModelName) -> PrepareConfig:

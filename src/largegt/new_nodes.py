@@ -14,9 +14,9 @@ neighbours' where they have some, else zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,6 +59,7 @@ from .training.run import Run
 from .training.setup import make_fabric, make_loader, num_draws
 from .types import Array, PathLike
 
+MakeRows = Callable[[Array], Array]
 _SEGMENT_NODES = 1 << 14
 _WITHOUT_POSITIONS = ("largegt-local", "mlp", "sgc", "sign")
 """Models that are given positional encodings and do not look."""
@@ -243,26 +244,36 @@ class NewNodes:
             writer.finish({**meta, "store": {**meta["store"], "num_nodes": self.graph.num_nodes}})
         return Prepared.open(path), others
 
+    def _rows(self, nodes: Array, known: Array, dtype: Any, of_old: MakeRows, of_new: MakeRows) -> Array:
+        """Rows of a token table's `nodes`: of old ones as they were prepared (`known`), or would have been, and of new
+        ones as they are now."""
+        first = int(np.searchsorted(nodes, self.graph.num_old))
+        places = self.prepared.token_rows_of(nodes[:first])
+        there = np.flatnonzero(places >= 0)
+        rows = np.empty((len(nodes), *known.shape[1:]), dtype=dtype)
+        rows[there] = known[places[there]]
+        for which, make in ((np.flatnonzero(places < 0), of_old), (np.arange(first, len(nodes)), of_new)):
+            if len(which):
+                rows[which] = make(nodes[which])
+        return rows
+
     def _token_rows(self, nodes: Array) -> Array:
-        """Of old nodes as they were prepared, of new ones as they are now."""
-        prepared, first = self.prepared, int(np.searchsorted(nodes, self.graph.num_old))
-        old, new = nodes[:first], nodes[first:]
-        places, there = prepared.token_rows_of(old)
-        rows = np.empty((len(nodes), *prepared.tokens.shape[1:]), dtype=prepared.tokens.dtype)
-        rows[:first][there] = prepared.tokens[places[there]]
+        prepared, engine = self.prepared, self.engine
         config, directions = prepared.config, directions_of(prepared.config)
-        scale = [np.array(prepared.folder.array(name)) for name in ("feature_shift", "feature_gain")]
-        if not there.all():
+        shift, gain = (np.array(prepared.folder.array(name)) for name in ("feature_shift", "feature_gain"))
+
+        def of_old(missing: Array) -> Array:
+            features = NodeFeatures(self.store, config.tokens.degrees)
             with scratch_folder() as made:
-                features = NodeFeatures(self.store, config.tokens.degrees)
-                missing = old[~there]
-                ContextFeatures(features, missing, scale[0], scale[1], directions, self.engine).write(
+                ContextFeatures(features, missing, shift, gain, directions, engine).write(
                     made, config.tokens.dtype, config.tokens.hops
                 )
-                rows[:first][~there] = made.array("tokens")
-        if len(new):
-            rows[first:] = token_rows(self.graph, new, scale[0], scale[1], config, directions, self.engine)
-        return rows
+                return np.array(made.array("tokens"))
+
+        def of_new(new: Array) -> Array:
+            return token_rows(self.graph, new, shift, gain, config, directions, engine)
+
+        return self._rows(nodes, prepared.tokens, prepared.tokens.dtype, of_old, of_new)
 
     def _positions(self, nodes: Array) -> Array:
         prepared, settings = self.prepared, self.prepared.config.positions
@@ -281,17 +292,13 @@ class NewNodes:
         return is_near(lists, np.arange(len(nodes)), local_nk)
 
     def _label_counts(self, nodes: Array) -> Array:
-        """Of old nodes as they were prepared, of new ones as they are now."""
-        prepared, first = self.prepared, int(np.searchsorted(nodes, self.graph.num_old))
-        places, there = prepared.token_rows_of(nodes[:first])
-        rows = np.zeros((len(nodes), prepared.label_counts.shape[1]), dtype=np.int32)
-        rows[:first][there] = prepared.label_counts[places[there]]
-        if not there.all():
-            before = Extended(self.store, self.graph.new_features[:0], nodes[:0], nodes[:0])
-            rows[:first][~there] = label_counts(before, nodes[:first][~there], self.training_labels, self.engine)
-        if first < len(nodes):
-            rows[first:] = label_counts(self.graph, nodes[first:], self.training_labels, self.engine)
-        return rows
+        none = self.graph.new_features[:0]
+        before = Extended(self.store, none, nodes[:0], nodes[:0])
+        of_old, of_new = (partial(self._counts_in, graph) for graph in (before, self.graph))
+        return self._rows(nodes, self.prepared.label_counts, np.int32, of_old, of_new)
+
+    def _counts_in(self, graph: Extended, nodes: Array) -> Array:
+        return label_counts(graph, nodes, self.training_labels, self.engine)
 
     @cached_property
     def training_labels(self) -> TrainingLabels:

@@ -79,9 +79,7 @@ class LargeGT(NodeModel):
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
         if config is not None:
-            prepared.check_labels(config.label_contexts)
-            if config.reads_surroundings:
-                prepared.check_surroundings(config.distances, config.label_surroundings)
+            prepared.check_told(config)
         return cls(
             prepared.num_features, meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions, config,
             prepared.hops, meta["task"],

@@ -129,9 +129,7 @@ class Earlier:
         self, token_nodes: Array, config: PrepareConfig, directions: Sequence[Direction], engine: Engine
     ) -> Rows:
         """Which token rows are as they were."""
-        hops, known = config.tokens.hops, self.prepared.token_nodes
-        before = np.minimum(np.searchsorted(known, token_nodes), max(0, len(known) - 1))
-        before[known[before] != token_nodes] = -1
+        hops, before = config.tokens.hops, self.prepared.token_rows_of(token_nodes)
         has_degrees = config.tokens.degrees or self.store.features_are_degrees
         changed = self.changed(directions, hops, engine, lists=bool(hops) or has_degrees)
         before[changed[token_nodes]] = -1

@@ -22,13 +22,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import storage
-from ..config import LocalNodesConfig, ModelName, PrepareConfig, TokensConfig, build
+from ..config import LocalNodesConfig, ModelConfig, ModelName, PrepareConfig, TokensConfig, build
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder, FolderWriter, fingerprint, require_space, tidy
 from ..graph.csr import index_dtype
@@ -193,14 +194,11 @@ class Prepared:
 
     def rows_of(self, nodes: Array) -> Array:
         """The rows of these node numbers; -1 for a node that was not prepared."""
-        nodes = np.asarray(nodes)
-        rows = np.minimum(np.searchsorted(self.nodes, nodes), max(0, len(self.nodes) - 1))
-        return np.where(self.nodes[rows] == nodes, rows, -1) if len(self.nodes) else np.full(len(nodes), -1)
+        return _places(self.nodes, np.asarray(nodes))
 
-    def token_rows_of(self, nodes: Array) -> tuple[Array, Array]:
-        """Where these nodes stand in the token table, and which of them stand there."""
-        rows = np.minimum(np.searchsorted(self.token_nodes, nodes), max(0, len(self.token_nodes) - 1))
-        return rows, np.asarray(self.token_nodes[rows] == nodes)
+    def token_rows_of(self, nodes: Array) -> Array:
+        """Where these nodes stand in the token table; -1 for a node that does not."""
+        return _places(self.token_nodes, np.asarray(nodes))
 
     def check_reachable(self) -> None:
         """Refuse to draw other samples where only the sampled nodes have token rows."""
@@ -223,30 +221,26 @@ class Prepared:
                 "prepare with --set prepare.tokens.contexts=together"
             )
 
-    def check_labels(self, hops: int) -> None:
-        """Refuse a model that reads labels of more hops than were counted."""
-        if hops > self.config.labels.hops:
+    def check_told(self, model: ModelConfig) -> None:
+        """Refuse a model that is told more of labels and local nodes than was prepared."""
+        hops, there = model.label_contexts, self.config
+        if hops > there.labels.hops:
             raise ConfigError(
-                f"model.label_contexts={hops}, and {self.path} has labels of {self.config.labels.hops} hops: "
+                f"model.label_contexts={hops}, and {self.path} has labels of {there.labels.hops} hops: "
                 f"train from the store, or prepare with --set prepare.labels.hops={hops}"
             )
+        if not model.reads_surroundings:
+            return
+        if model.label_surroundings and not there.labels.local:
+            self._refuse_missing("label_surroundings", "labels.local")
+        if (model.distances or model.label_surroundings) and not there.local_nodes.near:
+            self._refuse_missing("distances", "local_nodes.near")
 
-    def check_surroundings(self, near: bool, labels: bool) -> None:
-        """Refuse a model that is told more of its local nodes than was prepared."""
-        missing = [
-            (setting, model)
-            for wanted, there, setting, model in (
-                (near or labels, self.config.local_nodes.near, "local_nodes.near", "distances"),
-                (labels, self.config.labels.local, "labels.local", "label_surroundings"),
-            )
-            if wanted and not there
-        ]
-        if missing:
-            setting, model = missing[-1]
-            raise ConfigError(
-                f"the model reads what model.{model}=true tells, and {self.path} does not have it: train from the "
-                f"store, or prepare with --set prepare.{setting}=true"
-            )
+    def _refuse_missing(self, model: str, setting: str) -> None:
+        raise ConfigError(
+            f"the model reads what model.{model}=true tells, and {self.path} does not have it: train from the "
+            f"store, or prepare with --set prepare.{setting}=true"
+        )
 
     def check_split(self, split: str) -> None:
         """Refuse a split that there is not."""
@@ -257,6 +251,12 @@ class Prepared:
         """The rows of one split."""
         self.check_split(split)
         return np.flatnonzero(self.folder.array("split") == SPLIT_CODES[split])
+
+
+def _places(known: Array, nodes: Array) -> Array:
+    """Where nodes stand among those known, which are sorted; -1 where they do not."""
+    places = np.minimum(np.searchsorted(known, nodes), max(0, len(known) - 1))
+    return np.where(known[places] == nodes, places, -1) if len(known) else np.full(len(nodes), -1)
 
 
 def bounds_of(folder: ArrayFolder) -> dict[str, int]:
@@ -646,7 +646,7 @@ class _Making:
     reused: dict[str, tuple[int, int]]
     """(rows kept, rows made) of each array."""
 
-    @property
+    @cached_property
     def training_labels(self) -> TrainingLabels:
         return TrainingLabels.of(self.store, None if self.then is None else self.then.num_nodes)
 

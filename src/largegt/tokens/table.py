@@ -167,23 +167,27 @@ class TokenTable:
         """[b, k] local nodes of these rows, as rows of the token table."""
         is_read = self.place == "disk"
         local_rows_bk = self._read(self.local_rows_nk, rows)[:, :k] if is_read else self.local_rows_nk[rows, :k]
-        if self._others is None:
-            return local_rows_bk
-        changed, others_nk, _ = self._others
-        at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
-        return torch.where((changed[at] == rows)[:, None], others_nk[at, :k], local_rows_bk)
+        return local_rows_bk if self._others is None else self._replaced(rows, local_rows_bk, self._others[1])
 
     def near_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] boolean: which local nodes of these rows are neighbours, where that is known."""
-        bits = self._read(self.near_bits, rows) if self.place == "disk" else self.near_bits[rows]
+        bits = self._rows_at(self.near_bits, rows)
         near_bk = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
         near_bk = near_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k]
         if self._others is None:
             return near_bk
-        changed, _, others_nk = self._others
-        assert others_nk is not None
+        assert self._others[2] is not None
+        return self._replaced(rows, near_bk, self._others[2])
+
+    def _replaced(self, rows: Tensor, values_bk: Tensor, others_nk: Tensor) -> Tensor:
+        """[b, k] values of these rows, but those of the rows that have others."""
+        assert self._others is not None
+        changed = self._others[0]
         at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
-        return torch.where((changed[at] == rows)[:, None], others_nk[at, :k], near_bk)
+        return torch.where((changed[at] == rows)[:, None], others_nk[at, : values_bk.shape[1]], values_bk)
+
+    def _rows_at(self, table: Tensor, rows: Tensor) -> Tensor:
+        return self._read(table, rows) if self.place == "disk" else table[rows]
 
     def marked_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] local nodes of these rows, marked: where it is known which are neighbours, a row of the token table
@@ -205,7 +209,7 @@ class TokenTable:
             distinct_u, which = torch.unique(flat, return_inverse=True)
             counts = self._read(self.label_counts, distinct_u)[which]
         else:
-            counts = self._read(self.label_counts, flat) if self.place == "disk" else self.label_counts[flat]
+            counts = self._rows_at(self.label_counts, flat)
         return self.local_contexts.told_to(rows, self.labels[rows], counts.view(*local_rows_bk.shape, -1), near_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:

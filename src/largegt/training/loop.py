@@ -90,9 +90,7 @@ def train(
         config = config.model_copy(update={"prepare": data.config})
         store = GraphStore.open(data.path.parent.parent)
         data.check_serves(config.model.name)
-        data.check_labels(config.model.label_contexts)
-        if config.model.reads_surroundings:
-            data.check_surroundings(config.model.distances, config.model.label_surroundings)
+        data.check_told(config.model)
         if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
             data.check_reachable()
     else:
