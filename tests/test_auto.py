@@ -84,8 +84,6 @@ def test_rules() -> None:
     steps = 200_000 / int(named(large)["train.batch_size"]) * int(named(large)["train.epochs"])
     assert 2000 < steps < 3000
     assert int(named(small)["train.epochs"]) == 40, "few nodes are not gone over forever"
-    assert "prepare.tokens.standardize" not in named(small)
-    assert named(Facts(2000, 4.0, zeros=0.95))["prepare.tokens.standardize"] == "whole"
     assert "model.input_dropout" not in named(small), "features that are all there are kept"
     assert named(Facts(2000, 4.0, told=0.3, told_near=0.3, zeros=0.6))["model.input_dropout"] == "0.5"
     assert "model.input_dropout" not in named(Facts(2000, 4.0, told=0.0, told_near=0.0, zeros=0.9)), (

@@ -1,5 +1,6 @@
 """The same code on CUDA. Skipped where there is none."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,38 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_training_goes_on_where_a_step_cannot_be_recorded(
+    prepared: lg.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Out of memory while recording, or something that no recording may hold: later steps, which draw dropout, are
+    computed one by one, and the next run records again."""
+    from largegt.training.step import TrainingStep
+
+    compute = TrainingStep._compute
+
+    def fail(self: TrainingStep, batch: lg.TokenBatch, num_nodes: int) -> None:
+        compute(self, batch, num_nodes)
+        if torch.cuda.is_current_stream_capturing():
+            if breaks:
+                self.loss_sum.item()
+            raise torch.cuda.OutOfMemoryError("no room")
+
+    config = lg.Config.from_recipe(
+        "plain",
+        ["model.hidden=32", "model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.device=cuda",
+         "train.compile=yes"],
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "_compute", fail)
+        with pytest.warns(UserWarning, match="recording failed"):
+            run = lg.train(prepared, config, tmp_path / "run")
+    assert len(run.history) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lg.train(prepared, config, tmp_path / "again")
 
 
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:

@@ -21,7 +21,7 @@ from .types import Array, PathLike
 _SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000
 _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
-_TELLING, _NEARER, _DENSE, _BAG, _SPARSE = 0.02, 1.3, 20.0, 0.8, 0.5
+_TELLING, _NEARER, _DENSE, _SPARSE = 0.02, 1.3, 20.0, 0.5
 _STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
 
 
@@ -107,8 +107,6 @@ def choose(facts: Facts, gpu: bool) -> list[Choice]:
         Choice("train.batch_size", f"{batch}", nodes),
         Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps at most"),
     ]
-    if facts.zeros >= _BAG:
-        found.append(Choice("prepare.tokens.standardize", "whole", f"{100 * facts.zeros:.0f}% of the features are 0"))
     if facts.told is not None:
         tells = facts.told >= _TELLING and not few
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"

@@ -159,8 +159,8 @@ class TokensConfig(Settings):
     hops: int = Field(default=2, ge=0, le=100)
     """A token row holds the node's features H and their contexts ÃH, Ã²H, … up to this power; the paper has 2."""
 
-    standardize: bool | Literal["whole"] = True
-    """Bring every feature to mean 0 and variance 1; whole: divide all by one number, for bags of words. Paper: no."""
+    standardize: bool | Literal["whole", "auto"] = True
+    """Every feature to mean 0 and variance 1; whole: all divided by one number, for words. auto: looks. Paper: no."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
     nodes: Literal["sampled", "reachable", "all"] = "sampled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,47 @@ def test_whole_features_are_divided_by_one_number(make_store: Any, random_edges:
     empty = np.zeros((2, 3), dtype=np.float32)
     empty_store = make_store([(0, 1)], 2, features=empty)
     np.testing.assert_array_equal(rows_of(empty_store, None, "both", "whole")[:, 0], empty)
+
+
+def _words(rng: Any, nodes: int = 40, width: int = 30) -> Any:
+    return (rng.random((nodes, width)) < 0.15).astype(np.float32)
+
+
+def _counts(rng: Any) -> Any:
+    return _words(rng) * rng.integers(1, 10, size=(40, 30)).astype(np.float32)
+
+
+def _words_of_some(rng: Any) -> Any:
+    return np.concatenate([_words(rng, 10), np.zeros((30, 30), dtype=np.float32)])
+
+
+def _numbers_of_some(rng: Any) -> Any:
+    """Most values are zero, but only since most nodes have no features."""
+    return np.concatenate([rng.normal(size=(6, 30)), np.zeros((34, 30))]).astype(np.float32)
+
+
+def _words_and_a_salary(rng: Any) -> Any:
+    return np.concatenate([_words(rng), 30_000 + 5_000 * rng.normal(size=(40, 1))], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 14])
+@pytest.mark.parametrize(
+    ("make", "comes_to"),
+    [
+        (_words, "whole"), (_counts, "whole"), (_words_of_some, "whole"),
+        (_numbers_of_some, True), (_words_and_a_salary, True),
+        (lambda rng: rng.normal(size=(40, 5)), True), (lambda rng: np.zeros((40, 5)), True),
+        (lambda rng: (rng.random((40, 5)) < 0.4) * 1.0, True),
+    ],
+)  # fmt: skip
+def test_auto_is_whole_for_words(
+    make_store: Any, random_edges: Any, monkeypatch: pytest.MonkeyPatch, make: Any, comes_to: Any, chunk: int
+) -> None:
+    monkeypatch.setattr(sys.modules[feature_scale.__module__], "_CHUNK_ROWS", chunk)
+    features = make(np.random.default_rng(0)).astype(np.float32)
+    store = make_store(random_edges(40, 120), 40, features=features)
+    found, expected = (rows_of(store, None, "both", how, degrees=True, threads=2) for how in ("auto", comes_to))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_degrees_that_are_all_the_same_are_zero_when_standardized(make_store: Any) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .engines.engine import Engine
 
 _CHUNK_ROWS = 1 << 14
+_ZEROS, _ALIKE = 0.8, 20.0
+"""Words: so large a share of zeros, and no feature whose values are so many times as large as those of others."""
 
 
 class NodeFeatures:
@@ -75,38 +77,60 @@ class NodeFeatures:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Sums of x - pilot and of its square over a range of nodes."""
+    """Sums of x - pilot and of its square over a range of nodes; of each of the first `counted` features, how many
+    values are not zero; and how many nodes have such a one."""
 
     features: NodeFeatures
     pilot: Array
+    counted: int
 
-    def __call__(self, start: int, stop: int) -> tuple[Array, Array]:
-        block = self.features.rows(slice(start, stop)).astype(np.float64) - self.pilot
-        return block.sum(axis=0), (block * block).sum(axis=0)
+    def __call__(self, start: int, stop: int) -> tuple[Array, Array, Array, int]:
+        rows = self.features.rows(slice(start, stop))
+        is_there = rows[:, : self.counted] != 0
+        block = rows.astype(np.float64) - self.pilot
+        return block.sum(axis=0), (block * block).sum(axis=0), is_there.sum(axis=0), int(is_there.any(axis=1).sum())
 
 
-def feature_scale(features: NodeFeatures, standardize: bool | Literal["whole"], engine: Engine) -> tuple[Array, Array]:
+def feature_scale(
+    features: NodeFeatures, standardize: bool | Literal["whole", "auto"], engine: Engine
+) -> tuple[Array, Array]:
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
-    one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever."""
+    one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever. `auto`
+    is whole for words: four fifths of the features are zero, nodes without any left out, and the others alike in
+    size."""
     width, num_nodes = features.width, features.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     pilot = features.rows(slice(0, 1)).astype(np.float64)[0]
+    counted = features.store.num_features if standardize == "auto" else 0
     total, square = np.zeros(width), np.zeros(width)
+    there, nodes_with_any = np.zeros(counted, dtype=np.int64), 0
     bounds = [*range(0, num_nodes, _CHUNK_ROWS), num_nodes]
-    for part, part_square in engine.map(_Moments(features, pilot), bounds):  # in order: always the same bits
-        total += part
+    for part, part_square, part_there, part_nodes in engine.map(_Moments(features, pilot, counted), bounds):
+        total += part  # in order: always the same bits
         square += part_square
+        there += part_there
+        nodes_with_any += part_nodes
     mean = total / num_nodes
     deviation = np.sqrt(np.maximum(square / num_nodes - mean * mean, 0.0))
     shift = mean + pilot
     constant = deviation <= 1e-7 * np.abs(shift)
     gain = 1.0 / np.where(constant, 1.0, deviation)
-    if standardize == "whole":
+    mean_square = deviation**2 + shift**2
+    squares = num_nodes * mean_square[:counted]
+    if standardize == "whole" or (standardize == "auto" and _are_words(there, nodes_with_any, squares)):
         stored = slice(0, features.store.num_features)
-        size = np.sqrt(np.mean(deviation[stored] ** 2 + shift[stored] ** 2)) if features.store.num_features else 0.0
+        size = np.sqrt(np.mean(mean_square[stored])) if features.store.num_features else 0.0
         shift[stored], gain[stored] = 0.0, 1.0 / size if size > 0 else 1.0
     return shift.astype(np.float32), gain.astype(np.float32)
+
+
+def _are_words(there: Array, nodes: int, squares: Array) -> bool:
+    """By how many values of each feature are not zero, how many nodes have any, and the sums of their squares."""
+    if not there.any() or there.sum() > (1 - _ZEROS) * nodes * len(there):
+        return False
+    sizes = np.sqrt(squares[there > 0] / there[there > 0])
+    return bool(sizes.max() <= _ALIKE * np.median(sizes))
 
 
 def as_range(rows: Array) -> slice | Array:

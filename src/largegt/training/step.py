@@ -115,8 +115,14 @@ class TrainingStep:
     def _recorded(self, batch: TokenBatch) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
-            self._compute(batch, len(batch))
+        random = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = random.clone_state()
+        try:
+            with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
+                self._compute(batch, len(batch))
+        except BaseException:
+            random.graphsafe_set_state(before)  # it would go on as if recorded, and refuse every later dropout
+            raise
         return graph
 
 
