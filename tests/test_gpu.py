@@ -106,6 +106,28 @@ def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: 
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
 
 
+def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU has told the GPU of every step long before the first is done. Without a bound every batch is there."""
+    from largegt.tokens import loader
+
+    def most_bytes(bytes_ahead: int) -> int:
+        monkeypatch.setattr(loader, "_BYTES_AHEAD", bytes_ahead)
+        monkeypatch.setattr(loader, "_MOST_AHEAD", 1 << 20)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()["active_bytes.all.current"]
+        for batch in lg.token_batches(prepared, batch_size=5, seed=0, device="cuda", table="gpu"):
+            torch.cuda._sleep(5_000_000)
+            batch.tokens.sum()
+        return int(torch.cuda.memory_stats()["active_bytes.all.peak"]) - before
+
+    batch = next(lg.token_batches(prepared, batch_size=5, seed=0, device="cuda"))
+    num_bytes = sum(tensor.nbytes for tensor in batch.tensors())
+    bounded, unbounded = most_bytes(3 * num_bytes), most_bytes(1 << 60)
+    assert bounded < unbounded / 2
+
+
 def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
     from largegt.tokens.table import _pinned
 

@@ -5,6 +5,7 @@ Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, is_dataclass
@@ -25,6 +26,9 @@ from .local_labels import LocalLabels
 from .table import Place, TokenTable
 
 BatchT = TypeVar("BatchT")
+
+_BYTES_AHEAD, _FEWEST_AHEAD, _MOST_AHEAD = 1 << 30, 2, 64
+"""Steps that the CPU may be ahead of the GPU: as many as their batches fit into so much memory, within bounds."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,14 @@ def shuffled(rows: Array, seed: int, epoch: int) -> Array:
 
 class Aside:
     """A stream of its own for a GPU's gathers and copies, so that they overlap the training step. On a CPU the
-    threads of the loader are enough. A batch is a dataclass of tensors, or of more such."""
+    threads of the loader are enough. A batch is a dataclass of tensors, or of more such.
+
+    A step is told to the GPU sooner than it is done, and its batch lies there until then: a CPU that is never waited
+    for fills the GPU's memory with batches of steps to come."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._told: deque[torch.Event] = deque()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
@@ -136,12 +144,18 @@ class Aside:
             return gather(rows), self.stream.record_event()
 
     def take(self, batch: BatchT, whole: torch.Event | None) -> BatchT:
-        """Let the training step use the batch as soon as it is whole."""
+        """Let the training step use the batch as soon as it is whole. Returns when all but the last few steps that used
+        earlier batches are done."""
         if whole is not None:
             now = torch.cuda.current_stream(self.device)
+            self._told.append(now.record_event())
             now.wait_event(whole)
+            num_bytes = 1
             for tensor in _tensors_in(batch):
                 tensor.record_stream(now)
+                num_bytes += tensor.nbytes
+            while len(self._told) > max(_FEWEST_AHEAD, min(_MOST_AHEAD, _BYTES_AHEAD // num_bytes)):
+                self._told.popleft().synchronize()
         return batch
 
     def close(self) -> None:
