@@ -23,7 +23,8 @@ from largegt.folder import ArrayFolder, FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.prepare.blocks import Neighbors
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.ranged import RangedArray, window
 from run_helpers import refusal
 

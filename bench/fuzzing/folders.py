@@ -23,7 +23,8 @@ from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.integrity import sealed
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.training.checkpoint import load_checkpoint
 from largegt.training.loop import train
 from largegt.training.run import Run

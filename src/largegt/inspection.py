@@ -120,7 +120,7 @@ def _preparation(store: GraphStore) -> dict[str, Any]:
     that work is tried, for which the graph must be on this machine."""
     from .config import Config
     from .prepare.estimate import estimate
-    from .prepare.prepared import is_prepared
+    from .prepare.identity import is_prepared
 
     config = Config.from_recipe().preparation
     if store.folder.url or not store.labelled.any() or is_prepared(store, config):

@@ -47,8 +47,9 @@ from .prepare.cutout import (
 from .prepare.engines.engine import Engine, sample_from
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
+from .prepare.identity import directions_of
 from .prepare.label_contexts import TrainingLabels
-from .prepare.prepared import KIND, Drawn, Prepared, directions_of
+from .prepare.prepared import KIND, Drawn, Prepared
 from .prepare.surroundings import is_near, packed
 from .progress import Progress, silent
 from .ranks import ALONE

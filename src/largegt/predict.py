@@ -32,7 +32,8 @@ from .graph.store import GraphStore
 from .memory import memory_budget
 from .model.node_model import NodeModel
 from .prediction_files import check_prediction_file, prediction_file
-from .prepare.prepared import Prepared, prepare
+from .prepare.making import prepare
+from .prepare.prepared import Prepared
 from .progress import Progress, silent
 from .ranks import Ranks
 from .tokens.rows import is_worth_reusing, with_rows

@@ -159,7 +159,7 @@ def _run(path: Path, found: Verified, progress: Progress | None) -> None:
 
 def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
     """The store of a run, which must be the one it was trained on, and its preparations."""
-    from .prepare.prepared import prepared_path
+    from .prepare.identity import prepared_path
 
     try:
         manifest = run.store_path / "manifest.json"

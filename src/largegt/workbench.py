@@ -36,7 +36,9 @@ from .graph.labels import Encoded, labelled, no_labels
 from .graph.sources import as_numpy
 from .graph.store import KIND, GraphStore
 from .locks import HeldError
-from .prepare.prepared import Prepared, prepare, prepared_path
+from .prepare.identity import prepared_path
+from .prepare.making import prepare
+from .prepare.prepared import Prepared
 from .progress import Progress
 from .types import Array, PathLike
 

@@ -18,7 +18,8 @@ from largegt.graph.ingest import ingest
 from largegt.graph.lineage import State, earlier_states
 from largegt.prepare.features import NodeFeatures
 from largegt.prepare.incremental import Rows, merge
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from run_helpers import stopped_at
 
 K: dict[str, Any] = {"k": 5}

@@ -13,7 +13,7 @@ from largegt.folder import FolderWriter
 from largegt.prepare import estimate as home
 from largegt.prepare.estimate import estimate, extrapolated_union
 from largegt.prepare.laplacian import laplacian_bytes
-from largegt.prepare.prepared import prepare
+from largegt.prepare.making import prepare
 
 
 def config_of(

@@ -37,14 +37,16 @@ from largegt.model.largegt import LargeGT
 from largegt.predict import predict
 from largegt.prepare import blocks, context
 from largegt.prepare.engines import engine
+from largegt.prepare.identity import prepared_path
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.prepared import Prepared, prepare, prepared_path, sample_rows, stale_note
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared, sample_rows, stale_note
 from largegt.tokens.loader import token_batches
 from largegt.training.loop import train
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
-HOME = sys.modules["largegt.prepare.prepared"]
+HOME = sys.modules["largegt.prepare.making"]
 STAGES = ("_write_local_nodes", "_write_tokens", "write_positions")
 ARRAYS = (
     "nodes",
@@ -203,7 +205,7 @@ def test_one_local_node_is_the_node_and_nothing_is_sampled(
     half_labelled: Any, nodes: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled = prepare(half_labelled, config_of(nodes=nodes, k=4))
-    monkeypatch.setattr(HOME, "sample", interrupted)
+    monkeypatch.setattr(engine.Engine, "local_nodes", interrupted)
     prepared = prepare(half_labelled, config_of(nodes=nodes, k=1, rows=rows))
     assert prepared.k == 1
     assert prepared.token_nodes[prepared.local_rows[:, 0]].tolist() == prepared.nodes.tolist()

@@ -17,7 +17,8 @@ from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.estimate import estimate
-from largegt.prepare.prepared import Prepared, prepare, sample_rows
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.prepare.surroundings import write_label_counts
 from run_helpers import small
 

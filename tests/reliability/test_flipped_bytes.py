@@ -21,7 +21,8 @@ from largegt.folder import ArrayFolder, FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.integrity import BlockDigests, file_checksum
 from largegt.predict import predict
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run

@@ -33,7 +33,8 @@ from largegt.inspection import inspect
 from largegt.integrity import file_checksum, sealed
 from largegt.predict import predict
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.report.page import report
 from largegt.report.style import SCRIPT
 from largegt.training.loop import train

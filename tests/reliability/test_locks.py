@@ -152,7 +152,7 @@ def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) ->
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
     from largegt.config import Config
     from largegt.graph.store import GraphStore
-    from largegt.prepare.prepared import prepared_path
+    from largegt.prepare.identity import prepared_path
     from largegt.training.loop import train
 
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))

@@ -13,7 +13,8 @@ import torch
 
 from largegt.config import Config, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.tokens import table as module
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches

@@ -13,7 +13,8 @@ import torch
 from largegt.baselines.mlp import MLP
 from largegt.config import ModelConfig, TrainConfig
 from largegt.model.largegt import LargeGT
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.training import setup
 from largegt.training.loop import train
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate

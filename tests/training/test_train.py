@@ -17,7 +17,8 @@ from largegt.config import Config
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.prepared import Prepared, prepare
+from largegt.prepare.making import prepare
+from largegt.prepare.prepared import Prepared
 from largegt.training import loop
 from largegt.training.evaluate import evaluate, evaluate_prepared, majority_scores
 from largegt.training.loop import train

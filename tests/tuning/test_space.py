@@ -9,7 +9,7 @@ import pytest
 
 from largegt.config import MODEL_NAMES, Config, ModelConfig, recipe_for
 from largegt.errors import ConfigError
-from largegt.prepare.prepared import prepare
+from largegt.prepare.making import prepare
 from largegt.training.setup import build_model
 from largegt.tuning.space import SPACES, Choices, Range, make_space, text_of, value_of
 from run_helpers import SMALL, easy_store, one_thread  # noqa: F401

@@ -19,7 +19,7 @@ from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.graph.workers import Threads
 from largegt.inspection import inspect
-from largegt.prepare.prepared import prepare
+from largegt.prepare.making import prepare
 from largegt.training.loop import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means

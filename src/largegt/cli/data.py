@@ -297,7 +297,7 @@ def prepare(
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
     from ..graph.store import GraphStore
-    from ..prepare.prepared import prepare as run_prepare
+    from ..prepare.making import prepare as run_prepare
 
     opened = GraphStore.open(store)
     config = config_from(opened, recipe, model, original, settings or [], as_json).preparation

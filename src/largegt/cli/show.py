@@ -103,7 +103,8 @@ def print_estimate(found: dict[str, Any], title: str) -> None:
 
 def say_stale(store: Any, config: Any, quiet: bool) -> None:
     """Tell which settings differ from an earlier preparation before running a new one."""
-    from ..prepare.prepared import is_prepared, stale_note
+    from ..prepare.identity import is_prepared
+    from ..prepare.prepared import stale_note
 
     if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
         print(f"note: {note}; preparing what changed", file=sys.stderr)

@@ -24,9 +24,10 @@ from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .features import NodeFeatures
+from .identity import directions_of, is_prepared, nodes_to_prepare, settled
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
-from .prepared import directions_of, is_prepared, nodes_to_prepare, sample, settled
+from .prepared import sample
 from .surroundings import counts_dtype
 
 _SAMPLE_NODES = 1 << 14

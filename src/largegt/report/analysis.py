@@ -25,7 +25,8 @@ from ..graph.store import GraphStore
 from ..integrity import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
 from ..model.local_module import Told
-from ..prepare.prepared import Prepared, is_prepared
+from ..prepare.identity import is_prepared
+from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..tokens.loader import TokenLoader
 from ..training.checksums import check_file

@@ -31,7 +31,8 @@ from ..folder import remove_partial
 from ..graph.store import GraphStore
 from ..locks import Lock, check_free
 from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared, prepare
+from ..prepare.making import prepare
+from ..prepare.prepared import Prepared
 from ..progress import Progress as Show
 from ..progress import silent
 from ..ranks import Ranks, is_first_here

@@ -25,7 +25,8 @@ from ..folder import recover
 from ..graph.lineage import earlier_state
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared, prepare
+from ..prepare.making import prepare
+from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..types import PathLike
 from .checksums import check_file, put_text

@@ -35,7 +35,8 @@ from ..folder import fingerprint
 from ..graph.store import GraphStore
 from ..locks import remove_stale
 from ..model.node_model import NodeModel
-from ..prepare.prepared import is_prepared, prepare
+from ..prepare.identity import is_prepared
+from ..prepare.making import prepare
 from ..progress import Progress, silent
 from ..storage import refuse_url
 from ..training.loop import train
