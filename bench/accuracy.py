@@ -22,8 +22,10 @@ import numpy as np
 
 import largegt as lg
 from baselines import features_of, label_of, splits_of
-from largegt.config import MODEL_NAMES, Config, recipe_for
+from largegt.config import Config
 from largegt.graph.store import GraphStore
+from largegt.recipe import recipe_for
+from largegt.types import MODEL_NAMES
 
 PAPER = "ogbn-products-largegt-full"
 

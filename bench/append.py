@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 import largegt as lg
-from largegt.config import Config, IngestConfig, PrepareConfig, build
+from largegt.config import Config, IngestConfig, PrepareConfig
 from largegt.graph.lineage import earlier_states, touched_since
+from largegt.settings import build
 from largegt.training.run import Run
 
 T = TypeVar("T")

@@ -9,25 +9,11 @@ from typing import get_args
 
 import pytest
 
-from largegt.config import (
-    MODEL_NAMES,
-    Config,
-    IngestConfig,
-    ModelName,
-    PrepareConfig,
-    build,
-    describe_settings,
-    parse_overrides,
-    read_recipe,
-    recipe_about,
-    recipe_for,
-    recipe_names,
-    recipes_by_dataset,
-    seconds,
-    setting_names,
-    to_toml,
-)
+from largegt.config import Config, IngestConfig, PrepareConfig
 from largegt.errors import ConfigError
+from largegt.recipe import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
+from largegt.settings import build, describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.types import MODEL_NAMES, ModelName
 
 
 @pytest.mark.parametrize("name", recipe_names())

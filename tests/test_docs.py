@@ -24,7 +24,9 @@ import pytest
 
 import largegt
 from largegt.cli.app import _ORDER
-from largegt.config import Config, IngestConfig, describe_settings, recipe_names
+from largegt.config import Config, IngestConfig
+from largegt.recipe import recipe_names
+from largegt.settings import describe_settings
 from run_helpers import Cli, one_thread  # noqa: F401
 
 pytest.importorskip("mkdocs")

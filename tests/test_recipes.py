@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config import MODEL_NAMES, Config, read_recipe, recipe_names
+from largegt.config import Config
 from largegt.predict import predict
+from largegt.recipe import read_recipe, recipe_names
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
+from largegt.types import MODEL_NAMES
 from run_helpers import easy_store, one_thread  # noqa: F401
 
 BASELINES = [name for name in MODEL_NAMES if not name.startswith("largegt")]

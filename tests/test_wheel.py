@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import largegt
-from largegt.config import recipe_names
+from largegt.recipe import recipe_names
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,7 +22,8 @@ import torch
 import typer
 
 from largegt import cli
-from largegt.config import Config, setting_names
+from largegt.config import Config
+from largegt.settings import setting_names
 
 from .cases import ACCEPTED, REFUSED, RIGHT, Wrong, fault_of_message
 from .folders import SMALL, small_store

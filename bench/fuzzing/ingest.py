@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.config import IngestConfig, build
+from largegt.config import IngestConfig
 from largegt.errors import LargeGTError
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
+from largegt.settings import build
 
 from .arrays import run_arrays
 from .cases import ACCEPTED, RIGHT, Wrong

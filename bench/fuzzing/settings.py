@@ -15,19 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from largegt.config import (
-    Config,
-    IngestConfig,
-    describe_settings,
-    parse_overrides,
-    read_recipe,
-    recipe_names,
-    seconds,
-    setting_names,
-    to_toml,
-)
+from largegt.config import Config, IngestConfig
 from largegt.errors import ConfigError, LargeGTError
 from largegt.memory import parse_bytes
+from largegt.recipe import read_recipe, recipe_names
+from largegt.settings import describe_settings, parse_overrides, seconds, setting_names, to_toml
 from largegt.tuning.space import make_space
 
 from .cases import ACCEPTED, RIGHT, Wrong

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .config import AUTO, Config
+from .config import Config
 from .errors import ConfigError
 from .graph.store import GraphStore
 from .prepare.local_nodes import local_nodes
+from .recipe import AUTO
 from .types import Array, PathLike
 
 _SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000

@@ -1,97 +1,24 @@
-"""Settings: one pydantic model per stage, recipes in TOML, and `--set a.b=c` overrides.
+"""The settings: one frozen model per stage, and `Config` for a whole run. The line under a field is its help text.
 
-Enters: a recipe's name or file, and overrides. Leaves: a frozen `Config` with every field filled.
-An unknown key is refused with the nearest known name. The line under a field is its help text.
+Enters: a recipe's name or file (recipe.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from functools import reduce
-from importlib import resources
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from .errors import ConfigError, first_line, nearest
-from .types import Direction, PathLike, Task
-
-
-class Settings(BaseModel):
-    """Frozen, strict about names, and documented field by field."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_none(cls, tree: Any) -> Any:
-        """TOML has no null: `"none"` is how a recipe or an override says it, where the field can be empty."""
-        if not isinstance(tree, dict):
-            return tree
-        return {
-            key: None if value == "none" and key in cls.model_fields and _can_be_none(cls, key) else value
-            for key, value in tree.items()
-        }
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _keep_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic or a later stage would take for something else: a flag for a number, a whole number that
-        no array can count to, text that cannot be written to a file."""
-        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
-        takes_flags = annotation is bool or bool in get_args(annotation)
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, bool) and not takes_flags:
-                raise ValueError(f"{str(one).lower()} is not a value that it takes")
-            if isinstance(one, int) and abs(one) >= 2**63:
-                raise ValueError("a whole number must fit 64 bits with sign")
-            if isinstance(one, str) and not _is_writable(one):
-                raise ValueError(f"{one!r} holds characters that are no text")
-        return value
-
-
-def _is_writable(text: str) -> bool:
-    """Whether text can be encoded: bytes of a command line that are no UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
+from .errors import ConfigError
+from .recipe import read_recipe
+from .settings import Settings, apply_override, build, seconds, several, to_toml
+from .types import Direction, ModelName, PathLike, Task
 
 Seed = Field(default=0, ge=0, lt=2**63)
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
-
 _WIDE, _MANY = 1 << 16, 1 << 20
 """The most that a width and a count may be: beyond it is a slip of the finger, and would end for lack of memory."""
-
-AUTO = "auto"
-"""The recipe that is made for a store when it is asked for (auto.py)."""
-
-
-def _can_be_none(cls: type[Settings], field: str) -> bool:
-    return type(None) in get_args(cls.model_fields[field].annotation)
-
-
-def _several(values: Any) -> Any:
-    """`20,10` as on a command line, one value alone, or a list."""
-    if isinstance(values, str):
-        return tuple(values.split(","))
-    return values if isinstance(values, list | tuple) else (values,)
 
 
 class IngestConfig(Settings):
@@ -119,7 +46,7 @@ class IngestConfig(Settings):
     @field_validator("split", mode="before")
     @classmethod
     def _read_split(cls, split: Any) -> Any:
-        return _several(split)
+        return several(split)
 
 
 class LocalNodesConfig(Settings):
@@ -291,13 +218,6 @@ class CodebookConfig(Settings):
     """A centroid whose EMA size falls below this moves to a random node of the batch; 0 never moves any."""
 
 
-ModelName = Literal[
-    "largegt-full", "largegt-local", "largegt-global", "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse",
-    "nagphormer", "goat-local", "goat-global", "goat-full",
-]  # fmt: skip
-
-MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
-
 _OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
 _OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
 _ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
@@ -374,7 +294,7 @@ class ModelConfig(Settings):
     @field_validator("fanouts", mode="before")
     @classmethod
     def _read_fanouts(cls, fanouts: Any) -> Any:
-        return _several(fanouts)
+        return several(fanouts)
 
     @field_validator("fanouts")
     @classmethod
@@ -496,7 +416,7 @@ class Config(Settings):
         overrides on top."""
         tree = recipe.model_dump(mode="json") if isinstance(recipe, Config) else read_recipe(recipe)
         for override in overrides:
-            _apply_override(tree, override)
+            apply_override(tree, override)
         return build(cls, tree)
 
     @property
@@ -512,230 +432,3 @@ class Config(Settings):
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""
         return to_toml(self.model_dump(mode="json"))
-
-
-# recipes ---------------------------------------------------------------------------------------------------------
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return [name for name in _included() if not name.startswith("_")]
-
-
-def recipe_about() -> dict[str, str]:
-    """Each included recipe and the line it says of itself."""
-    return {name: str(_load_recipe(name).get("about", "")) for name in recipe_names()}
-
-
-def recipes_by_dataset() -> dict[str, dict[str, str]]:
-    """The same in groups: recipes for a graph of one's own first, then those for each dataset."""
-    groups: dict[str, dict[str, str]] = {"your own graph": {}}
-    for name, about in recipe_about().items():
-        form = name.removesuffix("-original")
-        model = max((model for model in MODEL_NAMES if form.endswith(model)), key=len, default="")
-        dataset = form.removesuffix(model).removesuffix("-")
-        groups.setdefault(dataset if dataset not in ("", "default", "plain") else "your own graph", {})[name] = about
-    return groups
-
-
-def recipe_for(model: str, original: bool = False) -> str:
-    """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
-    one. LargeGT has the default recipe."""
-    known = recipe_names()
-    if model not in MODEL_NAMES:
-        form = model.lower().removesuffix("-original")
-        is_form = form in MODEL_NAMES and form != model.lower()
-        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, MODEL_NAMES)
-        raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(MODEL_NAMES)}")
-    if not original:
-        return model if model in known else "default"
-    if f"{model}-original" not in known:
-        others = [name for name in MODEL_NAMES if f"{name}-original" in known]
-        raise ConfigError(f"{model} has no other original form: leave out --original, which {', '.join(others)} have")
-    return f"{model}-original"
-
-
-def read_recipe(recipe: PathLike) -> dict[str, Any]:
-    """A recipe as a plain tree, from its name or from a file: its values on top of those of the recipe it `extends`."""
-    chain, trees = [_find_recipe(str(recipe), Path())], list[dict[str, Any]]()
-    while True:
-        here = chain[-1]
-        tree = _load_recipe(here)
-        base = tree.pop("extends", None)
-        tree.pop("about", None)
-        tree.pop("data", None)  # a run's config.toml is a recipe too
-        trees.append(tree)
-        if base is None:
-            return reduce(_merged, reversed(trees))
-        try:
-            if not isinstance(base, str):
-                raise ConfigError("give one name of a recipe or one .toml file")
-            chain.append(_find_recipe(base, here.parent if isinstance(here, Path) else Path()))
-        except ConfigError as error:
-            raise ConfigError(f"recipe {here} extends {base!r}: {error}") from None
-        if len({_identity(one) for one in chain}) < len(chain):
-            raise ConfigError(f"recipes extend each other in a circle: {' → '.join(map(str, chain))}")
-
-
-def _find_recipe(recipe: str, folder: Path) -> str | Path:
-    """The name of an included recipe, or a file; one that another recipe names lies beside it."""
-    file, known = folder / recipe, recipe_names()
-    if recipe in _included():
-        return recipe
-    with suppress(OSError, ValueError):  # a name that no file can have
-        if file.is_file():
-            return file
-    if file.suffix == ".toml":
-        raise ConfigError(f"recipe file {file} does not exist")
-    if recipe == AUTO:
-        raise ConfigError("recipe auto looks at a store first: lg.auto_config(store), or train data/g --recipe auto")
-    raise ConfigError(
-        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; largegt settings --recipes lists all {len(known)}, "
-        "or give a .toml file"
-    )
-
-
-def _included() -> list[str]:
-    """Names of the recipes in the package, and of the beginnings with an underscore that only others extend."""
-    folder = resources.files("largegt") / "recipes"
-    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
-def _load_recipe(recipe: str | Path) -> dict[str, Any]:
-    """The tree of one file alone."""
-    file = recipe if isinstance(recipe, Path) else resources.files("largegt") / "recipes" / f"{recipe}.toml"
-    try:
-        return tomllib.loads(file.read_bytes().decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"recipe {recipe} is not valid TOML: {first_line(error)}") from error
-    except OSError as error:
-        raise ConfigError(f"recipe {recipe} cannot be read: {error.strerror}") from error
-
-
-def _identity(recipe: str | Path) -> str | Path:
-    return recipe.resolve() if isinstance(recipe, Path) else recipe
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` on top of `below`, table by table."""
-    both = {
-        key: _merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
-        for key, value in above.items()
-    }
-    return {**below, **both}
-
-
-# from plain trees to settings and back ---------------------------------------------------------------------------
-
-
-def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
-    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`."""
-    try:
-        return cls.model_validate(tree)
-    except ValidationError as error:
-        raise _config_error(cls, error) from None
-
-
-def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    name = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        known = setting_names(cls)
-        same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
-        hint = nearest(name, same_table) or nearest(name, known)
-        return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
-    if first["type"] == "value_error":
-        return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
-    if first["type"] == "model_type":
-        return ConfigError(f"{name} is a table of settings and cannot be {first['input']!r}: set {name}.NAME=VALUE")
-    if first["type"] == "literal_error":
-        hint = nearest(str(first["input"]), re.findall(r"'([^']+)'", first["ctx"]["expected"]))
-        return ConfigError(f"setting {name} cannot be {first['input']!r}{hint}: {first['msg'].lower()}")
-    return ConfigError(f"setting {name} cannot be {first.get('input')!r}: {first['msg'].lower()}")
-
-
-def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
-    """Dotted names of every setting below `cls`."""
-    return [name for name, _, _ in describe_settings(cls, prefix)]
-
-
-def describe_settings(cls: type[Settings], prefix: str = "") -> list[tuple[str, Any, str]]:
-    """(dotted name, default, help) of every setting below `cls`."""
-    found: list[tuple[str, Any, str]] = []
-    for name, field in cls.model_fields.items():
-        if isinstance(field.default, Settings):
-            found += describe_settings(type(field.default), f"{prefix}{name}.")
-        else:
-            found.append((prefix + name, field.default, field.description or ""))
-    return found
-
-
-def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT:
-    """A `cls` from its defaults and `a.b=c` overrides alone."""
-    tree: dict[str, Any] = {}
-    for override in overrides:
-        _apply_override(tree, override)
-    return build(cls, tree)
-
-
-_LONGEST_S = 1e10
-
-
-def seconds(duration: str) -> float:
-    """Seconds in `90s`, `30m`, `4h`, `1h30m` or a bare number."""
-    text = duration.strip().lower()
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([hms]?)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ConfigError(f"{duration!r} is not a duration: write 90s, 30m, 4h or 1h30m")
-    total = sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}[unit] for number, unit in parts)
-    if not total < _LONGEST_S:
-        raise ConfigError(f"{duration!r} is longer than anything runs: write 90s, 30m, 4h or 1h30m")
-    return total
-
-
-def to_toml(tree: Mapping[str, Any]) -> str:
-    """Write a tree of scalars, lists and tables; `None` is written as "none"."""
-    lines: list[str] = []
-    _write_table(tree, "", lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
-    for key, value in tree.items():
-        if not isinstance(value, Mapping):
-            lines.append(f"{key} = {_toml_value('none' if value is None else value)}")
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            lines += ["", f"[{prefix}{key}]"]
-            _write_table(value, f"{prefix}{key}.", lines)
-
-
-def _toml_value(value: Any) -> str:
-    """JSON's notation, which TOML shares but for infinities and NaN."""
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(text, text)
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    """Put `a.b=c` into the tree. The value is read as TOML; a bare word is a string."""
-    name, equals, text = override.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"override {override!r} is not of the form section.name=value")
-    *tables, leaf = [part.strip() for part in name.split(".")]
-    for table in tables:
-        below = tree.setdefault(table, {})
-        if not isinstance(below, dict):
-            raise ConfigError(f"override {override!r}: {table!r} is a value, not a table")
-        tree = below
-    value = _override_value(text.strip())
-    below = tree.get(leaf)
-    tree[leaf] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-
-
-def _override_value(text: str) -> Any:
-    try:
-        tree = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # RecursionError: thousands of brackets
-        return text
-    return tree["value"] if len(tree) == 1 else text  # a second line is no part of a value

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from .auto import auto_config
-from .config import AUTO, Config
+from .config import Config
 from .errors import ConfigError, InputError, disk_errors
 from .graph.labels import Encoded, scatter
 from .graph.sources import as_numpy
@@ -28,6 +28,7 @@ from .graph.splits import SPLIT_CODES, made_split
 from .graph.store import GraphStore
 from .predict import predict
 from .progress import Progress, console_progress
+from .recipe import AUTO
 from .training.loop import train
 from .training.run import Run
 from .types import Array, PathLike

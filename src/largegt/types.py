@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy.typing as npt
 
@@ -13,6 +13,13 @@ Direction = Literal["out", "in", "both"]
 OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 Task = Literal["multiclass", "binary", "multilabel", "regression"]
 SplitName = Literal["train", "valid", "test"]
+
+ModelName = Literal[
+    "largegt-full", "largegt-local", "largegt-global", "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse",
+    "nagphormer", "goat-local", "goat-global", "goat-full",
+]  # fmt: skip
+
+MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
 
 
 def sides_of(directed: bool) -> tuple[Direction, ...]:

@@ -19,9 +19,12 @@ import pytest
 
 import largegt
 from largegt import cli
-from largegt.config import MODEL_NAMES, Config, build, recipe_names, recipes_by_dataset
+from largegt.config import Config
 from largegt.graph.store import GraphStore
 from largegt.prepare.prepared import Prepared
+from largegt.recipe import recipe_names, recipes_by_dataset
+from largegt.settings import build
+from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 VERBS = (

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import largegt
-from largegt.config import MODEL_NAMES, Config, IngestConfig, parse_overrides, recipe_names, setting_names
+from largegt.config import Config, IngestConfig
 from largegt.datasets.registry import DATASETS
+from largegt.recipe import recipe_names
+from largegt.settings import parse_overrides, setting_names
+from largegt.types import MODEL_NAMES
 from run_helpers import easy_store
 
 HEAVY = ("torch", "numba", "pyarrow", "scipy", "lightning", "matplotlib")

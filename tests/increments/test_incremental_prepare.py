@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from grown_graphs import grown
 
-from largegt.config import IngestConfig, PrepareConfig, build
+from largegt.config import IngestConfig, PrepareConfig
 from largegt.errors import ConfigError, InputError
 from largegt.folder import FolderWriter
 from largegt.graph import sources
@@ -20,6 +20,7 @@ from largegt.prepare.features import NodeFeatures
 from largegt.prepare.incremental import Rows, merge
 from largegt.prepare.making import prepare
 from largegt.prepare.prepared import Prepared
+from largegt.settings import build
 from run_helpers import stopped_at
 
 K: dict[str, Any] = {"k": 5}

@@ -22,7 +22,6 @@ from largegt.config import (
     IngestConfig,
     LocalNodesConfig,
     ModelConfig,
-    ModelName,
     PositionsConfig,
     PrepareConfig,
     TokensConfig,
@@ -43,6 +42,7 @@ from largegt.prepare.making import prepare
 from largegt.prepare.prepared import Prepared, sample_rows, stale_note
 from largegt.tokens.loader import token_batches
 from largegt.training.loop import train
+from largegt.types import ModelName
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 

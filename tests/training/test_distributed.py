@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from largegt import ranks as ranks_module
-from largegt.config import MODEL_NAMES, CodebookConfig, Config
+from largegt.config import CodebookConfig, Config
 from largegt.errors import ConfigError
 from largegt.graph.store import GraphStore
 from largegt.model.codebook import Codebook
@@ -40,6 +40,7 @@ from largegt.training.launch import launch, resume_advice
 from largegt.training.loop import train
 from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
+from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small  # noqa: F401
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")

@@ -21,7 +21,7 @@ def _beginning(incomplete: str, every: Iterable[tuple[str, str]]) -> Offers:
 
 def recipes(incomplete: str) -> Offers:
     """Recipes that come with the package, and .toml files here."""
-    from ..config import AUTO, recipe_about
+    from ..recipe import AUTO, recipe_about
 
     files = [(str(file), "a file of yours") for file in sorted(Path().glob(f"{_literal(incomplete)}*.toml"))]
     return _beginning(incomplete, [*recipe_about().items(), (AUTO, "chosen for the graph"), *files])
@@ -33,7 +33,7 @@ def _literal(text: str) -> str:
 
 
 def models(incomplete: str) -> Offers:
-    from ..config import MODEL_NAMES
+    from ..types import MODEL_NAMES
 
     return _beginning(incomplete, [(name, "") for name in MODEL_NAMES])
 
@@ -46,7 +46,8 @@ def datasets(incomplete: str) -> Offers:
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
-    from ..config import Config, IngestConfig, describe_settings
+    from ..config import Config, IngestConfig
+    from ..settings import describe_settings
 
     of_ingest = context.info_name in ("ingest", "synthesize")
     every = describe_settings(IngestConfig if of_ingest else Config)

@@ -110,9 +110,10 @@ def ingest(
     Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
-    from ..config import IngestConfig, parse_overrides
+    from ..config import IngestConfig
     from ..graph import sources
     from ..graph.ingest import ingest as run_ingest
+    from ..settings import parse_overrides
 
     edges = [*(files or []), *(edges or [])]
     if not edges:

@@ -111,7 +111,7 @@ def config_from(
     """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name.
     What auto chooses is said."""
     from ..auto import config_for
-    from ..config import recipe_for
+    from ..recipe import recipe_for
 
     check_original(recipe, model, original)
     own = recipe_for(model, original) if model else "default"

@@ -80,9 +80,10 @@ def synthesize(
 
     --files tries ingest itself; --set takes its settings, e.g. --set feature_dtype=float16.
     """
-    from ..config import IngestConfig, parse_overrides
+    from ..config import IngestConfig
     from ..datasets.synthetic import ingest_config, synthetic, write_files
     from ..datasets.synthetic import synthesize as make_store
+    from ..settings import parse_overrides
 
     changed = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
     config = ingest_config(like, **changed.model_dump(exclude_unset=True))

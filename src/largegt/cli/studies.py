@@ -136,8 +136,9 @@ def ingest_named(
     as_json: AsJson = False,
 ) -> None:
     """Make a store of a dataset that lies in --root, with the split its authors give."""
-    from ..config import IngestConfig, parse_overrides
+    from ..config import IngestConfig
     from ..datasets.registry import ingest_config, ingest_dataset
+    from ..settings import parse_overrides
 
     changed = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
     config = ingest_config(name, **changed.model_dump(exclude_unset=True))
@@ -184,7 +185,9 @@ def settings(
     --recipes lists what --recipe of train and prepare takes. A recipe of your own is a .toml file; with a line such as
     extends = "gat" at its top it says only what differs.
     """
-    from ..config import Config, IngestConfig, describe_settings, recipe_about, recipes_by_dataset
+    from ..config import Config, IngestConfig
+    from ..recipe import recipe_about, recipes_by_dataset
+    from ..settings import describe_settings
 
     if recipes and as_json:
         print_json(recipe_about())

@@ -197,7 +197,8 @@ def source(name: str, root: PathLike) -> Source:
 
 def ingest_config(name: str, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
-    from ..config import IngestConfig, build
+    from ..config import IngestConfig
+    from ..settings import build
 
     one = dataset(name)
     settings = {"name": one.name, "undirected": not one.directed, "task": "multiclass", "split": (0.5, 0.25, 0.25)}

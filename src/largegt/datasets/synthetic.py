@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import njit
 
-from ..config import IngestConfig, build
+from ..config import IngestConfig
 from ..errors import ConfigError, InputError, disk_errors, nearest
 from ..folder import ArrayAppender
 from ..graph.ids import Ids, as_text
@@ -42,6 +42,7 @@ from ..graph.parts import EDGE_CHUNK_ROWS, Labels, Source, Splits, chunk_rows
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..progress import Progress, silent
+from ..settings import build
 from ..threads import run_ranges
 from ..types import Array, PathLike
 

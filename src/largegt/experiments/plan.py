@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, recipe_names
+from ..config import Config
 from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
 from ..locks import remove_stale
 from ..progress import Progress, silent
+from ..recipe import recipe_names
 from ..training.loop import Watch, train
 from ..training.run import Run
 from ..types import PathLike

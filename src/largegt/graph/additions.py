@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config import IngestConfig, build
+from ..config import IngestConfig
 from ..errors import InputError
+from ..settings import build
 from ..types import Array, PathLike
 from . import labels as label_encoding
 from . import sources

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import storage
-from ..config import LocalNodesConfig, ModelConfig, ModelName, PrepareConfig, build
+from ..config import LocalNodesConfig, ModelConfig, PrepareConfig
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
 from ..folder import ArrayFolder
 from ..graph.lineage import State
@@ -33,7 +33,8 @@ from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..integrity import is_checker
 from ..progress import Progress
-from ..types import Array, PathLike
+from ..settings import build
+from ..types import Array, ModelName, PathLike
 from .blocks import Neighbors
 from .context import context_names
 from .engines.engine import sample_from

@@ -25,7 +25,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from ..config import Config, TableConfig, TrainConfig, seconds
+from ..config import Config, TableConfig, TrainConfig
 from ..errors import ConfigError, InputError, disk_errors
 from ..folder import remove_partial
 from ..graph.store import GraphStore
@@ -36,6 +36,7 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress as Show
 from ..progress import silent
 from ..ranks import Ranks, is_first_here
+from ..settings import seconds
 from ..storage import refuse_url
 from ..tokens.fresh import FreshNeighborhoods
 from ..tokens.loader import TokenLoader, shuffled

@@ -10,12 +10,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, build
+from ..config import Config
 from ..errors import ConfigError, LargeGTError, first_line
 from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..ranks import LostRank
 from ..ray_cluster import connect
+from ..settings import build
 from ..storage import refuse_url
 from ..types import PathLike
 from .launch import resume_advice

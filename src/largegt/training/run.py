@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import storage
-from ..config import Config, TrainConfig, build, to_toml
+from ..config import Config, TrainConfig
 from ..errors import ConfigError, FormatError, InputError, first_line
 from ..folder import recover
 from ..graph.lineage import earlier_state
@@ -28,6 +28,7 @@ from ..model.node_model import NodeModel
 from ..prepare.making import prepare
 from ..prepare.prepared import Prepared
 from ..progress import Progress
+from ..settings import build, to_toml
 from ..types import PathLike
 from .checksums import check_file, put_text
 from .metrics import TaskHead

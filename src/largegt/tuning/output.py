@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ..config import Config, to_toml
+from ..config import Config
 from ..folder import write_text_atomically
+from ..settings import to_toml
 from ..training.run import Run
 from .space import Space, Value, text_of
 from .study import Trial

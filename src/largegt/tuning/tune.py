@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..auto import config_for
-from ..config import Config, recipe_for, seconds
+from ..config import Config
 from ..errors import ConfigError, InputError, first_line
 from ..folder import fingerprint
 from ..graph.store import GraphStore
@@ -38,6 +38,8 @@ from ..model.node_model import NodeModel
 from ..prepare.identity import is_prepared
 from ..prepare.making import prepare
 from ..progress import Progress, silent
+from ..recipe import recipe_for
+from ..settings import seconds
 from ..storage import refuse_url
 from ..training.loop import train
 from ..training.metrics import TaskHead

@@ -1,0 +1,116 @@
+"""Recipes: settings in TOML files, by name from the package or by path, each on top of the one that it extends."""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import suppress
+from functools import reduce
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, first_line, nearest
+from .settings import merged
+from .types import MODEL_NAMES, PathLike
+
+AUTO = "auto"
+"""The recipe that is made for a store when it is asked for (auto.py)."""
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return [name for name in _included() if not name.startswith("_")]
+
+
+def recipe_about() -> dict[str, str]:
+    """Each included recipe and the line it says of itself."""
+    return {name: str(_load_recipe(name).get("about", "")) for name in recipe_names()}
+
+
+def recipes_by_dataset() -> dict[str, dict[str, str]]:
+    """The same in groups: recipes for a graph of one's own first, then those for each dataset."""
+    groups: dict[str, dict[str, str]] = {"your own graph": {}}
+    for name, about in recipe_about().items():
+        form = name.removesuffix("-original")
+        model = max((model for model in MODEL_NAMES if form.endswith(model)), key=len, default="")
+        dataset = form.removesuffix(model).removesuffix("-")
+        groups.setdefault(dataset if dataset not in ("", "default", "plain") else "your own graph", {})[name] = about
+    return groups
+
+
+def recipe_for(model: str, original: bool = False) -> str:
+    """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
+    one. LargeGT has the default recipe."""
+    known = recipe_names()
+    if model not in MODEL_NAMES:
+        form = model.lower().removesuffix("-original")
+        is_form = form in MODEL_NAMES and form != model.lower()
+        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, MODEL_NAMES)
+        raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(MODEL_NAMES)}")
+    if not original:
+        return model if model in known else "default"
+    if f"{model}-original" not in known:
+        others = [name for name in MODEL_NAMES if f"{name}-original" in known]
+        raise ConfigError(f"{model} has no other original form: leave out --original, which {', '.join(others)} have")
+    return f"{model}-original"
+
+
+def read_recipe(recipe: PathLike) -> dict[str, Any]:
+    """A recipe as a plain tree, from its name or from a file: its values on top of those of the recipe it `extends`."""
+    chain, trees = [_find_recipe(str(recipe), Path())], list[dict[str, Any]]()
+    while True:
+        here = chain[-1]
+        tree = _load_recipe(here)
+        base = tree.pop("extends", None)
+        tree.pop("about", None)
+        tree.pop("data", None)  # a run's config.toml is a recipe too
+        trees.append(tree)
+        if base is None:
+            return reduce(merged, reversed(trees))
+        try:
+            if not isinstance(base, str):
+                raise ConfigError("give one name of a recipe or one .toml file")
+            chain.append(_find_recipe(base, here.parent if isinstance(here, Path) else Path()))
+        except ConfigError as error:
+            raise ConfigError(f"recipe {here} extends {base!r}: {error}") from None
+        if len({_identity(one) for one in chain}) < len(chain):
+            raise ConfigError(f"recipes extend each other in a circle: {' → '.join(map(str, chain))}")
+
+
+def _find_recipe(recipe: str, folder: Path) -> str | Path:
+    """The name of an included recipe, or a file; one that another recipe names lies beside it."""
+    file, known = folder / recipe, recipe_names()
+    if recipe in _included():
+        return recipe
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if file.is_file():
+            return file
+    if file.suffix == ".toml":
+        raise ConfigError(f"recipe file {file} does not exist")
+    if recipe == AUTO:
+        raise ConfigError("recipe auto looks at a store first: lg.auto_config(store), or train data/g --recipe auto")
+    raise ConfigError(
+        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; largegt settings --recipes lists all {len(known)}, "
+        "or give a .toml file"
+    )
+
+
+def _included() -> list[str]:
+    """Names of the recipes in the package, and of the beginnings with an underscore that only others extend."""
+    folder = resources.files("largegt") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def _load_recipe(recipe: str | Path) -> dict[str, Any]:
+    """The tree of one file alone."""
+    file = recipe if isinstance(recipe, Path) else resources.files("largegt") / "recipes" / f"{recipe}.toml"
+    try:
+        return tomllib.loads(file.read_bytes().decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"recipe {recipe} is not valid TOML: {first_line(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {recipe} cannot be read: {error.strerror}") from error
+
+
+def _identity(recipe: str | Path) -> str | Path:
+    return recipe.resolve() if isinstance(recipe, Path) else recipe
