@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from largegt.datasets.synthetic import synthesize
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.memory import parse_bytes
 from largegt.prepare.blocks import Neighbors, block_sums
 from largegt.prepare.context import ContextFeatures, feature_scale

@@ -273,7 +273,7 @@ def _say_phases(file: Path, pause_s: float) -> None:
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop, "_finish", "final scores")
     within(log.RunLog, "_write", "log")
-    folder = import_module("largegt.folder")
+    folder = import_module("largegt.folder_writer")
     within(folder.FolderWriter, "commit", "commit")
     within(folder.FolderWriter, "finish", "finish the folder")
     within(import_module("largegt.prediction_files").PredictionFile, "finish", "finish the file")

@@ -19,7 +19,7 @@ import torch
 
 from largegt.config import PositionsConfig
 from largegt.datasets.synthetic import synthesize
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.memory import held_bytes
 from largegt.prepare.engines.engine import Engine

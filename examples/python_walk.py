@@ -11,7 +11,9 @@ edge_index = edge_index[:, (labels[edge_index[0]] == labels[edge_index[1]]) | (r
 features = (rng.normal(size=(600, 8)) + 0.5 * labels[:, None]).astype(np.float32)
 
 store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/walk", overwrite=True)
-config = lg.Config.from_recipe("default", ["prepare.local_nodes.k=16", "model.hidden=32", "train.epochs=8"])
+config = lg.Config.from_recipe(
+    "default", ["prepare.local_nodes.k=16", "model.hidden=32", "train.batch_size=32", "train.epochs=8"]
+)
 run = lg.train(store, config, out="runs/walk", overwrite=True)
 print("test:", lg.evaluate("runs/walk", split="test"))
 print(lg.predict("runs/walk", out="predictions.parquet").slice(0, 5).to_pylist())

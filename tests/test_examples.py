@@ -34,7 +34,7 @@ def script(name: str, folder: Path) -> str:
 
 def test_the_walk_in_python(tmp_path: Path) -> None:
     said = script("python_walk", tmp_path)
-    assert float(re.findall(r"'accuracy': ([\d.]+)", said)[0]) > 0.6
+    assert float(re.findall(r"'accuracy': ([\d.]+)", said)[0]) > 0.8
 
 
 def test_from_parquet_finds_mules_and_says_why(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from bucket_helpers import content, files, forget_connections, local_content, se
 from largegt import ranged, storage
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import DiskError, InputError, LargeGTError
-from largegt.folder import ArrayFolder, FolderWriter
+from largegt.folder import ArrayFolder
+from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.prepare.blocks import Neighbors

@@ -26,7 +26,7 @@ import pyarrow as pa
 import torch
 
 from .errors import ConfigError
-from .folder import FolderWriter
+from .folder_writer import FolderWriter
 from .graph.additions import Additions, additions_in_files, refuse_payload
 from .graph.ids import is_text
 from .graph.labels import unlabelled

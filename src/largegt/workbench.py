@@ -29,7 +29,7 @@ import xxhash
 from . import storage
 from .config import PrepareConfig
 from .errors import InputError, disk_errors
-from .folder import FolderWriter
+from .folder_writer import FolderWriter
 from .graph import sources
 from .graph.ingest import ingest
 from .graph.labels import Encoded, labelled, no_labels

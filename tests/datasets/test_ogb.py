@@ -18,7 +18,7 @@ from largegt.datasets.npz_stream import NpzEdges, NpzFeatures, NpzMember
 from largegt.datasets.ogb import ogbn_papers100m, ogbn_products
 from largegt.datasets.registry import ingest_config
 from largegt.errors import InputError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph.ingest import ingest
 from largegt.training.loop import train
 from run_helpers import one_thread, small  # noqa: F401

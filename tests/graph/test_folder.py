@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 from graph_helpers import left_behind
 
-from largegt import folder as home
+from largegt import folder_writer as home
 from largegt import integrity
+from largegt.disk import require_space, write_text_atomically
 from largegt.errors import DiskError, FormatError, InputError
-from largegt.folder import (
-    ArrayFolder,
-    FolderWriter,
-    fingerprint,
-    require_space,
-    write_text_atomically,
-)
+from largegt.folder import ArrayFolder, fingerprint
+from largegt.folder_writer import FolderWriter
 from largegt.integrity import file_checksum, sealed
 
 

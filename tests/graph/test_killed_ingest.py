@@ -19,7 +19,7 @@ from graph_helpers import left_behind
 
 from largegt.config import IngestConfig
 from largegt.errors import InputError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.id_file import IdFile
 from largegt.graph.ingest import ingest

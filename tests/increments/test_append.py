@@ -15,7 +15,7 @@ from grown_graphs import grown
 
 from largegt.config import IngestConfig
 from largegt.errors import InputError, LargeGTError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.append import _Append, append
 from largegt.graph.ingest import ingest

@@ -11,7 +11,7 @@ from grown_graphs import grown
 
 from largegt.config import IngestConfig, PrepareConfig
 from largegt.errors import ConfigError, InputError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.append import append
 from largegt.graph.ingest import ingest

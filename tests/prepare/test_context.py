@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph.precision import decode
 from largegt.prepare.context import ContextFeatures, context_names
 from largegt.prepare.engines.engine import Engine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.prepare import estimate as home
 from largegt.prepare.estimate import estimate, extrapolated_union
 from largegt.prepare.laplacian import laplacian_bytes

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import largegt as lg
-from largegt.folder import ArrayFolder, FolderWriter
+from largegt.folder import ArrayFolder
+from largegt.folder_writer import FolderWriter
 from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from largegt.config import PositionsConfig
 from largegt.errors import ConfigError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.prepare import laplacian as laplacian_home
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, write_positions

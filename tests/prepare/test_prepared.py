@@ -27,7 +27,8 @@ from largegt.config import (
     TokensConfig,
 )
 from largegt.errors import ConfigError, DiskError, InputError, LargeGTError
-from largegt.folder import FolderWriter, fingerprint
+from largegt.folder import fingerprint
+from largegt.folder_writer import FolderWriter
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore

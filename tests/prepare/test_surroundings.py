@@ -12,7 +12,8 @@ import pytest
 import largegt as lg
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
-from largegt.folder import ArrayFolder, FolderWriter
+from largegt.folder import ArrayFolder
+from largegt.folder_writer import FolderWriter
 from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine

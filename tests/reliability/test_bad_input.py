@@ -211,7 +211,7 @@ def _faulty(fault: str) -> type[Target]:
             elif fault == "hang":
                 time.sleep(60)
             elif fault == "memory":
-                np.ones(1 << 27, dtype=np.uint8)
+                np.ones(1 << 28, dtype=np.uint8)
             elif fault == "bug" and len(steps) == 1:
                 raise KeyError("x")
             elif fault == "silent":

@@ -17,7 +17,8 @@ import pytest
 from largegt import integrity
 from largegt.config import Config
 from largegt.errors import FormatError
-from largegt.folder import ArrayFolder, FolderWriter
+from largegt.folder import ArrayFolder
+from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.integrity import BlockDigests, file_checksum
 from largegt.predict import predict

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from crash import Field, Zygote, stages
 
+from largegt.disk import write_text_atomically
 from largegt.errors import InputError
-from largegt.folder import ArrayFolder, FolderWriter, write_text_atomically
+from largegt.folder import ArrayFolder
+from largegt.folder_writer import FolderWriter
 from largegt.training.loop import train
 from run_helpers import Killed, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
 

@@ -17,7 +17,7 @@ import pytest
 
 import largegt.locks as home
 from largegt.errors import InputError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.locks import HeldError, Lock, check_free
 from run_helpers import Cli, easy_store, left_in, small
 

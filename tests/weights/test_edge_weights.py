@@ -15,7 +15,7 @@ import pytest
 
 from largegt.config import IngestConfig
 from largegt.errors import FormatError, InputError
-from largegt.folder import FolderWriter
+from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore

@@ -34,7 +34,7 @@ from numba import njit
 
 from ..config import IngestConfig
 from ..errors import ConfigError, InputError, disk_errors, nearest
-from ..folder import ArrayAppender
+from ..folder_writer import ArrayAppender
 from ..graph.ids import Ids, as_text
 from ..graph.ingest import ingest
 from ..graph.kernels import mix

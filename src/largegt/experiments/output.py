@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from ..folder import write_text_atomically
+from ..disk import write_text_atomically
 
 PLACES = ("first", "second", "third")
 PLACE = "place"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..disk import write_text_atomically
 from ..errors import ConfigError, InputError, disk_errors
-from ..folder import write_text_atomically
 from ..storage import refuse_url
 from ..types import PathLike
 from .explanation import Explanation

@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from ..disk import require_space
 from ..errors import InputError, LargeGTError
-from ..folder import FolderWriter, require_space
+from ..folder_writer import FolderWriter
 from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..storage import folders, refuse_url

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..progress import Progress
 from ..types import Array, sides_of
 from . import kernels, weight_kernels

@@ -21,7 +21,7 @@ from numba import njit
 
 from ..config import IngestConfig
 from ..errors import InputError
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..progress import Progress
 from ..types import Array, sides_of
 from .edge_reading import found_edges

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..config import IngestConfig
+from ..disk import require_space
 from ..errors import ConfigError, InputError
-from ..folder import FolderWriter, require_space
+from ..folder_writer import FolderWriter
 from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..storage import refuse_url

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from ..folder import ArrayFolder, FolderWriter
+from ..folder import ArrayFolder
+from ..folder_writer import FolderWriter
 from ..types import Array
 from .store import GraphStore
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, disk_errors
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..progress import Progress
 from ..types import Array
 from .claims import check_num_nodes

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..types import Array
 from . import kernels, weight_kernels
 from .workers import Workers

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..types import Array
 from . import weight_kernels
 from .ids import Ids

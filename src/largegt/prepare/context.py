@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..disk import require_space
 from ..errors import ConfigError
-from ..folder import FolderWriter, require_space
+from ..folder_writer import FolderWriter
 from ..graph.store import GraphStore
 from ..progress import silent
 from ..types import OPPOSITE, Array, Direction

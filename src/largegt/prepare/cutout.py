@@ -20,7 +20,7 @@ import numpy as np
 
 from ..config import PrepareConfig
 from ..errors import ConfigError
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..graph.id_columns import frozen
 from ..graph.pair_runs import offsets
 from ..graph.store import GraphStore

@@ -27,7 +27,7 @@ from numba import njit
 
 from ..config import LocalNodesConfig, PrepareConfig
 from ..errors import FormatError
-from ..folder import FolderWriter
+from ..folder_writer import FolderWriter
 from ..graph.lineage import State, earlier_state, earlier_states, touched_since
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore

@@ -26,7 +26,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..folder import FolderWriter, require_space
+from ..disk import require_space
+from ..folder_writer import FolderWriter
 from ..graph.labels import num_label_columns
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore

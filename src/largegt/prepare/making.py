@@ -15,14 +15,16 @@ import numpy as np
 
 from .. import storage
 from ..config import PrepareConfig
+from ..disk import require_space
 from ..errors import FormatError
-from ..folder import FolderWriter, require_space, tidy
+from ..folder_writer import FolderWriter
 from ..graph.csr import index_dtype
 from ..graph.lineage import State, earlier_states
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..memory import memory_budget
 from ..progress import Progress, silent
+from ..replacing import tidy
 from ..types import Array, Direction, PathLike
 from .blocks import Neighbors
 from .context import ContextFeatures

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import PositionsConfig
+from ..disk import require_space
 from ..errors import ConfigError
-from ..folder import FolderWriter, require_space
+from ..folder_writer import FolderWriter
 from ..graph.store import GraphStore
 from ..memory import format_bytes
 from ..progress import Progress, silent

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..disk import write_text_atomically
 from ..embed import Embedder, vectors_head
 from ..errors import DiskError, FormatError, InputError
-from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..integrity import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT

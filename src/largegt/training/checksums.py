@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..disk import sync, write_text_atomically
 from ..errors import DiskError, FormatError, disk_errors
-from ..folder import sync, write_text_atomically
 from ..integrity import Damage, bytes_checksum, file_checksum, leaves, mismatch, read_sealed, sealed
 
 FILE = "checksums.json"

@@ -26,8 +26,8 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from ..config import Config, TableConfig, TrainConfig
+from ..disk import remove_partial
 from ..errors import ConfigError, InputError, disk_errors
-from ..folder import remove_partial
 from ..graph.store import GraphStore
 from ..locks import Lock, check_free
 from ..model.node_model import NodeModel

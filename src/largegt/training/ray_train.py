@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..disk import write_text_atomically
 from ..errors import ConfigError, LargeGTError, first_line
-from ..folder import write_text_atomically
 from ..graph.store import GraphStore
 from ..ranks import LostRank
 from ..ray_cluster import connect

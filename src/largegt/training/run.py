@@ -21,13 +21,13 @@ from typing import Any
 from .. import storage
 from ..config import Config, TrainConfig
 from ..errors import ConfigError, FormatError, InputError, first_line
-from ..folder import recover
 from ..graph.lineage import earlier_state
 from ..graph.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.making import prepare
 from ..prepare.prepared import Prepared
 from ..progress import Progress
+from ..replacing import recover
 from ..settings import build, to_toml
 from ..types import PathLike
 from .checksums import check_file, put_text
