@@ -72,7 +72,7 @@ class Bench:
                 self.wait()
                 start = time.perf_counter()
             if is_step:
-                self.step(batch)
+                self.step([batch])
         self.wait()
         return 1000 * (time.perf_counter() - start) / (number + 1 - num_warmup)
 

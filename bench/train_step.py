@@ -110,7 +110,7 @@ class Bare:
         begin = time.perf_counter()
         count = 0
         for batch in self.loader.batches(self.rows, self.config.train.batch_size, 0, epoch):
-            self.step(batch)
+            self.step([batch])
             count += 1
         wait(self.device)
         return 1000 * (time.perf_counter() - begin) / count

@@ -197,11 +197,22 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         loader = make_loader(prepared, model, config.train, fabric.device)
         torch.manual_seed(1)
         for batch in loader.batches(prepared.split_rows("train"), 25, 0):
-            step(batch)
+            step([batch])
         assert (step._graph is not None) == record
         found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiles", ["no", "yes"])
+def test_two_views_learn(prepared: lg.Prepared, tmp_path: Path, compiles: str) -> None:
+    """One by one, and compiled, recorded and replayed."""
+    config = lg.Config.from_recipe(
+        "plain",
+        ["model.hidden=32", "train.batch_size=64", "train.epochs=10", "train.learning_rate=5e-3", "train.device=cuda",
+         "train.consistency=1", "train.consistency_nodes=40", f"train.compile={compiles}"],
+    )  # fmt: skip
+    assert lg.train(prepared, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -214,8 +225,8 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 
     compute = TrainingStep._compute
 
-    def fail(self: TrainingStep, batch: lg.TokenBatch, num_nodes: int) -> None:
-        compute(self, batch, num_nodes)
+    def fail(self: TrainingStep, views: list[lg.TokenBatch], num_nodes: int) -> None:
+        compute(self, views, num_nodes)
         if torch.cuda.is_current_stream_capturing():
             if breaks:
                 self.loss_sum.item()
@@ -259,7 +270,7 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
     steps = 0
     for epoch in range(2):
         for batch in loader.batches(prepared.split_rows("train"), 12, 0, epoch):
-            step(batch)
+            step([batch])
             d = min(decay, (1 + steps) / (10 + steps))
             now = [parameter.detach().cpu().double() for parameter in model.parameters()]
             expected = [d * mean + (1 - d) * new for mean, new in zip(expected, now, strict=True)]

@@ -331,6 +331,10 @@ class TrainConfig(Settings):
     """Draws of local nodes that test scores and predictions are averaged over; validation has one."""
     weight_average: float = Field(default=0.0, ge=0, lt=1)
     """Score an exponential moving average of the weights, with this decay per step; 0: the weights themselves."""
+    consistency: float = Field(default=0.0, ge=0)
+    """Weight of a second loss, for few labels: two views of a node without one are to be predicted alike. 0: none."""
+    consistency_nodes: int = Field(default=256, ge=1, lt=2**31)
+    """consistency: nodes without a training label in each step."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)

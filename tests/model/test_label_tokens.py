@@ -296,7 +296,7 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
         assert isinstance(loader, TokenLoader)
         for epoch in range(3):
             for batch in loader.batches(prepared.split_rows("train"), 10, 0, epoch):
-                step(batch)
+                step([batch])
         assert (step._graph is not None) == (device == "cuda")
         found.append([float(step.loss_sum), *map(_that_matter, *zip(*model.named_parameters(), strict=True))])
     for a, b in zip(*found, strict=True):

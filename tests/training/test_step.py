@@ -31,7 +31,7 @@ def test_losses_are_summed_over_nodes_and_weights_move(tmp_path: Path) -> None:
     for batch in token_batches(prepared, split="train", batch_size=40):
         with torch.no_grad():
             expected += float(head.loss(model(batch).logits, batch.labels)) * len(batch)
-        step(batch)
+        step([batch])
         count += len(batch)
     assert count == step.num_nodes == len(prepared.split_rows("train"))
     torch.testing.assert_close(float(step.loss_sum), expected, rtol=1e-4, atol=1e-4)

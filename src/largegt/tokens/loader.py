@@ -6,7 +6,7 @@ Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, is_dataclass
 from functools import partial
@@ -67,17 +67,22 @@ class TokenLoader:
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[TokenBatch]:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
-        left_out_by: int | None = None
-        if seed is not None:
-            rows = shuffled(rows, seed, epoch)
-            left_out_by = int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
         if not len(rows):
             return
-        order = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.table.device)
-        aside = Aside(self.device)
-        pieces, ahead = torch.split(order, batch_size), self.table.ahead
+        left_out_by: int | None = None
+        if seed is not None:
+            rows, left_out_by = shuffled(rows, seed, epoch), left_out_seed(seed, epoch)
+        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
         if seed is not None:
             pieces = tuple(self.ranks.part(piece) for piece in pieces)
+        yield from self.batches_of(pieces, left_out_by)
+
+    def batches_of(
+        self, pieces: Sequence[torch.Tensor], left_out_by: int | None = None
+    ) -> Generator[TokenBatch, None, None]:
+        """A batch of each of these pieces."""
+        aside, ahead = Aside(self.device), self.table.ahead
+        pieces = torch.split(torch.cat(tuple(pieces)).to(self.table.device), [len(piece) for piece in pieces])  # 1 copy
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
         try:
             gather = partial(self.gather, left_out_by=left_out_by)
@@ -115,6 +120,11 @@ class TokenLoader:
             local_contexts=self.table.local_contexts_of(rows, local_rows, near),
         )
         return batch.to(self.device, non_blocking=True)
+
+
+def left_out_seed(seed: int, epoch: int) -> int:
+    """What the local nodes that an epoch leaves out are drawn by."""
+    return int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
 
 
 def shuffled(rows: Array, seed: int, epoch: int) -> Array:

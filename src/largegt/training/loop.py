@@ -14,7 +14,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -39,12 +39,14 @@ from ..ranks import Ranks, is_first_here
 from ..settings import seconds
 from ..storage import refuse_url
 from ..tokens.fresh import FreshNeighborhoods
+from ..tokens.input_tokens import TokenBatch
 from ..tokens.loader import TokenLoader, shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import put, put_text
+from .consistency import TwoViews
 from .evaluate import evaluate_prepared, nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
@@ -145,14 +147,21 @@ def _train(
     loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, run.store()), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
-    fresh = None
-    if config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None:
-        fresh = FreshNeighborhoods(run.store(), prepared, loader, train_rows, config.epochs)
+    draws_anew = config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None
+    two_views, fresh = None, None
+    if config.consistency:
+        two_views = TwoViews.of(loader, prepared, run.store(), config, draws_anew, ranks)
+    elif draws_anew and isinstance(loader, TokenLoader):
+        fresh = FreshNeighborhoods(run.store(), prepared, loader, lambda epoch: train_rows, config.epochs)
+    num_others = two_views.num_others if two_views else 0
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
     if is_compiled and (ranks.size == 1 or run.config.model.norm != "batch"):  # sums over ranks are not compiled
-        model.compile_for({*ranks.shares(config.batch_size), nodes_at_once(loader, config)})
-    step = TrainingStep(fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks)
+        sizes = {size + num_others for size in ranks.shares(config.batch_size)}
+        model.compile_for({*sizes, nodes_at_once(loader, config)})
+    step = TrainingStep(
+        fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks, num_others
+    )  # fmt: skip
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
         state.stopped = ""
@@ -169,10 +178,16 @@ def _train(
             model.train()
             step.restart()
             train_loader = fresh.loader_of(epoch) if fresh is not None else loader
-            batches = train_loader.batches(train_rows, config.batch_size, config.seed, epoch)
-            for number, batch in enumerate(batches):
-                set_learning_rate(optimizer, config, epoch * steps_per_epoch + number, config.epochs * steps_per_epoch)
-                step(batch, min(config.batch_size, len(train_rows) - step.num_nodes))
+            batches: Iterator[Sequence[TokenBatch]]
+            if two_views is not None:
+                batches = two_views.batches(epoch)
+            else:
+                batches = ([batch] for batch in train_loader.batches(train_rows, config.batch_size, config.seed, epoch))
+            for number, views in enumerate(batches, start=epoch * steps_per_epoch):
+                set_learning_rate(optimizer, config, number, config.epochs * steps_per_epoch)
+                if two_views is not None:
+                    step.agreement.fill_(two_views.weight(number, config.epochs * steps_per_epoch))
+                step(views, min(config.batch_size, len(train_rows) - step.num_nodes))
                 if step.losses.look():
                     break
                 done = epoch * len(train_rows) + step.num_nodes
@@ -217,8 +232,9 @@ def _train(
             ranks.wait()  # for the first one to have written
     finally:
         log.close()
-        if fresh is not None:
-            fresh.close()
+        for drawing in (fresh, two_views):
+            if drawing is not None:
+                drawing.close()
     _finish(fabric, run, prepared, loader, head, state, log.history, score_test, ranks)
     return run
 

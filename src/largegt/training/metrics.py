@@ -107,6 +107,21 @@ class TaskHead:
             return logits.sigmoid()
         return logits * self.target_std + self.target_mean
 
+    def disagreement(self, logits: list[Tensor]) -> Tensor:
+        """[b] how far views of the same nodes are from what they say together, in float32. That is their mean, made
+        surer of itself (probabilities squared, and brought to a sum of one again); no gradient passes through it."""
+        if self.task == "regression":
+            views = torch.stack([each.float() for each in logits])
+            target = views.mean(dim=0).detach()
+        else:
+            views = torch.stack([self.probabilities(each) for each in logits])
+            if self.task == "multilabel":  # each label on its own: there, or not
+                views = torch.stack([views, 1.0 - views], dim=-1)
+            target = views.mean(dim=0).detach().square()
+            target = target / target.sum(dim=-1, keepdim=True)
+        apart = (views - target).square().sum(dim=-1).mean(dim=0)
+        return apart.mean(dim=1) if self.task == "multilabel" else apart
+
     def average(self, logits: list[Tensor]) -> Tensor:
         """Logits whose probabilities are the mean of these ones' (values, for regression)."""
         if len(logits) == 1:
