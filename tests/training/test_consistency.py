@@ -41,10 +41,9 @@ def views_of(store: lg.GraphStore, *settings: str) -> tuple[TwoViews, Prepared]:
     config = small(*WITH, *settings)
     prepared = lg.prepare(store, config.preparation)
     loader = make_loader(prepared, build_model(config.model, prepared), config.train, CPU)
-    assert not isinstance(loader, str)
-    return TwoViews.of(
-        loader, prepared, store, config.train, config.train.resample == "epoch", SimpleNamespace(size=1)
-    ), prepared  # type: ignore[arg-type]  # fmt: skip
+    is_fresh, alone = config.train.resample == "epoch", SimpleNamespace(size=1)
+    two = TwoViews.of(loader, prepared, config.train, alone, store if is_fresh else None)  # type: ignore[arg-type]
+    return two, prepared
 
 
 # the views --------------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ def test_refusals(store: lg.GraphStore, tmp_path: Path) -> None:
         lg.train(store, small(*WITH, "model.name=graphsage"), tmp_path / "run2")
     loader: Any = views_of(store)[0]._loader
     with pytest.raises(ConfigError, match="one process"):
-        TwoViews.of(loader, loader, store, small().train, False, SimpleNamespace(size=2))  # type: ignore[arg-type]
+        TwoViews.of(loader, loader, small().train, SimpleNamespace(size=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["mlp", "sign", "nagphormer"])

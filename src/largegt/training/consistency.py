@@ -40,9 +40,9 @@ class TwoViews:
     """`batches(epoch)` of a training with consistency; `close` it when done."""
 
     def __init__(
-        self, loader: TokenLoader, prepared: Prepared, store: GraphStore, config: TrainConfig, draws_anew: bool
+        self, loader: TokenLoader, prepared: Prepared, config: TrainConfig, store: GraphStore | None = None
     ) -> None:
-        """`draws_anew`: the views have samples of their own; otherwise only dropout tells them apart."""
+        """With a store the views have samples of their own; otherwise only dropout tells them apart."""
         self.config = config
         self.train_rows = prepared.split_rows("train")
         is_other = np.ones(len(prepared.nodes), dtype=np.bool_)
@@ -57,7 +57,7 @@ class TwoViews:
         self._loader = replace(loader, distinct=False)  # which would put the nodes of a batch into another order
         self._pieces_of = lru_cache(maxsize=2)(self._make_pieces)
         self._fresh: list[FreshNeighborhoods] = []
-        if draws_anew:
+        if store is not None:
             self._fresh = [
                 FreshNeighborhoods(store, prepared, self._loader, self._rows_of, config.epochs, first_draw)
                 for first_draw in (0, config.epochs)
@@ -65,14 +65,14 @@ class TwoViews:
 
     @classmethod
     def of(
-        cls, loader: Any, prepared: Prepared, store: GraphStore, config: TrainConfig, draws_anew: bool, ranks: Ranks
+        cls, loader: Any, prepared: Prepared, config: TrainConfig, ranks: Ranks, store: GraphStore | None = None
     ) -> TwoViews:
         """The same, where the model and the number of processes allow it."""
         if not isinstance(loader, TokenLoader):
             raise ConfigError("train.consistency is for LargeGT and the baselines that read token rows: leave it out")
         if ranks.size > 1:
             raise ConfigError("train.consistency is for one process: leave it out, or train on one device")
-        return cls(loader, prepared, store, config, draws_anew)
+        return cls(loader, prepared, config, store)
 
     def close(self) -> None:
         """Stop drawing."""

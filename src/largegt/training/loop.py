@@ -150,7 +150,7 @@ def _train(
     draws_anew = config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None
     two_views, fresh = None, None
     if config.consistency:
-        two_views = TwoViews.of(loader, prepared, run.store(), config, draws_anew, ranks)
+        two_views = TwoViews.of(loader, prepared, config, ranks, run.store() if draws_anew else None)
     elif draws_anew and isinstance(loader, TokenLoader):
         fresh = FreshNeighborhoods(run.store(), prepared, loader, lambda epoch: train_rows, config.epochs)
     num_others = two_views.num_others if two_views else 0
