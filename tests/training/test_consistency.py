@@ -14,7 +14,7 @@ import largegt as lg
 from largegt.errors import ConfigError
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.loader import TokenLoader
-from largegt.training.consistency import TwoViews
+from largegt.training.consistency import TwoViews, check_model
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader
 from run_helpers import final, history, homophilous, one_thread, small, stopped_at  # noqa: F401
@@ -41,9 +41,8 @@ def views_of(store: lg.GraphStore, *settings: str) -> tuple[TwoViews, Prepared]:
     config = small(*WITH, *settings)
     prepared = lg.prepare(store, config.preparation)
     loader = make_loader(prepared, build_model(config.model, prepared), config.train, CPU)
-    is_fresh, alone = config.train.resample == "epoch", SimpleNamespace(size=1)
-    two = TwoViews.of(loader, prepared, config.train, alone, store if is_fresh else None)  # type: ignore[arg-type]
-    return two, prepared
+    assert isinstance(loader, TokenLoader)
+    return TwoViews(loader, prepared, config.train, store if config.train.resample == "epoch" else None), prepared
 
 
 # the views --------------------------------------------------------------------------------------------------------
@@ -209,11 +208,12 @@ def test_refusals(store: lg.GraphStore, tmp_path: Path) -> None:
     every = few_labels(tmp_path / "every", train=150)
     with pytest.raises(ConfigError, match=r"all that are prepared have one.*nodes=all"):
         lg.train(every, small(*WITH), tmp_path / "run")
-    with pytest.raises(ConfigError, match="token rows"):
-        lg.train(store, small(*WITH, "model.name=graphsage"), tmp_path / "run2")
-    loader: Any = views_of(store)[0]._loader
+    for name in ("graphsage", "gat", "gt-sparse", "linkx", "goat-local", "goat-global", "goat-full"):
+        with pytest.raises(ConfigError, match=f"token rows, which {name} does not"):
+            lg.train(store, small(*WITH, f"model.name={name}"), tmp_path / "run2")
     with pytest.raises(ConfigError, match="one process"):
-        TwoViews.of(loader, loader, small().train, SimpleNamespace(size=2))  # type: ignore[arg-type]
+        check_model(small(*WITH), SimpleNamespace(size=2))  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("run*")), "nothing is begun"
 
 
 @pytest.mark.parametrize("name", ["mlp", "sign", "nagphormer"])

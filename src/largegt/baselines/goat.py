@@ -107,6 +107,7 @@ class GOAT(NodeModel):
     members but the targets."""
 
     num_local_nodes = 1
+    reads = "neighborhoods"
 
     def __init__(
         self, num_features: int, num_outputs: int, num_nodes: int, num_positions: int, config: ModelConfig
@@ -114,7 +115,8 @@ class GOAT(NodeModel):
         super().__init__()
         if config.name not in ("goat-local", "goat-global", "goat-full"):
             raise ConfigError(f"model.name={config.name} is not a GOAT: choose goat-local, -global or -full")
-        self.reads = "own" if config.name == "goat-global" else "neighborhoods"
+        if config.name == "goat-global":
+            self.reads = "own"
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import TrainConfig
+from ..config import Config, TrainConfig
 from ..errors import ConfigError
 from ..graph.store import GraphStore
 from ..prepare.prepared import Prepared
@@ -31,9 +30,30 @@ from ..tokens.fresh import FreshNeighborhoods
 from ..tokens.input_tokens import TokenBatch
 from ..tokens.loader import TokenLoader, left_out_seed, shuffled
 from ..types import Array
+from .setup import kind_of
 
 _RAMP = 0.25
 """Share of all steps over which the weight grows: first predictions agree on nothing worth keeping."""
+
+
+def check_model(config: Config, ranks: Ranks) -> None:
+    """Refuse consistency for a model or a number of processes that it is not for."""
+    if config.train.consistency and kind_of(config.model).reads != "tokens":
+        raise ConfigError(
+            f"train.consistency is for LargeGT and the baselines that read token rows, which {config.model.name} does "
+            "not: leave it out"
+        )
+    if config.train.consistency and ranks.size > 1:
+        raise ConfigError("train.consistency is for one process: leave it out, or train on one device")
+
+
+def check_nodes(config: Config, prepared: Prepared) -> None:
+    """Refuse it where there is no node to agree about."""
+    if config.train.consistency and len(prepared.split_rows("train")) == len(prepared.nodes):
+        raise ConfigError(
+            "train.consistency needs nodes without a training label, and all that are prepared have one: "
+            "prepare the others with --set prepare.local_nodes.nodes=all"
+        )
 
 
 class TwoViews:
@@ -48,11 +68,6 @@ class TwoViews:
         is_other = np.ones(len(prepared.nodes), dtype=np.bool_)
         is_other[self.train_rows] = False
         self.others = np.flatnonzero(is_other)
-        if not len(self.others):
-            raise ConfigError(
-                "train.consistency needs nodes without a training label, and all that are prepared have one: "
-                "prepare the others with --set prepare.local_nodes.nodes=all"
-            )
         self.num_others = min(config.consistency_nodes, len(self.others))
         self._loader = replace(loader, distinct=False)  # which would put the nodes of a batch into another order
         self._pieces_of = lru_cache(maxsize=2)(self._make_pieces)
@@ -62,17 +77,6 @@ class TwoViews:
                 FreshNeighborhoods(store, prepared, self._loader, self._rows_of, config.epochs, first_draw)
                 for first_draw in (0, config.epochs)
             ]
-
-    @classmethod
-    def of(
-        cls, loader: Any, prepared: Prepared, config: TrainConfig, ranks: Ranks, store: GraphStore | None = None
-    ) -> TwoViews:
-        """The same, where the model and the number of processes allow it."""
-        if not isinstance(loader, TokenLoader):
-            raise ConfigError("train.consistency is for LargeGT and the baselines that read token rows: leave it out")
-        if ranks.size > 1:
-            raise ConfigError("train.consistency is for one process: leave it out, or train on one device")
-        return cls(loader, prepared, config, store)
 
     def close(self) -> None:
         """Stop drawing."""

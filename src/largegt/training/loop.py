@@ -46,7 +46,7 @@ from ..types import Array, PathLike
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import put, put_text
-from .consistency import TwoViews
+from .consistency import TwoViews, check_model, check_nodes
 from .evaluate import evaluate_prepared, nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
@@ -101,6 +101,7 @@ def train(
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
     ranks = Ranks.here(config.train.device)
+    check_model(config, ranks)
     with Lock(out, "training into") if ranks.is_first else nullcontext():
         if ranks.is_first:
             check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
@@ -121,6 +122,7 @@ def _train_into(
         )
     if not len(prepared.split_rows("train")):
         raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
+    check_nodes(config, prepared)
     head = TaskHead.for_training(prepared, config.train)
     monitor, sign = head.monitor(config.train.monitor)
     with disk_errors(out):
@@ -149,8 +151,8 @@ def _train(
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
     draws_anew = config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None
     two_views, fresh = None, None
-    if config.consistency:
-        two_views = TwoViews.of(loader, prepared, config, ranks, run.store() if draws_anew else None)
+    if config.consistency and isinstance(loader, TokenLoader):
+        two_views = TwoViews(loader, prepared, config, run.store() if draws_anew else None)
     elif draws_anew and isinstance(loader, TokenLoader):
         fresh = FreshNeighborhoods(run.store(), prepared, loader, lambda epoch: train_rows, config.epochs)
     num_others = two_views.num_others if two_views else 0

@@ -44,10 +44,14 @@ _STEPS_WORTH_COMPILING = 4000
 _WIDE_ON_CPU = 128
 
 
+def kind_of(config: ModelConfig) -> Any:
+    """The class that `config.name` names."""
+    return _BASELINES.get(config.name, LargeGT)
+
+
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     """The model that `config.name` names, in the shape that fits the data."""
-    kind: Any = _BASELINES.get(config.name, LargeGT)
-    model: NodeModel = kind.for_prepared(prepared, config)
+    model: NodeModel = kind_of(config).for_prepared(prepared, config)
     return model
 
 
