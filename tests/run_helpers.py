@@ -20,6 +20,7 @@ from largegt.errors import LargeGTError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
+from largegt.training.loop import train
 
 SMALL = (
     "prepare.local_nodes.k=4", "prepare.positions.dim=3", "model.hidden=8", "model.codebook.centroids=6",
@@ -168,3 +169,13 @@ def stopped_at(where: Any, name: str, call: int, error: type[BaseException] = Ki
         patch.setattr(where, name, fail)
         with pytest.raises(error):
             yield
+
+
+def check_resumed(store: GraphStore, config: Config, folder: Path, where: Any, name: str, call: int) -> None:
+    """A training that was interrupted at the so-manyth call of `where.name` and resumed equals one that was not."""
+    train(store, config, folder / "whole")
+    with stopped_at(where, name, call, KeyboardInterrupt):
+        train(store, config, folder / "broken")
+    train(store, config, folder / "broken", resume=True)
+    assert history(folder / "broken") == history(folder / "whole")
+    assert final(folder / "broken") == final(folder / "whole")

@@ -22,7 +22,7 @@ from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
 from largegt.training.step import SealedModel, TrainingStep
-from run_helpers import easy_store, final, history, homophilous, one_thread, small, stopped_at, thirds  # noqa: F401
+from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
 ON = "model.label_tokens=true"
@@ -248,12 +248,7 @@ def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "g")
     config = small(ON, "model.node_dropout=0.4", "train.epochs=4")
-    lg.train(store, config, tmp_path / "whole")
-    with stopped_at(TaskHead, "loss", 8, KeyboardInterrupt):
-        lg.train(store, config, tmp_path / "broken")
-    lg.train(store, config, tmp_path / "broken", resume=True)
-    assert history(tmp_path / "broken") == history(tmp_path / "whole")
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    check_resumed(store, config, tmp_path, TaskHead, "loss", 8)
 
 
 def test_a_user_s_own_loop(tmp_path: Path) -> None:

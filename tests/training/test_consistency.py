@@ -17,7 +17,7 @@ from largegt.tokens.loader import TokenLoader
 from largegt.training.consistency import TwoViews, check_model
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader
-from run_helpers import final, history, homophilous, one_thread, small, stopped_at  # noqa: F401
+from run_helpers import check_resumed, homophilous, one_thread, small  # noqa: F401
 
 FRESH = ("train.resample=epoch", "model.dropout=0.2")
 WITH = ("train.consistency=1", "train.consistency_nodes=20")
@@ -183,12 +183,7 @@ def test_views_come_to_agree(store: lg.GraphStore, tmp_path: Path) -> None:
 
 def test_resumed_equals_unbroken(store: lg.GraphStore, tmp_path: Path) -> None:
     config = small(*WITH, *FRESH, "train.epochs=4")
-    lg.train(store, config, tmp_path / "whole")
-    with stopped_at(TaskHead, "disagreement", 6, KeyboardInterrupt):
-        lg.train(store, config, tmp_path / "broken")
-    lg.train(store, config, tmp_path / "broken", resume=True)
-    assert history(tmp_path / "broken") == history(tmp_path / "whole")
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    check_resumed(store, config, tmp_path, TaskHead, "disagreement", 6)
 
 
 def test_the_training_loss_is_that_of_training_nodes(store: lg.GraphStore, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ class FreshNeighborhoods:
         self.store, self.prepared, self.loader, self.rows_of = store, prepared, loader, rows_of
         self.num_epochs, self.first_draw = num_epochs, first_draw
         self._pool = ThreadPoolExecutor(1)
-        self._coming: dict[int, Future[Drawn]] = {}
+        self._coming: dict[int, tuple[Array, Future[Drawn]]] = {}
+        """Of epochs to come: their rows, and the draw."""
 
     def close(self) -> None:
         """Stop drawing."""
@@ -38,14 +39,16 @@ class FreshNeighborhoods:
     def loader_of(self, epoch: int) -> TokenLoader:
         """The loader of this epoch; the draw of the next one begins."""
         self._begin(epoch)
-        drawn = self._coming.pop(epoch).result() if epoch in self._coming else None
+        begun = self._coming.pop(epoch, None)
         self._begin(epoch + 1)
-        if drawn is None:
+        if begun is None:
             return self.loader
-        return replace(self.loader, table=self.loader.table.with_local_rows(self.rows_of(epoch), *drawn))
+        rows, drawn = begun
+        return replace(self.loader, table=self.loader.table.with_local_rows(rows, *drawn.result()))
 
     def _begin(self, epoch: int) -> None:
         draw = self.first_draw + epoch
         if draw > 0 and epoch < self.num_epochs and epoch not in self._coming:
             rows, threads = self.rows_of(epoch), max(1, num_threads(None) - 1)
-            self._coming[epoch] = self._pool.submit(sample_rows, self.store, self.prepared, rows, draw, threads)
+            drawn = self._pool.submit(sample_rows, self.store, self.prepared, rows, draw, threads)
+            self._coming[epoch] = rows, drawn

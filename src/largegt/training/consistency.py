@@ -65,9 +65,7 @@ class TwoViews:
         """With a store the views have samples of their own; otherwise only dropout tells them apart."""
         self.config = config
         self.train_rows = prepared.split_rows("train")
-        is_other = np.ones(len(prepared.nodes), dtype=np.bool_)
-        is_other[self.train_rows] = False
-        self.others = np.flatnonzero(is_other)
+        self.others = np.delete(np.arange(len(prepared.nodes)), self.train_rows)
         self.num_others = min(config.consistency_nodes, len(self.others))
         self._loader = replace(loader, distinct=False)  # which would put the nodes of a batch into another order
         self._pieces_of = lru_cache(maxsize=2)(self._make_pieces)
