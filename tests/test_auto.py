@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_rules() -> None:
     assert all(choice.reason for choice in choose(small, False))
 
 
+def test_rules_for_few_labels() -> None:
+    scarce = Facts(num_train=141, mean_degree=4.0, told=0.5, told_near=0.5, num_classes=7, num_others=2568)
+    found = named(scarce)
+    assert found["train.consistency"] == "1"
+    assert found["prepare.local_nodes.nodes"] == "all", "nodes without a label are not prepared by themselves"
+    assert (found["train.batch_size"], found["train.epochs"]) == ("36", "60"), "four steps an epoch"
+    together = {choice.name: choice.value for choice in choose(scarce, False, alone=False)}
+    assert "train.consistency" not in together, "which several processes refuse"
+    assert "prepare.local_nodes.nodes" not in together
+    assert together["train.batch_size"] == "36"
+    for enough in (
+        replace(scarce, num_train=350), replace(scarce, num_others=100), replace(scarce, num_others=2_000_000),
+        replace(scarce, num_classes=0),
+    ):  # fmt: skip
+        assert "train.consistency" not in named(enough)
+        assert named(enough)["train.batch_size"] == "256"
+    assert named(replace(scarce, num_train=9))["train.batch_size"] == "8"
+
+
 def test_bags_of_words_are_told_by_their_zeros(make_store: Any) -> None:
     """A node without any feature, as the authors among papers are, does not count."""
     features = np.zeros((6, 10), dtype=np.float32)
@@ -123,6 +143,21 @@ def test_auto_from_the_command_line(lg: Any, make_store: Any, random_edges: Any,
     result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run")
     assert result.code == 0, result.err
     said = [line for line in result.err.splitlines() if line.startswith("auto: ")]
-    assert any("train.batch_size=256" in line and "training nodes" in line for line in said)
+    size = -(-len(store.splits["train"]) // 4)
+    assert any(f"train.batch_size={size}" in line and "training nodes" in line for line in said)
+    assert any("train.consistency=1" in line and "labels a class" in line for line in said)
     assert not any("hidden" in line for line in said), "what was set is not chosen"
-    assert "batch_size = 256" in (tmp_path / "run" / "config.toml").read_text()
+    assert f"batch_size = {size}" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_auto_of_several_processes_from_the_command_line(
+    lg: Any, make_store: Any, random_edges: Any, tmp_path: Path
+) -> None:
+    """Few labels, and what auto has for them is for one process: it is not chosen."""
+    store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
+    few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4", "--device", "cpu"]
+    result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run", "--devices", "2")
+    assert result.code == 0, result.err
+    assert "auto: " in result.err
+    assert "consistency" not in result.err
+    assert (tmp_path / "run" / "metrics.json").is_file()

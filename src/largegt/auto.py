@@ -1,4 +1,4 @@
-"""`--recipe auto`: settings for a graph one has just met, from its size, density, features and what labels tell.
+"""`--recipe auto`: settings for a graph one has just met, from its size, density, features, labels and what they tell.
 
 Enters: a store, and whether a GPU will train. Leaves: settings on top of the default recipe, each with its reason.
 Cost: features of a thousand nodes, and a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and
@@ -24,6 +24,10 @@ _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
 _TELLING, _NEARER, _DENSE, _SPARSE = 0.02, 1.3, 20.0, 0.5
 _STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
+_SCARCE, _SCARCE_EPOCHS, _SCARCE_STEPS, _SMALLEST_BATCH = 50, 60, 4, 8
+"""Training nodes a class below which labels are scarce; then epochs, and steps in each."""
+_MOST_OTHERS = 1_000_000
+"""Nodes without a training label that are prepared for what they teach, at most."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Facts:
     of both hops. None: no classes."""
     told_near: float | None = None
     """The same of direct neighbours."""
+    num_classes: int = 0
+    """Among training nodes; 0: no classes."""
+    num_others: int = 0
+    """Nodes without a training label."""
     zeros: float = 0.0
     """Share of zeros in the features of nodes that have any."""
 
@@ -48,7 +56,15 @@ class Facts:
         facts = cls(len(train), ends / max(1, store.num_nodes), zeros=share_of_zeros(store, train))
         if store.task not in ("multiclass", "binary") or not len(train):
             return facts
-        return replace(facts, told=label_information(store, train), told_near=label_information(store, train, 1.0))
+        return replace(
+            facts, told=label_information(store, train), told_near=label_information(store, train, 1.0),
+            num_classes=len(np.unique(np.asarray(store.labels[train]))), num_others=store.num_nodes - len(train),
+        )  # fmt: skip
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether labels are few, and there are others for the nodes that have none to make up for it."""
+        return self.num_train < _SCARCE * self.num_classes and self.num_train <= self.num_others <= _MOST_OTHERS
 
 
 @dataclass(frozen=True)
@@ -64,10 +80,11 @@ class Choice:
 
 
 def auto_config(
-    store: GraphStore | PathLike, overrides: Iterable[str] = (), gpu: bool | None = None
+    store: GraphStore | PathLike, overrides: Iterable[str] = (), gpu: bool | None = None, processes: int | None = None
 ) -> tuple[Config, list[Choice]]:
     """A whole configuration for this store, and what was chosen for it; overrides are the last word. `gpu` says whether
-    one will train; by itself, whether there is one."""
+    one will train; by itself, whether there is one. `processes` are those that will train together; by itself, those
+    that this one was started among."""
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     if gpu is None:
         import torch
@@ -75,26 +92,34 @@ def auto_config(
         gpu = torch.cuda.is_available()
     given = list(overrides)
     named = {override.partition("=")[0].strip() for override in given}
-    made = [choice for choice in choose(Facts.of(store), gpu) if choice.name not in named]
+    if processes is None:
+        from .ranks import started_among
+
+        processes = started_among()
+    made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
     config = Config.from_recipe("default", [*map(str, made), *given])
     if not config.model.name.startswith("largegt"):
         raise ConfigError(f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
     return config, made
 
 
-def config_for(store: GraphStore, recipe: PathLike, overrides: Iterable[str] = ()) -> tuple[Config, list[Choice]]:
+def config_for(
+    store: GraphStore, recipe: PathLike, overrides: Iterable[str] = (), processes: int | None = None
+) -> tuple[Config, list[Choice]]:
     """A recipe's configuration, where it may be `auto`, and what that chose."""
     if str(recipe) == AUTO:
-        return auto_config(store, overrides)
+        return auto_config(store, overrides, processes=processes)
     return Config.from_recipe(recipe, overrides), []
 
 
-def choose(facts: Facts, gpu: bool) -> list[Choice]:
-    """The rules."""
+def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
+    """The rules. `alone`: one process will train."""
     few, many = facts.num_train < _FEW, facts.num_train >= _MANY
     nodes = f"{facts.num_train:,} training nodes"
     batch = 256 if few else 1024 if many else 512
     epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
+    if facts.is_scarce:
+        batch, epochs = max(_SMALLEST_BATCH, -(-facts.num_train // _SCARCE_STEPS)), _SCARCE_EPOCHS
     near = facts.told_near or 0.0
     nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
     share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
@@ -115,6 +140,10 @@ def choose(facts: Facts, gpu: bool) -> list[Choice]:
     if facts.zeros >= _SPARSE and (facts.told or 0.0) >= _TELLING:
         reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
         found.append(Choice("model.input_dropout", "0.5", reason))
+    if facts.is_scarce and alone:
+        reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without"
+        found.append(Choice("train.consistency", "1", reason))
+        found.append(Choice("prepare.local_nodes.nodes", "all", "nodes without a label take part"))
     return found
 
 

@@ -335,6 +335,8 @@ class TrainConfig(Settings):
     """Weight of a second loss, for few labels: two views of a node without one are to be predicted alike. 0: none."""
     consistency_nodes: int = Field(default=256, ge=1, lt=2**31)
     """consistency: nodes without a training label in each step."""
+    consistency_confidence: float = Field(default=0.7, ge=0, lt=1)
+    """consistency: only nodes whose views together give a class at least this probability count. 0: all of them."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)

@@ -114,6 +114,27 @@ def test_disagreement_of_classes() -> None:
     np.testing.assert_allclose(head_of("multiclass", 3).disagreement(logits), expected, rtol=1e-5)
 
 
+def test_nodes_that_nothing_is_sure_of_are_left_alone() -> None:
+    """What counts is the mean of the views: the second node's first view alone would be sure enough."""
+    p, q = torch.tensor([[0.9, 0.1], [0.75, 0.25], [0.2, 0.8]]), torch.tensor([[0.7, 0.3], [0.5, 0.5], [0.3, 0.7]])
+    head, logits = head_of("multiclass", 2), [p.log().requires_grad_(), q.log().requires_grad_()]
+    every, found = head.disagreement(logits), head.disagreement(logits, 0.7)
+    torch.testing.assert_close(found, every * torch.tensor([1.0, 0.0, 1.0]))
+    found.sum().backward()
+    assert all(each.grad is not None and not each.grad[1].any() and each.grad[0].any() for each in logits)
+
+
+def test_confidence_of_one_label_is_that_of_two_classes() -> None:
+    logits = [torch.tensor([[0.3], [-1.2]]), torch.tensor([[1.0], [-0.9]])]
+    both = [torch.cat([torch.zeros(2, 1), each], dim=1) for each in logits]
+    expected = head_of("multiclass", 2).disagreement(both, 0.7)
+    assert (expected > 0).tolist() == [False, True]
+    torch.testing.assert_close(head_of("binary", 1).disagreement(logits, 0.7), expected)
+    torch.testing.assert_close(head_of("multilabel", 1).disagreement(logits, 0.7), expected)
+    flat = [each.T for each in logits]  # as two labels of one node: each on its own
+    torch.testing.assert_close(head_of("multilabel", 2).disagreement(flat, 0.7), expected.mean()[None])
+
+
 def test_disagreement_of_one_label_is_that_of_two_classes() -> None:
     logits = [torch.tensor([[0.3], [-1.2]]), torch.tensor([[1.0], [-0.2]])]
     both = [torch.cat([torch.zeros(2, 1), each], dim=1) for each in logits]
@@ -179,6 +200,17 @@ def test_views_come_to_agree(store: lg.GraphStore, tmp_path: Path) -> None:
         p, q = (each.softmax(dim=1) for each in logits)
         apart[weight] = float((p - q).square().sum(dim=1).mean())
     assert apart[20] < 0.7 * apart[0]
+
+
+def test_only_the_confident_teach(store: lg.GraphStore, tmp_path: Path) -> None:
+    """Where nobody is sure, consistency changes nothing: weights are those of a training whose views weigh nothing."""
+    weights = {}
+    for name, weight, confidence in (("sure", 50, 0.99), ("all", 50, 0), ("nothing", 1e-30, 0)):
+        more = (f"train.consistency={weight}", f"train.consistency_confidence={confidence}", "train.epochs=1")
+        run = lg.train(store, small(*FRESH, *WITH, *more), tmp_path / name)
+        weights[name] = torch.cat([part.flatten() for part in run.load_model(run.prepared()).parameters()])
+    assert torch.equal(weights["sure"], weights["nothing"])
+    assert not torch.equal(weights["all"], weights["nothing"])
 
 
 def test_resumed_equals_unbroken(store: lg.GraphStore, tmp_path: Path) -> None:

@@ -106,16 +106,18 @@ def check_original(recipe: str | None, model: str | None, original: bool) -> Non
 
 
 def config_from(
-    store: Any, recipe: str | None, model: str | None, original: bool, overrides: list[str], as_json: bool
-) -> Any:
+    store: Any, recipe: str | None, model: str | None, original: bool, overrides: list[str], as_json: bool,
+    devices: int = 1,
+) -> Any:  # fmt: skip
     """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name.
-    What auto chooses is said."""
+    What auto chooses, for so many devices, is said."""
     from ..auto import config_for
     from ..recipe import recipe_for
 
     check_original(recipe, model, original)
     own = recipe_for(model, original) if model else "default"
-    config, chosen = config_for(store, recipe or own, [*overrides, *([f"model.name={model}"] if model else [])])
+    given = [*overrides, *([f"model.name={model}"] if model else [])]
+    config, chosen = config_for(store, recipe or own, given, devices if devices > 1 else None)
     if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:
         for choice in chosen:
             print(f"auto: {choice!s:<38} {choice.reason}", file=sys.stderr)

@@ -104,7 +104,7 @@ def train(
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
     else:
         data = GraphStore.open(store)
-        config = config_from(data, recipe, model, original, overrides, as_json)
+        config = config_from(data, recipe, model, original, overrides, as_json, devices)
     check_out(out, config, data, resume, overwrite)
     check_engine(engine)
 

@@ -19,6 +19,7 @@ from ..errors import ConfigError, InputError
 from ..prepare.local_nodes import node_numbers
 from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks
+from ..streams import side_stream
 from ..threads import run_ahead
 from ..types import Array
 from .input_tokens import TokenBatch, computable, distinct_rows, fewer_rows, input_tokens
@@ -142,7 +143,7 @@ class Aside:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._told: deque[torch.Event] = deque()
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.stream = side_stream(device, "gather") if device.type == "cuda" else None
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
 

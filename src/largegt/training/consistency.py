@@ -3,8 +3,9 @@
 A view is the node with local nodes of a draw of its own, and with dropout of its own. Where labels are few, this lets
 the others teach: each step reads, beside its training nodes, some of those that will be predicted, twice, and the loss
 gets how far the two predictions are from what they say together (`TaskHead.disagreement`), times a weight that grows
-over the first quarter of the training. Their labels are never read. The idea is that of random propagation on graphs
-(Feng et al. 2020); here fresh neighbourhoods are what is random.
+over the first quarter of the training. Nodes of which the two say nothing with confidence are left alone: made surer,
+a first guess becomes a mistake that the model learns from. Their labels are never read. The idea is that of random
+propagation on graphs (Feng et al. 2020, 2022); here fresh neighbourhoods are what is random.
 
 Enters: a loader and, where samples are drawn anew, what draws them. Leaves: for each step of an epoch two batches, of
 the same nodes in the same order: training nodes first, then `num_others` others. Cost: a step reads

@@ -107,19 +107,19 @@ class TaskHead:
             return logits.sigmoid()
         return logits * self.target_std + self.target_mean
 
-    def disagreement(self, logits: list[Tensor]) -> Tensor:
+    def disagreement(self, logits: list[Tensor], confidence: float = 0.0) -> Tensor:
         """[b] how far views of the same nodes are from what they say together, in float32. That is their mean, made
-        surer of itself (probabilities squared, and brought to a sum of one again); no gradient passes through it."""
+        surer of itself (probabilities squared, and brought to a sum of one again); no gradient passes through it.
+        0 where no class has at least the probability `confidence` in that mean; values have none to ask for."""
         if self.task == "regression":
-            views = torch.stack([each.float() for each in logits])
-            target = views.mean(dim=0).detach()
-        else:
-            views = torch.stack([self.probabilities(each) for each in logits])
-            if self.task == "multilabel":  # each label on its own: there, or not
-                views = torch.stack([views, 1.0 - views], dim=-1)
-            target = views.mean(dim=0).detach().square()
-            target = target / target.sum(dim=-1, keepdim=True)
-        apart = (views - target).square().sum(dim=-1).mean(dim=0)
+            values = torch.stack([each.float() for each in logits])
+            return (values - values.mean(dim=0).detach()).square().sum(dim=-1).mean(dim=0)
+        views = torch.stack([self.probabilities(each) for each in logits])
+        if self.task == "multilabel":  # each label on its own: there, or not
+            views = torch.stack([views, 1.0 - views], dim=-1)
+        mean = views.mean(dim=0).detach()
+        target = mean.square() / mean.square().sum(dim=-1, keepdim=True)
+        apart = (views - target).square().sum(dim=-1).mean(dim=0) * (mean.amax(dim=-1) >= confidence)
         return apart.mean(dim=1) if self.task == "multilabel" else apart
 
     def average(self, logits: list[Tensor]) -> Tensor:

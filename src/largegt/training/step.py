@@ -21,6 +21,7 @@ from ..config import TrainConfig
 from ..errors import first_line
 from ..model.node_model import NodeModel, NodeOutput
 from ..ranks import ALONE, Ranks
+from ..streams import side_stream
 from ..tokens.input_tokens import TokenBatch
 from .metrics import TaskHead
 from .numerics import Losses
@@ -51,7 +52,7 @@ class TrainingStep:
         """Weight of the views' agreement; on the device, where a recorded step reads it."""
         self._record = record and fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
         self._num_steps = 0
-        self._aside: torch.cuda.Stream | None = None
+        self._aside = side_stream(fabric.device, "step") if self._record else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: list[TokenBatch] = []
 
@@ -101,13 +102,14 @@ class TrainingStep:
         own = slice(len(views[0]) - self.num_others)  # of the others no label is read
         each = [self.head.loss(of[own], view.labels[own]) for of, view in zip(logits, views, strict=True)]
         loss = torch.stack(each).mean()
-        apart = self.head.disagreement([of[own.stop :] for of in logits]).mean()
+        others = [of[own.stop :] for of in logits]
+        apart = self.head.disagreement(others, self.config.consistency_confidence).mean()
         return loss, loss + self.agreement * apart
 
     def _compute_aside(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
         """On the stream that is recorded from: gradients must not remember another one."""
+        assert self._aside is not None
         now = torch.cuda.current_stream()
-        self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._aside.wait_stream(now)
         with torch.cuda.stream(self._aside):
             self._compute(views, num_nodes)

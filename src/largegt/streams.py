@@ -1,0 +1,22 @@
+"""Side streams of a GPU: one for each purpose, for the life of the process.
+
+Memory that PyTorch frees is kept for the stream it was made on, and a new stream is one of thirty-two in turn. A stream
+for every epoch would thus keep the batches of thirty-two of them, each on its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+
+def side_stream(device: torch.device, purpose: Literal["gather", "step"]) -> torch.cuda.Stream:
+    """The stream of this device on which batches are gathered, or that training steps are recorded from."""
+    return _stream(torch.cuda.current_device() if device.index is None else device.index, purpose)
+
+
+@lru_cache
+def _stream(index: int, purpose: str) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
