@@ -109,6 +109,9 @@ def test_rules_for_few_labels() -> None:
     ):  # fmt: skip
         assert "train.consistency" not in named(enough)
         assert named(enough)["train.batch_size"] == "256"
+    strange = named(replace(scarce, told=0.0))
+    assert strange["train.batch_size"] == "36"
+    assert "train.consistency" not in strange, "where neighbours tell nothing, there is nothing to agree on"
     assert named(replace(scarce, num_train=9))["train.batch_size"] == "8"
 
 
@@ -137,8 +140,13 @@ def test_auto_without_a_store_says_what_to_do() -> None:
         largegt.Config.from_recipe("auto")
 
 
-def test_auto_from_the_command_line(lg: Any, make_store: Any, random_edges: Any, tmp_path: Path) -> None:
-    store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
+def chain(make_store: Any) -> Any:
+    """300 nodes in a row, neighbours alike."""
+    return make_store([(node, node + 1) for node in range(299)], 300, labels=np.arange(300) // 75)
+
+
+def test_auto_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:
+    store = chain(make_store)
     few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4"]
     result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run")
     assert result.code == 0, result.err
@@ -150,11 +158,9 @@ def test_auto_from_the_command_line(lg: Any, make_store: Any, random_edges: Any,
     assert f"batch_size = {size}" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_auto_of_several_processes_from_the_command_line(
-    lg: Any, make_store: Any, random_edges: Any, tmp_path: Path
-) -> None:
+def test_auto_of_several_processes_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:
     """Few labels, and what auto has for them is for one process: it is not chosen."""
-    store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
+    store = chain(make_store)
     few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4", "--device", "cpu"]
     result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run", "--devices", "2")
     assert result.code == 0, result.err

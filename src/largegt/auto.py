@@ -133,15 +133,15 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
         Choice("train.batch_size", f"{batch}", nodes),
         Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps at most"),
     ]
+    tells = (facts.told or 0.0) >= _TELLING
     if facts.told is not None:
-        tells = facts.told >= _TELLING and not few
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
-        found.append(Choice("model.label_tokens", "true" if tells else "false", reason))
-    if facts.zeros >= _SPARSE and (facts.told or 0.0) >= _TELLING:
+        found.append(Choice("model.label_tokens", "true" if tells and not few else "false", reason))
+    if facts.zeros >= _SPARSE and tells:
         reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
         found.append(Choice("model.input_dropout", "0.5", reason))
-    if facts.is_scarce and alone:
-        reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without"
+    if facts.is_scarce and tells and alone:
+        reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without one"
         found.append(Choice("train.consistency", "1", reason))
         found.append(Choice("prepare.local_nodes.nodes", "all", "nodes without a label take part"))
     return found

@@ -91,6 +91,10 @@ class TwoViews:
         with closing(first), closing(second):
             yield from zip(first, second, strict=True)
 
+    def loader_of(self, epoch: int) -> TokenLoader:
+        """Without the samples of either view: what rows of the token table tell is the same."""
+        return self._loader
+
     def weight(self, step: int, num_steps: int) -> float:
         """Of the second loss, at this step of so many."""
         return self.config.consistency * min(1.0, (step + 1) / max(1.0, _RAMP * num_steps))

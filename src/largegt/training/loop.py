@@ -14,7 +14,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,15 +38,13 @@ from ..progress import silent
 from ..ranks import Ranks, is_first_here
 from ..settings import seconds
 from ..storage import refuse_url
-from ..tokens.fresh import FreshNeighborhoods
-from ..tokens.input_tokens import TokenBatch
-from ..tokens.loader import TokenLoader, shuffled
+from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import put, put_text
-from .consistency import TwoViews, check_model, check_nodes
+from .consistency import check_model, check_nodes
 from .evaluate import evaluate_prepared, nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
@@ -65,6 +63,7 @@ from .setup import (
     set_learning_rate,
 )
 from .step import SealedModel, TrainingStep
+from .views import views_for
 from .weight_average import WeightAverage
 
 _OUT_OF_TIME = "the budget is used up"
@@ -149,20 +148,15 @@ def _train(
     loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, run.store()), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
-    draws_anew = config.resample == "epoch" and isinstance(loader, TokenLoader) and model.num_local_nodes is None
-    two_views, fresh = None, None
-    if config.consistency and isinstance(loader, TokenLoader):
-        two_views = TwoViews(loader, prepared, config, run.store() if draws_anew else None)
-    elif draws_anew and isinstance(loader, TokenLoader):
-        fresh = FreshNeighborhoods(run.store(), prepared, loader, lambda epoch: train_rows, config.epochs)
-    num_others = two_views.num_others if two_views else 0
+    views = views_for(loader, prepared, model, config, run.store)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
-    is_compiled = is_worth_compiling(config, device, config.epochs * steps_per_epoch)
+    num_steps = config.epochs * steps_per_epoch
+    is_compiled = is_worth_compiling(config, device, num_steps)
     if is_compiled and (ranks.size == 1 or run.config.model.norm != "batch"):  # sums over ranks are not compiled
-        sizes = {size + num_others for size in ranks.shares(config.batch_size)}
+        sizes = {size + views.num_others for size in ranks.shares(config.batch_size)}
         model.compile_for({*sizes, nodes_at_once(loader, config)})
     step = TrainingStep(
-        fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks, num_others
+        fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks, views.num_others
     )  # fmt: skip
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
@@ -179,17 +173,11 @@ def _train(
             torch.manual_seed(_mixed_seed(config.seed, epoch, ranks.rank))
             model.train()
             step.restart()
-            train_loader = fresh.loader_of(epoch) if fresh is not None else loader
-            batches: Iterator[Sequence[TokenBatch]]
-            if two_views is not None:
-                batches = two_views.batches(epoch)
-            else:
-                batches = ([batch] for batch in train_loader.batches(train_rows, config.batch_size, config.seed, epoch))
-            for number, views in enumerate(batches, start=epoch * steps_per_epoch):
-                set_learning_rate(optimizer, config, number, config.epochs * steps_per_epoch)
-                if two_views is not None:
-                    step.agreement.fill_(two_views.weight(number, config.epochs * steps_per_epoch))
-                step(views, min(config.batch_size, len(train_rows) - step.num_nodes))
+            for number, batches in enumerate(views.batches(epoch), start=epoch * steps_per_epoch):
+                set_learning_rate(optimizer, config, number, num_steps)
+                if views.num_others:
+                    step.agreement.fill_(views.weight(number, num_steps))
+                step(batches, min(config.batch_size, len(train_rows) - step.num_nodes))
                 if step.losses.look():
                     break
                 done = epoch * len(train_rows) + step.num_nodes
@@ -203,7 +191,7 @@ def _train(
                 rows = order[start : start + config.batch_size]
                 before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
                 what = f"the loss of step {bad + 1}"
-                raise _not_a_number(what, run, prepared, state, train_loader, rows, device, before)
+                raise _not_a_number(what, run, prepared, state, views.loader_of(epoch), rows, device, before)
             train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
@@ -234,9 +222,7 @@ def _train(
             ranks.wait()  # for the first one to have written
     finally:
         log.close()
-        for drawing in (fresh, two_views):
-            if drawing is not None:
-                drawing.close()
+        views.close()
     _finish(fabric, run, prepared, loader, head, state, log.history, score_test, ranks)
     return run
 
