@@ -94,7 +94,7 @@ def test_rules() -> None:
 
 
 def test_rules_for_few_labels() -> None:
-    scarce = Facts(num_train=141, mean_degree=4.0, told=0.5, told_near=0.5, num_classes=7, num_others=2568)
+    scarce = Facts(num_train=141, mean_degree=4.0, told=0.5, told_near=0.5, zeros=0.9, num_classes=7, num_others=2568)
     found = named(scarce)
     assert found["train.consistency"] == "1"
     assert found["prepare.local_nodes.nodes"] == "all", "nodes without a label are not prepared by themselves"
@@ -109,9 +109,9 @@ def test_rules_for_few_labels() -> None:
     ):  # fmt: skip
         assert "train.consistency" not in named(enough)
         assert named(enough)["train.batch_size"] == "256"
-    strange = named(replace(scarce, told=0.0))
-    assert strange["train.batch_size"] == "36"
-    assert "train.consistency" not in strange, "where neighbours tell nothing, there is nothing to agree on"
+    for alike in (replace(scarce, told=0.0), replace(scarce, zeros=0.2)):
+        assert named(alike)["train.batch_size"] == "36"
+        assert "train.consistency" not in named(alike), "it is for words, which neighbours make up for"
     assert named(replace(scarce, num_train=9))["train.batch_size"] == "8"
 
 
@@ -141,8 +141,10 @@ def test_auto_without_a_store_says_what_to_do() -> None:
 
 
 def chain(make_store: Any) -> Any:
-    """300 nodes in a row, neighbours alike."""
-    return make_store([(node, node + 1) for node in range(299)], 300, labels=np.arange(300) // 75)
+    """300 nodes in a row, neighbours alike; three words each."""
+    features = np.zeros((300, 12), dtype=np.float32)
+    features[np.arange(300)[:, None], np.arange(300)[:, None] // 75 * 3 + np.arange(3)] = 1
+    return make_store([(node, node + 1) for node in range(299)], 300, features, np.arange(300) // 75)
 
 
 def test_auto_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:

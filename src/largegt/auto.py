@@ -137,10 +137,11 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     if facts.told is not None:
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
         found.append(Choice("model.label_tokens", "true" if tells and not few else "false", reason))
-    if facts.zeros >= _SPARSE and tells:
+    can_drop = facts.zeros >= _SPARSE and tells
+    if can_drop:
         reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
         found.append(Choice("model.input_dropout", "0.5", reason))
-    if facts.is_scarce and tells and alone:
+    if facts.is_scarce and can_drop and alone:  # views differ enough where words are dropped
         reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without one"
         found.append(Choice("train.consistency", "1", reason))
         found.append(Choice("prepare.local_nodes.nodes", "all", "nodes without a label take part"))
