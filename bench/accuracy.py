@@ -2,23 +2,37 @@
 
     python bench/accuracy.py --data data/debian-sid --contestants auto default paper sign --runs 4 --out accuracy-bench
     python bench/accuracy.py --data data/cora --contestants default --try labels='model.label_tokens=true' --out DIR
+    python bench/accuracy.py --data data/* --contestants auto --runs 4 --workers 8 --minutes 9 --out DIR
 
 FOLDER as bench/baselines.py takes it; a meta.json whose `directed` begins with that word keeps its directions. A
 contestant is auto, default, paper (the recipe of ogbn-products, with positions by projection and as many steps as auto
 has) or the name of a model, by its own recipe. `--try NAME='SETTINGS'` runs every contestant once more, with these
 settings on top. Run i has seed i for weights, samples and order, and split i where there are several. Test scores are
 those of the epoch that validation chose. A finished run is not repeated.
+
+With `--workers` so many run at a time, each a process of its own with its share of the cores: small models fill a GPU
+only together. Seed 0 of everything comes first. With `--minutes` none is begun later, and those that are finished are
+summed up; the same command goes on from there. Every finished run is a line of OUT/runs.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import json
+import os
+import sys
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import largegt as lg
 from baselines import features_of, label_of, splits_of
@@ -69,6 +83,78 @@ def config_of(contestant: str, store: GraphStore, settings: list[str]) -> Config
     return Config.from_recipe(contestant, settings)
 
 
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    name: str
+    protocol: str
+    contestant: str
+    variant: str
+    settings: tuple[str, ...]
+    seed: int
+    store: Path
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """Which row of the table it belongs to."""
+        return self.name, self.contestant, self.variant
+
+    def run(self, out: Path, begin: bool = True) -> dict[str, Any] | None:
+        """What came of it, now or earlier; None: nothing yet, and it is not to begin."""
+        store = lg.GraphStore.open(self.store)
+        seeds = [f"train.seed={self.seed}", f"prepare.local_nodes.seed={self.seed}"]
+        config = config_of(self.contestant, store, [*self.settings, *seeds])
+        label = label_of([f"config={json.dumps(config.model_dump(mode='json'), sort_keys=True)}"])
+        folder = out / "runs" / f"{self.name}-{self.protocol}-{self.contestant}-{label}"
+        is_new = not (folder / "metrics.json").is_file()
+        if is_new and not begin:
+            return None
+        if is_new:
+            with open(f"{self.store}.turn", "w") as turn:  # others wait instead of being refused
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                lg.prepare(store, config.preparation)
+            lg.train(store, config, folder, resume=folder.exists())
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # for the other workers
+        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+        if is_new:
+            line = {**asdict(self), "store": str(self.store), "valid": found["valid"], "test": found["test"]}
+            with open(out / "runs.jsonl", "a") as lines:
+                fcntl.flock(lines, fcntl.LOCK_EX)
+                lines.write(json.dumps(line) + "\n")
+        return found
+
+
+def run_all(jobs: list[Job], out: Path, workers: int, until: float) -> dict[Job, dict[str, Any]]:
+    """What came of the jobs that are finished, or were begun in time and did not fail."""
+    done: dict[Job, dict[str, Any]] = {}
+    waiting, num_left = deque(jobs), 0
+    cores = str(max(1, (os.cpu_count() or 1) // workers))
+    if workers > 1:  # of processes that are started from here
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), cores)
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        running: dict[Future[dict[str, Any] | None], Job] = {}
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.popleft()
+                running[pool.submit(job.run, out, time.monotonic() < until)] = job
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                try:
+                    found = future.result()
+                except Exception as error:
+                    print(f"{job.name} {job.contestant} {job.variant} {job.seed}: {error}", file=sys.stderr, flush=True)
+                    continue
+                if found is None:
+                    num_left += 1
+                else:
+                    done[job] = found
+    if num_left:
+        print(f"{num_left} of {len(jobs)} runs were not begun: the same command goes on", file=sys.stderr)
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, nargs="+", metavar="FOLDER")
@@ -77,46 +163,57 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c", help="for everyone")
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--split", default="auto")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--out", type=Path, default=Path("accuracy-bench"))
     args = parser.parse_args()
+    until = time.monotonic() + 60 * args.minutes
     variants = {"": ""} | dict(variant.split("=", 1) for variant in args.variants)
+    jobs = []
     for folder in args.data:
         protocol, stores = stores_of(folder, args.out, args.split, args.runs)
-        for contestant in args.contestants:
-            for variant, settings in variants.items():
-                measure(args, folder.name, protocol, stores, contestant, variant, [*args.set, *settings.split()])
+        jobs += [
+            Job(folder.name, protocol, contestant, variant, (*args.set, *settings.split()), seed, store.path)
+            for contestant in args.contestants
+            for variant, settings in variants.items()
+            for seed, store in enumerate(stores)
+        ]
+    done = run_all(sorted(jobs, key=lambda job: job.seed), args.out, args.workers, until)
+    for row in dict.fromkeys(job.row for job in jobs):
+        of_row = [job for job in jobs if job.row == row and job in done]
+        if of_row:
+            report(args.out, of_row[0], [done[job] for job in of_row])
 
 
-def measure(
-    args: argparse.Namespace, name: str, protocol: str, stores: list[GraphStore], contestant: str, variant: str,
-    settings: list[str],
-) -> None:  # fmt: skip
-    found = []
-    for seed, store in enumerate(stores):
-        config = config_of(contestant, store, [*settings, f"train.seed={seed}", f"prepare.local_nodes.seed={seed}"])
-        label = label_of([f"config={json.dumps(config.model_dump(mode='json'), sort_keys=True)}"])
-        out = args.out / "runs" / f"{name}-{protocol}-{contestant}-{label}"
-        if not (out / "metrics.json").is_file():
-            lg.train(store, config, out, resume=out.exists())
-        found.append(json.loads((out / "metrics.json").read_text()))
+def report(out: Path, job: Job, found: list[dict[str, Any]]) -> None:
+    """One line on the screen, and one in the table."""
     metric = next(metric for metric in ("roc_auc", "accuracy", "rmse") if metric in found[0]["test"])
     valid, test = ([100 * each[part][metric] for each in found] for part in ("valid", "test"))
     row = {
-        "graph": name, "split": protocol, "contestant": contestant, "variant": variant, "metric": metric,
-        "runs": len(found), "valid": f"{np.mean(valid):.2f}", "valid_std": f"{np.std(valid):.2f}",
-        "test": f"{np.mean(test):.2f}", "test_std": f"{np.std(test):.2f}",
+        "graph": job.name, "split": job.protocol, "contestant": job.contestant, "variant": job.variant,
+        "metric": metric, "runs": len(found),
+        "valid": f"{np.mean(valid):.2f}", "valid_std": f"{_std(valid):.2f}",
+        "test": f"{np.mean(test):.2f}", "test_std": f"{_std(test):.2f}",
         "epoch": f"{np.median([each['best_epoch'] for each in found]):.0f}",
-        "seconds": f"{np.mean([each['train_time_s'] for each in found]):.1f}", "settings": " ".join(settings),
+        "seconds": f"{np.mean([each['train_time_s'] for each in found]):.1f}", "settings": " ".join(job.settings),
     }  # fmt: skip
     scores = f"valid {row['valid']}±{row['valid_std']}, test {row['test']}±{row['test_std']}"
-    print(f"{name} {contestant} {variant}: {scores} ({row['runs']} runs, {row['seconds']} s a run)", flush=True)
-    file = args.out / "accuracy.csv"
+    print(
+        f"{job.name} {job.contestant} {job.variant}: {scores} ({row['runs']} runs, {row['seconds']} s a run)",
+        flush=True,
+    )
+    file = out / "accuracy.csv"
     before = file.is_file()
     with file.open("a", newline="") as handle:
         writer = csv.DictWriter(handle, row)
         if not before:
             writer.writeheader()
         writer.writerow(row)
+
+
+def _std(scores: list[float]) -> float:
+    """Of a sample, as the tables have it."""
+    return float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
 
 
 if __name__ == "__main__":
