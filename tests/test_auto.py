@@ -108,11 +108,15 @@ def test_rules_for_few_labels() -> None:
         replace(scarce, num_classes=0),
     ):  # fmt: skip
         assert "train.consistency" not in named(enough)
-        assert named(enough)["train.batch_size"] == "256"
     for alike in (replace(scarce, told=0.0), replace(scarce, zeros=0.2)):
-        assert named(alike)["train.batch_size"] == "36"
         assert "train.consistency" not in named(alike), "it is for words, which neighbours make up for"
-    assert named(replace(scarce, num_train=9))["train.batch_size"] == "8"
+
+
+def test_few_nodes_are_gone_over_in_steps_enough() -> None:
+    """Whatever the task, and however large the graph."""
+    for num_train, batch, epochs in ((9, 8, 60), (141, 36, 60), (999, 250, 60), (1000, 256, 40), (2000, 256, 40)):
+        found = named(Facts(num_train, 4.0, num_others=10**8))
+        assert (int(found["train.batch_size"]), int(found["train.epochs"])) == (batch, epochs)
 
 
 def test_bags_of_words_are_told_by_their_zeros(make_store: Any) -> None:

@@ -24,10 +24,10 @@ _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
 _TELLING, _NEARER, _DENSE, _SPARSE = 0.02, 1.3, 20.0, 0.5
 _STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
-_SCARCE, _SCARCE_EPOCHS, _SCARCE_STEPS, _SMALLEST_BATCH = 50, 60, 4, 8
-"""Training nodes a class below which labels are scarce; then epochs, and steps in each."""
-_MOST_OTHERS = 1_000_000
-"""Nodes without a training label that are prepared for what they teach, at most."""
+_TINY, _TINY_STEPS, _TINY_EPOCHS, _SMALLEST_BATCH = 1000, 4, 60, 8
+"""Training nodes of which whole batches would be too few steps; then steps an epoch, and epochs."""
+_SCARCE, _MOST_OTHERS = 50, 1_000_000
+"""Labels a class below which nodes without one are to teach, and how many of those are prepared for it at most."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Facts:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether labels are few, and there are others for the nodes that have none to make up for it."""
+        """Whether labels are few, and there are nodes without one to make up for it."""
         return self.num_train < _SCARCE * self.num_classes and self.num_train <= self.num_others <= _MOST_OTHERS
 
 
@@ -118,8 +118,8 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     nodes = f"{facts.num_train:,} training nodes"
     batch = 256 if few else 1024 if many else 512
     epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
-    if facts.is_scarce:
-        batch, epochs = max(_SMALLEST_BATCH, -(-facts.num_train // _SCARCE_STEPS)), _SCARCE_EPOCHS
+    if facts.num_train < _TINY:
+        batch, epochs = max(_SMALLEST_BATCH, -(-facts.num_train // _TINY_STEPS)), _TINY_EPOCHS
     near = facts.told_near or 0.0
     nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
     share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
@@ -131,7 +131,7 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
         Choice("model.num_layers", "2" if wide else "1", f"{device}, {nodes}"),
         Choice("model.dropout", "0.4" if few else "0.1" if many else "0.2", nodes),
         Choice("train.batch_size", f"{batch}", nodes),
-        Choice("train.epochs", f"{epochs}", f"{nodes}, about {_STEPS} steps at most"),
+        Choice("train.epochs", f"{epochs}", f"{nodes}, {epochs * -(-facts.num_train // batch):,} steps"),
     ]
     tells = (facts.told or 0.0) >= _TELLING
     if facts.told is not None:

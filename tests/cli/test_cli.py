@@ -322,6 +322,27 @@ def test_inspect_of_an_unfinished_run(lg: Cli, run: Path, tmp_path: Path) -> Non
     assert lg("inspect", half).code == 0
 
 
+def test_steps_that_are_too_few_are_told(lg: Cli, store: Path, tmp_path: Path) -> None:
+    """All training nodes in one batch, thirty epochs: thirty steps. Who asks for few epochs knows that."""
+    num_nodes = len(GraphStore.open(store).splits["train"])
+    quick = ["--set", "prepare.local_nodes.k=4", "--set", "train.batch_size=512"]
+
+    def notes(*words: str) -> list[str]:
+        result = lg("train", store, *quick, "--out", tmp_path / "run", "--overwrite", *words)
+        assert result.code == 0, result.err
+        return [line for line in result.err.splitlines() if "steps in all" in line]
+
+    (note,) = notes("--epochs", "10", "--set", "model.hidden=8")
+    size = -(-num_nodes // 4)
+    assert note.startswith(f"note: {num_nodes} training nodes are one batch, so there are 10 steps in all")
+    assert note.endswith(f"--recipe auto, or --set train.batch_size={size}")
+    (note,) = notes("--epochs", "10", "--model", "mlp")
+    assert "auto" not in note, "which is for LargeGT"
+    assert not notes("--epochs", "2", "--model", "mlp")
+    assert not notes("--epochs", "10", "--model", "mlp", "--set", f"train.batch_size={size}")
+    assert not notes("--epochs", "10", "--model", "mlp", "--json")
+
+
 def test_train_resumes_and_overwrites_when_told(lg: Cli, store: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "r")
     first = lg("train", store, *out, *SET, "--epochs", 1, "--json").json

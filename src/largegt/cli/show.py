@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Any
 
+_MANY_STEPS = 100
+
 
 def shown_progress(quiet: bool) -> Any:
     from ..progress import console_progress
@@ -108,6 +110,17 @@ def say_stale(store: Any, config: Any, quiet: bool) -> None:
 
     if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
         print(f"note: {note}; preparing what changed", file=sys.stderr)
+
+
+def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
+    """Of a training whose batches hold all there is: it ends before it has learned much."""
+    num_nodes, train = len(store.splits["train"]), config.train
+    if not quiet and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
+        advice = f"--set train.batch_size={max(8, -(-num_nodes // 4))}"
+        if config.model.name.startswith("largegt"):
+            advice = f"--recipe auto, or {advice}"
+        steps = f"{num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is few"
+        print(f"note: {steps}: {advice}", file=sys.stderr)
 
 
 def say_reused(reused: dict[str, tuple[int, int]], quiet: bool) -> None:

@@ -30,6 +30,7 @@ from .show import (
     print_metrics,
     print_table,
     print_tuned,
+    say_few_steps,
     say_first_run,
     say_stale,
     say_training,
@@ -116,6 +117,7 @@ def train(
             raise SystemExit(launch(devices, sys.argv[1:], how))
     quiet = as_json or not is_first_here()
     say_stale(data, config.preparation, quiet)
+    say_few_steps(data, config, quiet)
     say_first_run(quiet)
     say_training(data, config, out, quiet)
     if engine == "ray":
