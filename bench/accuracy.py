@@ -107,22 +107,20 @@ class Job:
         config = config_of(self.contestant, store, [*self.settings, *seeds])
         label = label_of([f"config={json.dumps(config.model_dump(mode='json'), sort_keys=True)}"])
         folder = out / "runs" / f"{self.name}-{self.protocol}-{self.contestant}-{label}"
-        is_new = not (folder / "metrics.json").is_file()
-        if is_new and not begin:
+        if (folder / "metrics.json").is_file():
+            return lg.Run.open(folder).metrics
+        if not begin:
             return None
-        if is_new:
-            with open(f"{self.store}.turn", "w") as turn:  # others wait instead of being refused
-                fcntl.flock(turn, fcntl.LOCK_EX)
-                lg.prepare(store, config.preparation)
-            lg.train(store, config, folder, resume=folder.exists())
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # for the other workers
-        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-        if is_new:
-            line = {**asdict(self), "store": str(self.store), "valid": found["valid"], "test": found["test"]}
-            with open(out / "runs.jsonl", "a") as lines:
-                fcntl.flock(lines, fcntl.LOCK_EX)
-                lines.write(json.dumps(line) + "\n")
+        with open(f"{self.store}.turn", "w") as turn:  # others wait instead of being refused
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            lg.prepare(store, config.preparation)
+        found = lg.train(store, config, folder, resume=folder.exists()).metrics
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # for the other workers
+        line = {**asdict(self), "store": str(self.store), "valid": found["valid"], "test": found["test"]}
+        with open(out / "runs.jsonl", "a") as lines:
+            fcntl.flock(lines, fcntl.LOCK_EX)
+            lines.write(json.dumps(line) + "\n")
         return found
 
 

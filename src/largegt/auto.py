@@ -119,7 +119,7 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     batch = 256 if few else 1024 if many else 512
     epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
     if facts.num_train < _TINY:
-        batch, epochs = max(_SMALLEST_BATCH, -(-facts.num_train // _TINY_STEPS)), _TINY_EPOCHS
+        batch, epochs = small_batch(facts.num_train), _TINY_EPOCHS
     near = facts.told_near or 0.0
     nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
     share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
@@ -146,6 +146,11 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
         found.append(Choice("train.consistency", "1", reason))
         found.append(Choice("prepare.local_nodes.nodes", "all", "nodes without a label take part"))
     return found
+
+
+def small_batch(num_train: int) -> int:
+    """Nodes a step where there are few of them."""
+    return max(_SMALLEST_BATCH, -(-num_train // _TINY_STEPS))
 
 
 def _of_neighbors(facts: Facts) -> str:

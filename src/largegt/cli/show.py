@@ -116,7 +116,9 @@ def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
     """Of a training whose batches hold all there is: it ends before it has learned much."""
     num_nodes, train = len(store.splits["train"]), config.train
     if not quiet and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
-        advice = f"--set train.batch_size={max(8, -(-num_nodes // 4))}"
+        from ..auto import small_batch
+
+        advice = f"--set train.batch_size={small_batch(num_nodes)}"
         if config.model.name.startswith("largegt"):
             advice = f"--recipe auto, or {advice}"
         steps = f"{num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is few"

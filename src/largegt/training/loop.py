@@ -175,8 +175,8 @@ def _train(
             step.restart()
             for number, batches in enumerate(views.batches(epoch), start=epoch * steps_per_epoch):
                 set_learning_rate(optimizer, config, number, num_steps)
-                if views.num_others:
-                    step.agreement.fill_(views.weight(number, num_steps))
+                if weight := views.weight(number, num_steps):
+                    step.agreement.fill_(weight)
                 step(batches, min(config.batch_size, len(train_rows) - step.num_nodes))
                 if step.losses.look():
                     break
