@@ -234,6 +234,40 @@ def test_two_views_learn(prepared: lg.Prepared, tmp_path: Path, compiles: str) -
     assert lg.train(prepared, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.8
 
 
+def _held_back() -> list[int]:
+    """Sizes of blocks that were freed and are not to be had again, when nothing is under way any more."""
+    torch.cuda.synchronize()
+    torch.ones(1, device="cuda")  # then it is looked what is done
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    return [block["size"] for block in blocks if block["state"] == "active_pending_free"]
+
+
+@pytest.mark.parametrize("recipe", ["default", "plain"])
+def test_steps_of_a_whole_training_are_replayed(
+    prepared: lg.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """With all that a batch has: nothing is left to compile while a step is recorded."""
+    replayed = []
+    replay = torch.cuda.CUDAGraph.replay
+
+    def count(graph: torch.cuda.CUDAGraph) -> None:
+        replayed.append(graph)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", count)
+    config = lg.Config.from_recipe(
+        recipe, ["model.hidden=32", "train.batch_size=32", "train.epochs=3", "train.device=cuda", "train.compile=yes"]
+    )
+    store = prepared.path.parent.parent
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="steps are not replayed")
+        lg.train(store, config, tmp_path / "run")
+    num_whole = len(prepared.split_rows("train")) // 32
+    assert len(replayed) == 3 * num_whole - 3
+    assert len(set(replayed)) == 1
+    assert not _held_back()
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_training_goes_on_where_a_step_cannot_be_recorded(
     prepared: lg.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool
@@ -261,6 +295,8 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
         with pytest.warns(UserWarning, match="recording failed"):
             run = lg.train(prepared, config, tmp_path / "run")
     assert len(run.history) == 3
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert not _held_back(), "memory that was freed is kept for the recording"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lg.train(prepared, config, tmp_path / "again")

@@ -1,16 +1,19 @@
 """One training step: forward, loss, backward, clipping, optimizer, weight average, codebook; of a batch, or of two
 views of its nodes (consistency.py). On a GPU, recorded once and replayed.
 
-A step of a few milliseconds on the GPU is some two hundred launches, and Python cannot make them that fast. So after a
-few steps one of them is recorded as a CUDA graph over buffers of its own; later ones copy their batch there and replay
-it. A batch of another size (the last of an epoch) is computed as usual. The loss is summed on the device, and `losses`
-bring those of single steps to the host by the way: nothing inside an epoch waits for them.
+A step of a few milliseconds on the GPU is some two hundred launches, and Python cannot make them that fast. So batches
+are copied into buffers of its own, and after a few steps one of them is recorded as a CUDA graph over those; later ones
+replay it. The steps before it have the same buffers: all that is compiled for them is compiled then, and not while a
+step is recorded, which would end the recording. A batch of another size (the last of an epoch) is computed as usual.
+The loss is summed on the device, and `losses` bring those of single steps to the host by the way: nothing inside an
+epoch waits for them.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -72,11 +75,13 @@ class TrainingStep:
             self._compute(views, num_nodes)
         elif size != self.config.batch_size + self.num_others or views[0].multiplicity is not None:
             self._compute_aside(views, num_nodes)
-        elif self._num_steps < _STEPS_BEFORE_RECORDING:
-            self._num_steps += 1
-            self._compute_aside(views, num_nodes)
         else:
-            self._replay(views, num_nodes)
+            self._fill_buffers(views)
+            if self._num_steps < _STEPS_BEFORE_RECORDING:
+                self._num_steps += 1
+                self._compute_aside(self._buffers, num_nodes)
+            else:
+                self._replay(num_nodes)
 
     def _compute(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
         self.optimizer.zero_grad()
@@ -115,31 +120,41 @@ class TrainingStep:
             self._compute(views, num_nodes)
         now.wait_stream(self._aside)
 
-    def _replay(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
-        if self._graph is None:
+    def _fill_buffers(self, views: Sequence[TokenBatch]) -> None:
+        if not self._buffers:
             self._buffers = [view.clone() for view in views]
+            return
+        for buffers, view in zip(self._buffers, views, strict=True):
+            for buffer, tensor in zip(buffers.tensors(), view.tensors(), strict=True):
+                buffer.copy_(tensor)
+
+    def _replay(self, num_nodes: int) -> None:
+        """The step of what is in the buffers."""
+        if self._graph is None:
             try:
                 self._graph = self._recorded(num_nodes)
             except RuntimeError as error:
                 warnings.warn(f"steps are not replayed, since recording failed: {first_line(error)}", stacklevel=3)
                 self._record = False
-                self._compute(views, num_nodes)
+                self._compute(self._buffers, num_nodes)
+                self._buffers = []
                 return
-        for buffers, view in zip(self._buffers, views, strict=True):
-            for buffer, tensor in zip(buffers.tensors(), view.tensors(), strict=True):
-                buffer.copy_(tensor)
         self._graph.replay()
 
     def _recorded(self, num_nodes: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
+        now = torch.cuda.current_stream()
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         before = random.clone_state()
         try:
-            with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream=self._aside, capture_error_mode="thread_local"):
                 self._compute(self._buffers, num_nodes)
         except BaseException:
             random.graphsafe_set_state(before)  # it would go on as if recorded, and refuse every later dropout
+            torch.cuda.set_stream(now)
+            with suppress(RuntimeError):  # before 2.12 PyTorch keeps all memory that is freed for a recording to end
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
         return graph
 
