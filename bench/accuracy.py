@@ -8,7 +8,8 @@ FOLDER as bench/baselines.py takes it; a meta.json whose `directed` begins with 
 contestant is auto, default, paper (the recipe of ogbn-products, with positions by projection and as many steps as auto
 has) or the name of a model, by its own recipe. `--try NAME='SETTINGS'` runs every contestant once more, with these
 settings on top. Run i has seed i for weights, samples and order, and split i where there are several. Test scores are
-those of the epoch that validation chose. A finished run is not repeated.
+those of the epoch that validation chose. A finished run is not repeated. `--rewire` joins nodes at random, each with
+as many edges as before: how far a graph that tells nothing leads a model astray.
 
 With `--workers` so many run at a time, each a process of its own with its share of the cores: small models fill a GPU
 only together. Seed 0 of everything comes first. With `--minutes` none is begun later, and those that are finished are
@@ -49,7 +50,17 @@ def is_directed(folder: Path) -> bool:
     return file.is_file() and str(json.loads(file.read_text()).get("directed", "")).startswith("directed")
 
 
-def stores_of(folder: Path, out: Path, protocol: str, runs: int) -> tuple[str, list[GraphStore]]:
+def edges_of(folder: Path, rewire: bool) -> np.ndarray[Any, Any]:
+    """Without loops. To rewire them, the second ends of all edges change places."""
+    edges = np.load(folder / "edge_index.npy")
+    if rewire:
+        if not is_directed(folder):  # of those that are there both ways, one
+            edges = np.unique(np.sort(edges, axis=0), axis=1)
+        edges = np.stack([edges[0], np.random.default_rng(0).permutation(edges[1])])
+    return np.asarray(edges[:, edges[0] != edges[1]])
+
+
+def stores_of(folder: Path, out: Path, protocol: str, runs: int, rewire: bool) -> tuple[str, list[GraphStore]]:
     """The protocol's name, and the store of each run: one for all where there is one split."""
     y = np.load(folder / "y.npy")
     protocol, splits = splits_of(folder, y, protocol)
@@ -59,11 +70,10 @@ def stores_of(folder: Path, out: Path, protocol: str, runs: int) -> tuple[str, l
         if stores and protocol in ("public", "ours"):
             stores.append(stores[0])
             continue
-        path = out / "stores" / f"{folder.name}-{protocol}{number}"
+        path = out / "stores" / f"{folder.name}-{protocol}{number}{'-rewired' if rewire else ''}"
         if not (path / "manifest.json").is_file():
             x = features_of(folder, folder.name, 0) if x is None else x
-            edges = np.load(folder / "edge_index.npy")
-            source = lg.sources.arrays(edges[:, edges[0] != edges[1]], x, y, split)
+            source = lg.sources.arrays(edges_of(folder, rewire), x, y, split)
             lg.ingest(source, path, lg.IngestConfig(undirected=not is_directed(folder), name=folder.name))
         stores.append(lg.GraphStore.open(path))
     return protocol, stores
@@ -161,6 +171,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c", help="for everyone")
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--split", default="auto")
+    parser.add_argument("--rewire", action="store_true", help="join nodes at random")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--out", type=Path, default=Path("accuracy-bench"))
@@ -169,9 +180,10 @@ def main() -> None:
     variants = {"": ""} | dict(variant.split("=", 1) for variant in args.variants)
     jobs = []
     for folder in args.data:
-        protocol, stores = stores_of(folder, args.out, args.split, args.runs)
+        protocol, stores = stores_of(folder, args.out, args.split, args.runs, args.rewire)
+        name = f"{folder.name}{'-rewired' if args.rewire else ''}"
         jobs += [
-            Job(folder.name, protocol, contestant, variant, (*args.set, *settings.split()), seed, store.path)
+            Job(name, protocol, contestant, variant, (*args.set, *settings.split()), seed, store.path)
             for contestant in args.contestants
             for variant, settings in variants.items()
             for seed, store in enumerate(stores)
