@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 import largegt as lg
-from baselines import features_of, label_of, splits_of
+from baselines import features_of, label_of, metric_of, splits_of
 from largegt.config import Config
 from largegt.graph.store import GraphStore
 from largegt.recipe import recipe_for
@@ -51,16 +51,18 @@ def is_directed(folder: Path) -> bool:
 
 
 def edges_of(folder: Path, rewire: bool) -> np.ndarray[Any, Any]:
-    """Without loops. To rewire them, the second ends of all edges change places."""
+    """To rewire them, the second ends of all edges change places; loops that come of it are left out by ingest."""
     edges = np.load(folder / "edge_index.npy")
     if rewire:
         if not is_directed(folder):  # of those that are there both ways, one
             edges = np.unique(np.sort(edges, axis=0), axis=1)
         edges = np.stack([edges[0], np.random.default_rng(0).permutation(edges[1])])
-    return np.asarray(edges[:, edges[0] != edges[1]])
+    return np.asarray(edges)
 
 
-def stores_of(folder: Path, out: Path, protocol: str, runs: int, rewire: bool) -> tuple[str, list[GraphStore]]:
+def stores_of(
+    folder: Path, name: str, out: Path, protocol: str, runs: int, rewire: bool
+) -> tuple[str, list[GraphStore]]:
     """The protocol's name, and the store of each run: one for all where there is one split."""
     y = np.load(folder / "y.npy")
     protocol, splits = splits_of(folder, y, protocol)
@@ -70,7 +72,7 @@ def stores_of(folder: Path, out: Path, protocol: str, runs: int, rewire: bool) -
         if stores and protocol in ("public", "ours"):
             stores.append(stores[0])
             continue
-        path = out / "stores" / f"{folder.name}-{protocol}{number}{'-rewired' if rewire else ''}"
+        path = out / "stores" / f"{name}-{protocol}{number}"
         if not (path / "manifest.json").is_file():
             x = features_of(folder, folder.name, 0) if x is None else x
             source = lg.sources.arrays(edges_of(folder, rewire), x, y, split)
@@ -180,8 +182,8 @@ def main() -> None:
     variants = {"": ""} | dict(variant.split("=", 1) for variant in args.variants)
     jobs = []
     for folder in args.data:
-        protocol, stores = stores_of(folder, args.out, args.split, args.runs, args.rewire)
-        name = f"{folder.name}{'-rewired' if args.rewire else ''}"
+        name = f"{folder.name}-rewired" if args.rewire else folder.name
+        protocol, stores = stores_of(folder, name, args.out, args.split, args.runs, args.rewire)
         jobs += [
             Job(name, protocol, contestant, variant, (*args.set, *settings.split()), seed, store.path)
             for contestant in args.contestants
@@ -197,7 +199,7 @@ def main() -> None:
 
 def report(out: Path, job: Job, found: list[dict[str, Any]]) -> None:
     """One line on the screen, and one in the table."""
-    metric = next(metric for metric in ("roc_auc", "accuracy", "rmse") if metric in found[0]["test"])
+    metric = metric_of(found[0]["test"])
     valid, test = ([100 * each[part][metric] for each in found] for part in ("valid", "test"))
     row = {
         "graph": job.name, "split": job.protocol, "contestant": job.contestant, "variant": job.variant,

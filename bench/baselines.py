@@ -154,8 +154,7 @@ def make_store(folder: Path, out: Path, split: Split, svd: int, cache: dict[str,
     if (out / "manifest.json").is_file():
         return lg.GraphStore.open(out)
     if not cache:
-        edges = np.load(folder / "edge_index.npy")
-        cache |= {"edges": edges[:, edges[0] != edges[1]], "x": features_of(folder, folder.name, svd)}
+        cache |= {"edges": np.load(folder / "edge_index.npy"), "x": features_of(folder, folder.name, svd)}
     y = np.load(folder / "y.npy")
     source = lg.sources.arrays(cache["edges"], cache["x"], y, split)
     return lg.ingest(source, out, lg.IngestConfig(undirected=True, name=folder.name), overwrite=True, threads=1)
@@ -191,11 +190,16 @@ def label_of(settings: list[str]) -> str:
     return hashlib.sha256(json.dumps(sorted(last.items())).encode()).hexdigest()[:8]
 
 
+def metric_of(scores: dict[str, float]) -> str:
+    """Which of a run's scores the tables have."""
+    return next(metric for metric in ("roc_auc", "accuracy", "rmse") if metric in scores)
+
+
 def report(
     args: argparse.Namespace, name: str, protocol: str, model: str, label: str, found: list[dict[str, Any]], said: str
 ) -> None:
     """One line on the screen, and one in the table unless it is there."""
-    metric = "roc_auc" if "roc_auc" in found[0]["test"] else "accuracy"
+    metric = metric_of(found[0]["test"])
     valid, test = ([100 * each[part][metric] for each in found] for part in ("valid", "test"))
     row = {
         "dataset": name, "split": protocol, "model": model, "metric": metric, "runs": len(found),

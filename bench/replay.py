@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 import largegt as lg
+from baselines import metric_of
 from largegt.auto import config_for
 from largegt.training import loop
 from largegt.training.step import TrainingStep
@@ -41,20 +42,19 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     args = parser.parse_args()
-    on_gpu = torch.cuda.is_available()
+    store, on_gpu = lg.GraphStore.open(args.store), torch.cuda.is_available()
     for name in args.ways:
         compiles, is_on = WAYS[name]
-        config, _ = config_for(lg.GraphStore.open(args.store), args.recipe, [*args.set, f"train.compile={compiles}"])
-        lg.prepare(args.store, config.preparation)
+        config, _ = config_for(store, args.recipe, [*args.set, f"train.compile={compiles}"])
         if on_gpu:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
         with tempfile.TemporaryDirectory() as folder, recording(is_on):
-            history = lg.train(args.store, config, Path(folder) / "run").history
+            run = lg.train(store, config, Path(folder) / "run")
+            history, used = run.history, run.metrics["peak_gpu_bytes"]
         seconds = " ".join(f"{entry['train_s']:.2f}" for entry in history)
-        metric = next(metric for metric in ("roc_auc", "accuracy", "rmse") if metric in history[0]["valid"])
+        metric = metric_of(history[0]["valid"])
         scores = " ".join(f"{entry['valid'][metric]:.4f}" for entry in history)
-        used, held = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (0, 0)
+        held = torch.cuda.max_memory_reserved() if on_gpu else 0
         print(f"{name}: {seconds} s, {metric} {scores}, {used / 1e9:.2f} GB used, {held / 1e9:.2f} held", flush=True)
 
 
