@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from largegt.datasets.synthetic import synthesize
-from largegt.folder_writer import FolderWriter
+from largegt.io.array_writer import ArrayWriter
 from largegt.memory import parse_bytes
 from largegt.prepare.blocks import Neighbors, block_sums
 from largegt.prepare.context import ContextFeatures, feature_scale
@@ -61,7 +61,7 @@ def main() -> None:
 
     def context(memory: int) -> float:
         begin = time.perf_counter()
-        with FolderWriter(args.out / "tokens", "bench") as writer:
+        with ArrayWriter(args.out / "tokens", "bench") as writer:
             nodes = np.arange(store.num_nodes, dtype=np.int32)
             ContextFeatures(store, nodes, shift, gain, "both", memory).write_context(writer, None)
         return time.perf_counter() - begin

@@ -50,7 +50,7 @@ _TINY = {
     "graph.nodes._CHUNK_ROWS": 70, "graph.labels._BLOCK_ROWS": 70, "graph.pair_runs._BUCKET_PAIRS": 300,
     "graph.pair_runs._MOST_BUCKETS": 6, "graph.csr._LEAST_RUN": 700, "graph.csr._MOST_RUN": 2500,
     "graph.csr._LEAST_PIECE": 150, "graph.csr._WINDOW_EDGES": 800, "prepare.engines.engine.SEGMENT_NODES": 40,
-    "prepare.making.SEGMENT_NODES": 40, "predict._SEGMENT_ROWS": 64, "predict._GROUP_ROWS": 32,
+    "prepare.pipeline.SEGMENT_NODES": 40, "predict._SEGMENT_ROWS": 64, "predict._GROUP_ROWS": 32,
     "predict._NUMBERS_AT_ONCE": 64,
 }  # fmt: skip
 """Sizes that make a small graph go through everything that a large one does."""
@@ -273,9 +273,9 @@ def _say_phases(file: Path, pause_s: float) -> None:
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop, "_finish", "final scores")
     within(log.RunLog, "_write", "log")
-    folder = import_module("largegt.folder_writer")
-    within(folder.FolderWriter, "commit", "commit")
-    within(folder.FolderWriter, "finish", "finish the folder")
+    folder = import_module("largegt.io.array_writer")
+    within(folder.ArrayWriter, "commit", "commit")
+    within(folder.ArrayWriter, "finish", "finish the folder")
     within(import_module("largegt.prediction_files").PredictionFile, "finish", "finish the file")
     if pause_s:
         os.replace = slowly(os.replace)
@@ -372,7 +372,7 @@ def warm() -> None:
     from largegt import sources
     from largegt.config import IngestConfig, PrepareConfig
     from largegt.graph.ingest import ingest
-    from largegt.prepare.making import prepare
+    from largegt.prepare.pipeline import prepare
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

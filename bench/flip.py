@@ -30,7 +30,7 @@ from largegt.errors import LargeGTError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import files
 from largegt.graph.store import GraphStore
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.checksums import check_file
 from largegt.training.loop import train

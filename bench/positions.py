@@ -19,8 +19,8 @@ import torch
 
 from largegt.config import PositionsConfig
 from largegt.datasets.synthetic import synthesize
-from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
+from largegt.io.array_writer import ArrayWriter
 from largegt.memory import held_bytes
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.positions import write_positions
@@ -37,7 +37,7 @@ def encode(store: GraphStore, config: PositionsConfig, memory: int, folder: Path
     watcher = threading.Thread(target=watch)
     watcher.start()
     begin = time.perf_counter()
-    with FolderWriter(folder, "bench") as writer:
+    with ArrayWriter(folder, "bench") as writer:
         nodes = np.arange(store.num_nodes, dtype=np.int32)
         write_positions(writer, store, nodes, config, "both", Engine(memory))
         elapsed_s = time.perf_counter() - begin

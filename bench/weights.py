@@ -26,7 +26,7 @@ from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.memory import format_bytes
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 
 
 def write_edges(file: Path, num_nodes: int, num_edges: int) -> None:

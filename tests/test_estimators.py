@@ -26,7 +26,7 @@ from run_helpers import easy_store, homophilous, left_in, one_thread  # noqa: F4
 
 base = pytest.importorskip("sklearn.base")
 model_selection = pytest.importorskip("sklearn.model_selection")
-prepared_home = importlib.import_module("largegt.prepare.making")
+prepared_home = importlib.import_module("largegt.prepare.pipeline")
 
 EDGES, FEATURES, CLASSES = homophilous()
 NODES = np.arange(len(CLASSES))

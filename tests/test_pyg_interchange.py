@@ -159,7 +159,7 @@ def test_what_a_batch_holds_and_the_order_of_epochs() -> None:
 
 
 def test_loaders_of_a_graph_share_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = importlib.import_module("largegt.prepare.making")
+    home = importlib.import_module("largegt.prepare.pipeline")
     real, calls = home._write_tokens, []
     monkeypatch.setattr(home, "_write_tokens", lambda *args: (calls.append(1), real(*args)))
     data = a_graph()

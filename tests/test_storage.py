@@ -19,14 +19,14 @@ from bucket_helpers import content, files, forget_connections, local_content, se
 from largegt import ranged, storage
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import DiskError, InputError, LargeGTError
-from largegt.folder import ArrayFolder
-from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.remote_array import RemoteArray, window
 from largegt.prepare.blocks import Neighbors
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
-from largegt.ranged import RangedArray, window
 from run_helpers import refusal
 
 CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(nodes="sampled"))
@@ -55,7 +55,7 @@ def ingested(out: Any, seed: int = 0, **more: Any) -> GraphStore:
 
 def another_machine() -> None:
     """Nothing of what was read or written is here any more."""
-    shutil.rmtree(storage.cache_folder(), ignore_errors=True)
+    shutil.rmtree(remote.cache_folder(), ignore_errors=True)
     files()
 
 
@@ -63,7 +63,7 @@ def another_machine() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Every range that is asked for: (file, start, stop)."""
     seen: list[tuple[str, int, int]] = []
-    read_ranges = storage.read_ranges
+    read_ranges = remote.read_ranges
 
     def noted(url: str, ranges: Any) -> list[bytes]:
         seen.extend((url.rsplit("/", 1)[1], *pair) for pair in ranges)
@@ -80,18 +80,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 def test_urls_have_twins_and_paths_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
     for path in ("data/g", "/data/g", "./g:1/x", str(tmp_path / "cache" / "g")):
-        assert not storage.is_url(path)
-        assert storage.local_path(path) == Path(path)
-        assert storage.url_of(path) is None
-    assert storage.local_path("file:///data/g") == Path("/data/g")
-    twin = storage.local_path("s3://b/some/g/")
+        assert not remote.is_url(path)
+        assert remote.local_path(path) == Path(path)
+        assert remote.url_of(path) is None
+    assert remote.local_path("file:///data/g") == Path("/data/g")
+    twin = remote.local_path("s3://b/some/g/")
     assert twin.name == "g"
-    assert storage.local_path(Path("s3://b/some/g")) == twin  # a Path has one slash less
-    assert storage.url_of(twin / "prepared" / ".x.partial" / "a.npy") == "s3://b/some/g/prepared/.x.partial/a.npy"
-    assert storage.url_of(twin.parent / ".g.partial" / "a.npy") == "s3://b/some/.g.partial/a.npy", "beside it"
-    assert storage.local_path("s3://c/some/g") != twin
+    assert remote.local_path(Path("s3://b/some/g")) == twin  # a Path has one slash less
+    assert remote.url_of(twin / "prepared" / ".x.partial" / "a.npy") == "s3://b/some/g/prepared/.x.partial/a.npy"
+    assert remote.url_of(twin.parent / ".g.partial" / "a.npy") == "s3://b/some/.g.partial/a.npy", "beside it"
+    assert remote.local_path("s3://c/some/g") != twin
     inside = "prepared/0123456789abcdef"
-    assert storage.local_path(f"s3://b/some/g/{inside}") == twin / inside
+    assert remote.local_path(f"s3://b/some/g/{inside}") == twin / inside
 
 
 # parts of arrays
@@ -101,10 +101,10 @@ def test_urls_have_twins_and_paths_are_left_alone(tmp_path: Path, monkeypatch: p
 def stored(bucket: str, tmp_path: Path) -> Any:
     """Puts an array into the bucket, and opens it there."""
 
-    def put(values: np.ndarray) -> RangedArray:
+    def put(values: np.ndarray) -> RemoteArray:
         np.save(tmp_path / "a.npy", values)
-        storage.put(tmp_path / "a.npy", f"{bucket}/a.npy")
-        return RangedArray(f"{bucket}/a.npy", values.dtype.name, values.shape)
+        remote.put(tmp_path / "a.npy", f"{bucket}/a.npy")
+        return RemoteArray(f"{bucket}/a.npy", values.dtype.name, values.shape)
 
     return put
 
@@ -159,7 +159,7 @@ def test_a_window_holds_its_rows_in_their_places(stored: Any, asked: list[tuple[
     assert not held[:500].any()
     assert sum(stop - start for _, start, stop in asked) == 128 + 200 * 8
     assert window(values, 3, 4) is values
-    assert not list(storage.cache_folder().iterdir()), "its file goes with it"
+    assert not list(remote.cache_folder().iterdir()), "its file goes with it"
 
 
 # stores and preparations
@@ -178,7 +178,7 @@ def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
     found = prepare(GraphStore.open(f"{bucket}/g"), CONFIG, progress=lambda stage, done, total: seen.append(stage))
     assert seen == [], "it is there"
     assert np.array_equal(found.tokens, Prepared.open(here.path / "prepared" / found.path.name).tokens)
-    assert not list(storage.local_path(f"{bucket}/g").glob("*.npy")), "what is prepared needs nothing of the graph"
+    assert not list(remote.local_path(f"{bucket}/g").glob("*.npy")), "what is prepared needs nothing of the graph"
     changed = CONFIG.model_copy(update={"positions": PositionsConfig(method="none")})
     another_machine()
     prepare(f"{bucket}/g", changed, progress=lambda stage, done, total: seen.append(stage))
@@ -199,7 +199,7 @@ def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> Non
     assert prepared.json["path"].startswith(f"{bucket}/g/prepared/")
     another_machine()
     assert lg("train", store.place, "--out", tmp_path / "run", *sets).code == 0
-    brought = {file.name for file in storage.cache_folder().rglob("*.npy")}
+    brought = {file.name for file in remote.cache_folder().rglob("*.npy")}
     assert {"tokens.npy", "local_rows.npy"} <= brought
     assert not {"features.npy", "out_indices.npy", "both_indices.npy", "feature_gain.npy"} & brought
     assert f'store = "{bucket}/g"' in (tmp_path / "run" / "config.toml").read_text()
@@ -234,7 +234,7 @@ def test_a_shard_reads_only_its_range(bucket: str, tmp_path: Path, asked: list[t
             (f"{side}_indices.npy", 128 + 4 * low, 128 + 4 * high),
         ]
     assert sorted(part for part in asked if part[1:] != (0, 128)) == sorted(expected)
-    assert not list(storage.cache_folder().rglob("*.npy"))
+    assert not list(remote.cache_folder().rglob("*.npy"))
 
 
 def test_a_task_reads_the_lists_of_its_rows(bucket: str, tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
@@ -256,7 +256,7 @@ def test_a_task_reads_the_lists_of_its_rows(bucket: str, tmp_path: Path, asked: 
 def test_an_interrupted_upload_never_opens(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edges = tmp_path / "edges.npy"  # files, so that the work can go on
     np.save(edges, (np.random.default_rng(0).random((2, 900)) * 200).astype(np.int64))
-    put, sent, stop = storage.put, [], 0
+    put, sent, stop = remote.put, [], 0
 
     def counted(file: Path, url: str) -> None:
         if len(sent) == stop:
@@ -295,7 +295,7 @@ def test_a_store_is_replaced_as_a_whole(bucket: str, tmp_path: Path, monkeypatch
     assert len(reader.features) == 300
     with pytest.raises(InputError, match=rf"{url} already exists: choose another --out, or say --overwrite"):
         ingested(url, seed=1)
-    kept = storage.cache_folder()
+    kept = remote.cache_folder()
     monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "elsewhere"))
     ingested(url, seed=1, overwrite=True)
     expected = local_content(ingested(tmp_path / "g", seed=1).path)
@@ -322,7 +322,7 @@ def test_an_interrupted_copy_goes_on(bucket: str, asked: list[tuple[str, int, in
     monkeypatch.setattr(storage, "PARTS_AT_ONCE", 2)
     features = np.array(ingested(f"{bucket}/g").features)
     another_machine()
-    read = storage.read
+    read = remote.read
 
     def dies(url: str, start: int, stop: int) -> list[bytes]:
         if start >= 3_000:
@@ -350,7 +350,7 @@ def test_damage_is_found(bucket: str, harm: str, lg: Any) -> None:
     another_machine()
     with pytest.raises(LargeGTError, match=r"features\.npy (does not match its checksum|ends before|cannot be read)"):
         _ = GraphStore.open(url).features
-    assert not list(storage.cache_folder().rglob("features.npy"))
+    assert not list(remote.cache_folder().rglob("features.npy"))
     found = lg("inspect", url, "--verify")
     assert found.code
     assert file in found.out + found.err
@@ -368,15 +368,15 @@ def test_a_damaged_preparation_is_made_again(bucket: str) -> None:
 
 
 def test_a_writer_that_fails_leaves_nothing(bucket: str) -> None:
-    writer = FolderWriter(f"{bucket}/g", "store")
+    writer = ArrayWriter(f"{bucket}/g", "store")
     writer.save("labels", np.arange(3))
-    assert storage.publish(writer.partial / "labels.npy") == f"{bucket}/.g.partial/labels.npy"
+    assert remote.publish(writer.partial / "labels.npy") == f"{bucket}/.g.partial/labels.npy"
     assert set(content(bucket)) == {".g.partial/labels.npy", ".g.partial/writer"}
     writer.__exit__(InputError, InputError("bad input"), None)
     assert content(bucket) == {}
-    with FolderWriter(f"{bucket}/g", "store") as again:
+    with ArrayWriter(f"{bucket}/g", "store") as again:
         again.save("labels", np.arange(3))
-        storage.publish(again.partial / "labels.npy")
+        remote.publish(again.partial / "labels.npy")
         assert ".g.partial/labels.npy" in content(bucket), "it goes there anew"
 
 

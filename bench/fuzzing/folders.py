@@ -22,8 +22,8 @@ from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
-from largegt.integrity import sealed
-from largegt.prepare.making import prepare
+from largegt.io.checksums import sealed
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.checkpoint import load_checkpoint
 from largegt.training.loop import train

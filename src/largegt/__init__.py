@@ -25,7 +25,7 @@ _HOMES = {
     "append": ".graph.append",
     "GraphStore": ".graph.store",
     "local_nodes": ".prepare.local_nodes",
-    "prepare": ".prepare.making",
+    "prepare": ".prepare.pipeline",
     "Prepared": ".prepare.prepared",
     "PrepareConfig": ".config",
     "IngestConfig": ".config",
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .new_nodes import predict_new
     from .predict import predict
     from .prepare.local_nodes import local_nodes
-    from .prepare.making import prepare
+    from .prepare.pipeline import prepare
     from .prepare.prepared import Prepared
     from .pyg import from_pyg, to_pyg
     from .report.page import report

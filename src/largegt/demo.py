@@ -13,7 +13,7 @@ from .config import Config, IngestConfig
 from .datasets.demo import demo_source
 from .graph.ingest import ingest
 from .predict import predict
-from .prepare.making import prepare
+from .prepare.pipeline import prepare
 from .progress import Progress
 from .report.page import report
 from .training.evaluate import majority_scores

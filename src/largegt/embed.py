@@ -92,7 +92,7 @@ def nearest_nodes(
     if top < 1:
         raise ConfigError(f"top is {top}: it must be at least 1")
     opened = _opened(run, part)
-    store = opened.store()
+    store = opened.newest_store()
     [number] = store.nodes_of([node])
     wanted = embed(opened, None, [node], None, part, device, None, draws, memory)["embedding"]
     direction_d = _unit(_vectors(wanted))[0]

@@ -5,7 +5,7 @@ probabilities or values of any nodes of that graph. A sample is a node: `X` hold
 it has some), so `cross_val_score` and `GridSearchCV` split nodes, and the graph stays whole. All nodes and edges are
 there from the beginning, labels only where `fit` gives them (transductive learning).
 
-Cost: the graph is written as a store and prepared once, whatever is fitted on it (workbench.py); a fit is `lg.train`.
+Cost: the graph is written as a store and prepared once, whatever is fitted on it (store_cache.py); a fit is `lg.train`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from .graph.labels import Encoded, scatter
 from .graph.sources import as_numpy
 from .graph.splits import SPLIT_CODES, made_split
 from .graph.store import GraphStore
+from .graph.versions import register
 from .predict import predict
 from .progress import Progress, console_progress
 from .recipe import AUTO
+from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
 from .training.loop import train
 from .training.run import Run
 from .types import Array, PathLike
-from .workbench import Folder, GraphInput, Workbench, encoded_labels
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
@@ -60,7 +61,7 @@ class SampleError(InputError, ValueError):
 
 @dataclass
 class _Fitted:
-    """What a fit leaves: a store with its labels and a run, in a folder that can be made again from what is here."""
+    """What a fit leaves: a version of a store with its labels, and a run in a folder that can be made again."""
 
     graph: Any
     features: Any
@@ -69,26 +70,28 @@ class _Fitted:
     split: Array
     files: dict[str, bytes] = field(default_factory=dict)
     """Of the run, while there is no folder: after it was unpickled or copied."""
-    bench: Workbench | None = None
+    cache: StoreCache | None = None
     folder: Folder | None = None
+    version: str = ""
+    """Of the store with the labels."""
     edge_weights: bool = False
 
-    def opened(self, progress: Progress | None = None) -> tuple[Workbench, Folder, GraphStore]:
-        """The workbench, the folder of this fit, and the store in it."""
-        if self.bench is None:
+    def opened(self, progress: Progress | None = None) -> tuple[StoreCache, Folder, GraphStore]:
+        """The cache, the folder of this fit, and the store with its labels."""
+        if self.cache is None:
             given = GraphInput.of(self.graph, self.features, self.edge_weights)
-            self.bench = Workbench.of(given, self.work_dir, progress)
+            self.cache = StoreCache.of(given, self.work_dir, progress)
         if self.folder is None:
-            folder = self.bench.new_folder(keep=self.work_dir is not None)
-            store = self.bench.labelled(folder.path / "store", self.encoded, self.split)
-            with disk_errors(folder.path):
-                for name, content in self.files.items():
-                    (folder.path / "run").mkdir(exist_ok=True)
-                    (folder.path / "run" / name).write_bytes(content)
+            folder = self.cache.new_folder(keep=self.work_dir is not None)
+            store = self.cache.labelled(self.encoded, self.split)
             if self.files:
-                self.bench.prepared(store, Run.open(folder.path / "run").config.preparation, progress)
-            self.folder = folder
-        return self.bench, self.folder, GraphStore.open(self.folder.path / "store")
+                with disk_errors(folder.path):
+                    (folder.path / "run").mkdir(exist_ok=True)
+                    for name, content in self.files.items():
+                        (folder.path / "run" / name).write_bytes(content)
+                register(store, folder.path / "run")
+            self.folder, self.version = folder, store.fingerprint
+        return self.cache, self.folder, GraphStore.open(self.cache.graph.path, self.version)
 
     @property
     def run(self) -> Run:
@@ -99,7 +102,7 @@ class _Fitted:
         if self.folder is not None:
             run = self.folder.path / "run"
             files = {name: (run / name).read_bytes() for name in _RUN_FILES if (run / name).is_file()}
-        return vars(self) | {"files": files, "bench": None, "folder": None}
+        return vars(self) | {"files": files, "cache": None, "folder": None}
 
 
 class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
@@ -182,13 +185,13 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         targets = self._targets(y, "y")
         given = GraphInput.of(self.graph, self.features, self.edge_weights)
         with console_progress(quiet=not self.verbose) as show:
-            bench = Workbench.of(given, self.work_dir, show)
-            nodes = _numbers(bench.graph, X)
+            cache = StoreCache.of(given, self.work_dir, show)
+            nodes = _numbers(cache.graph, X)
             _check_lengths(nodes, targets, "y")
             is_valid = np.zeros(len(nodes), dtype=bool)
             if validation is not None:
                 others, more = _validation_pair(validation)
-                others, more = _numbers(bench.graph, others), self._targets(more, "the labels of validation")
+                others, more = _numbers(cache.graph, others), self._targets(more, "the labels of validation")
                 _check_lengths(others, more, "the labels of validation")
                 if more.ndim != targets.ndim or more.shape[1:] != targets.shape[1:]:
                     raise SampleError("the labels of validation have another shape than y")
@@ -205,11 +208,10 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
                 split[nodes] = _split_off(encoded, self.validation_fraction, seed)
             encoded = encoded_labels(values, encoded.task, encoded.classes)
             fitted = _Fitted(
-                self.graph, self.features, self.work_dir, encoded, split, bench=bench, edge_weights=self.edge_weights
+                self.graph, self.features, self.work_dir, encoded, split, cache=cache, edge_weights=self.edge_weights
             )
             _, folder, store = fitted.opened()
             config = self._config(store, seed)
-            bench.prepared(store, config.preparation, show)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
                 run = train(store, config, folder.path / "run", progress=show, score_test=False)
@@ -256,10 +258,10 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         fitted = self._fitted
         with console_progress(quiet=not self.verbose) as show:
-            bench, folder, store = fitted.opened(show)
-            nodes = _numbers(bench.graph, X)
+            cache, folder, store = fitted.opened(show)
+            nodes = _numbers(cache.graph, X)
             table = predict(
-                folder.path / "run", ids=bench.graph.ids_of(nodes), all_probabilities=True, device=self.device,
+                folder.path / "run", ids=cache.graph.ids_of(nodes), all_probabilities=True, device=self.device,
                 progress=show,
             )  # fmt: skip
         names = [f"probability_{name}" for name in store.classes] or ["value"]

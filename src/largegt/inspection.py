@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import storage
 from .errors import FormatError, InputError
+from .io import remote
 from .types import PathLike
 
 _BLOCK_NODES = 1 << 20
@@ -29,12 +29,12 @@ def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
             raise FormatError(
                 f"{damage}: it was damaged or changed; largegt inspect {path} --verify names all such files"
             )
-    path = storage.local_path(path)
-    storage.refresh(path)
+    path = remote.local_path(path)
+    remote.refresh(path)
     if not path.exists():
         raise InputError(
-            f"{storage.shown(path)} does not exist"
-            + (" or has no manifest.json" if storage.url_of(path) else "")
+            f"{remote.shown(path)} does not exist"
+            + (" or has no manifest.json" if remote.url_of(path) else "")
             + ": check the path"
         )
     if (path / "config.toml").is_file():
@@ -77,7 +77,7 @@ def _store(store: GraphStore) -> dict[str, Any]:
     if store.task in ("multiclass", "binary"):
         counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=len(store.classes))
         by_class = {str(name): int(count) for name, count in zip(store.classes, counts, strict=True)}
-    prepared = [folder.name for folder in storage.folders(store.path / "prepared")]
+    prepared = [folder.name for folder in remote.folders(store.path / "prepared")]
     return {
         "kind": "store",
         "name": store.name,
@@ -119,8 +119,8 @@ def _preparation(store: GraphStore) -> dict[str, Any]:
     """What preparing it by the default recipe would take, for a store that can be and is not yet. To know it, some of
     that work is tried, for which the graph must be on this machine."""
     from .config import Config
+    from .prepare.cache_key import is_prepared
     from .prepare.estimate import estimate
-    from .prepare.identity import is_prepared
 
     config = Config.from_recipe().preparation
     if store.folder.url or not store.labelled.any() or is_prepared(store, config):
@@ -139,7 +139,7 @@ def _prepared(prepared: Prepared) -> dict[str, Any]:
         "token_rows": len(prepared.token_nodes),
         "features": prepared.num_features,
         "positions": prepared.num_positions,
-        "bytes": prepared.folder.num_bytes,
+        "bytes": prepared.num_bytes,
         "fingerprint": prepared.fingerprint,
         "config": prepared.config.model_dump(mode="json"),
     }
@@ -150,7 +150,7 @@ def _run(run: Run) -> dict[str, Any]:
     history = run.history
     return {
         "kind": "run",
-        "store": storage.shown(run.store_path),
+        "store": remote.shown(run.store_path),
         "model": run.config.model.name,
         "epochs": f"{len(history)} of {run.config.train.epochs}",
         "finished": finished,

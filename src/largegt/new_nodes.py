@@ -26,15 +26,16 @@ import pyarrow as pa
 import torch
 
 from .errors import ConfigError
-from .folder_writer import FolderWriter
 from .graph.additions import Additions, additions_in_files, refuse_payload
 from .graph.ids import is_text
 from .graph.labels import unlabelled
 from .graph.parts import Source
+from .io.array_writer import ArrayWriter
 from .memory import memory_budget
 from .predict import Written, decided, prediction_table, prediction_width, write_rows
 from .prediction_files import check_prediction_file
 from .prepare.blocks import Neighbors
+from .prepare.cache_key import directions_of
 from .prepare.context import ContextFeatures
 from .prepare.cutout import (
     label_contexts,
@@ -47,7 +48,6 @@ from .prepare.cutout import (
 from .prepare.engines.engine import Engine, sample_from
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
-from .prepare.identity import directions_of
 from .prepare.label_contexts import TrainingLabels
 from .prepare.prepared import KIND, Drawn, Prepared
 from .prepare.surroundings import is_near, packed
@@ -126,7 +126,7 @@ def _opened(
             f"{opened.path} is a {name}, which reads neighbours from the store itself: append the new nodes to the "
             "store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they come"
         )
-    store = opened.store()
+    store = opened.newest_store()
     refuse_payload(store)
     source = nodes if isinstance(nodes, Source) else additions_in_files(store, nodes, edges, **files)
     return NewNodes(opened, Additions(store, source), all_probabilities, device, progress, draws, memory)
@@ -148,7 +148,7 @@ class NewNodes:
         if wanted < 1:
             raise ConfigError(f"draws is {wanted}: it must be at least 1")
         self.graph = _extended(additions, memory_budget(memory))
-        self.prepared = run.prepared(self.show, memory=memory)
+        self.prepared = run.prepared(self.show, memory=memory, store=self.store)
         self.engine = Engine(memory_budget(memory))
         self.fabric = make_fabric(config, run.config.model)
         self.model = run.load_model(self.prepared).to(self.fabric.device).eval()
@@ -225,7 +225,7 @@ class NewNodes:
         used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows in sampled)]))
         first, *others = (Drawn(np.searchsorted(used, rows).astype(index), self._near(nodes, rows)) for rows in sampled)
         labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
-        with FolderWriter(path, KIND) as writer:
+        with ArrayWriter(path, KIND) as writer:
             writer.save("nodes", nodes.astype(index))
             writer.save("labels", labels)
             writer.save("split", np.zeros(len(nodes), dtype=np.uint8))
@@ -233,7 +233,7 @@ class NewNodes:
             writer.save("token_nodes", used.astype(index))
             writer.save("tokens", self._token_rows(used))
             for name in ("feature_shift", "feature_gain"):
-                writer.save(name, np.array(self.prepared.folder.array(name)))
+                writer.save(name, np.array(self.prepared.array(name)))
             writer.save("positions", self._positions(nodes))
             if config.labels.hops:
                 writer.save("label_contexts", self._label_contexts(nodes))
@@ -242,7 +242,8 @@ class NewNodes:
             if config.labels.local:
                 writer.save("label_counts", self._label_counts(used))
             meta = self.prepared.folder.meta
-            writer.finish({**meta, "store": {**meta["store"], "num_nodes": self.graph.num_nodes}})
+            grown = {"num_nodes": self.graph.num_nodes}
+            writer.finish({**meta, **grown, "stages": {}, "store": {**meta["store"], **grown}})
         return Prepared.open(path), others
 
     def _rows(self, nodes: Array, known: Array, dtype: Any, of_old: MakeRows, of_new: MakeRows) -> Array:
@@ -261,7 +262,7 @@ class NewNodes:
     def _token_rows(self, nodes: Array) -> Array:
         prepared, engine = self.prepared, self.engine
         config, directions = prepared.config, directions_of(prepared.config)
-        shift, gain = (np.array(prepared.folder.array(name)) for name in ("feature_shift", "feature_gain"))
+        shift, gain = (np.array(prepared.array(name)) for name in ("feature_shift", "feature_gain"))
 
         def of_old(missing: Array) -> Array:
             features = NodeFeatures(self.store, config.tokens.degrees)

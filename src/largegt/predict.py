@@ -32,7 +32,7 @@ from .graph.store import GraphStore
 from .memory import memory_budget
 from .model.node_model import NodeModel
 from .prediction_files import check_prediction_file, prediction_file
-from .prepare.making import prepare
+from .prepare.pipeline import prepare
 from .prepare.prepared import Prepared
 from .progress import Progress, silent
 from .ranks import Ranks
@@ -169,11 +169,11 @@ class Prediction:
         self.draws = config.draws if draws is None else draws
         if self.draws < 1:
             raise ConfigError(f"draws is {self.draws}: it must be at least 1")
-        self.store = opened.store()
+        self.store = opened.newest_store()
         self.ranks = Ranks.here(config.device)
         self.show = progress if progress and self.ranks.is_first else silent
         with self.ranks.in_turn():
-            prepared = opened.prepared(self.show, reachable=self.draws > 1, memory=memory)
+            prepared = opened.prepared(self.show, self.draws > 1, memory, self.store)
         self.nodes: Array | None = None
         """The nodes that were named, in that order."""
         if ids is not None:
@@ -319,7 +319,7 @@ class _SplitRows:
 
     def __init__(self, prepared: Prepared, split: str) -> None:
         prepared.check_split(split)
-        self.split, self.code = prepared.folder.array("split"), SPLIT_CODES[split]
+        self.split, self.code = prepared.array("split"), SPLIT_CODES[split]
         counts = [int(np.count_nonzero(self._are(start))) for start in range(0, len(self.split), _SEGMENT_ROWS)]
         self.bounds = np.cumsum([0, *counts])
 

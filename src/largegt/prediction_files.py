@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from .errors import ConfigError, InputError, disk_errors
-from .locks import Lock, check_free
-from .storage import refuse_url
+from .io.locks import Lock, check_free
+from .io.remote import refuse_url
 from .types import Array, PathLike
 
 _SUFFIXES = (".parquet", ".csv", ".npz")

@@ -2,7 +2,7 @@
 
 Enters: a `Data`, or anything with its attributes. Leaves: a GraphStore (`from_pyg`), a `Data` (`to_pyg`), TokenBatches
 (`loader`), or the `Data` with what batches are made of (`LargeGTTransform`). Cost: `from_pyg` is `ingest`; a loader
-prepares the graph once, whatever loaders ask for it, in a temporary folder (workbench.py); the transform holds
+prepares the graph once, whatever loaders ask for it, in a temporary folder (store_cache.py); the transform holds
 K + 3d + p numbers per node in memory. Only `to_pyg` imports torch_geometric.
 """
 
@@ -25,14 +25,15 @@ from .graph.splits import SPLIT_CODES, given_split
 from .graph.store import GraphStore
 from .model.largegt import LargeGT
 from .prepare.local_nodes import node_numbers
+from .prepare.pipeline import prepare as run_prepare
 from .prepare.prepared import Prepared
 from .progress import Progress
+from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
 from .tokens.input_tokens import TokenBatch, input_tokens
 from .tokens.loader import TokenLoader
 from .tokens.local_labels import LocalLabels
 from .tokens.table import Place, TokenTable
 from .types import Array, PathLike
-from .workbench import Folder, GraphInput, Workbench, encoded_labels
 
 _MASKS = {"train_mask": "train", "val_mask": "valid", "test_mask": "test"}
 _temporary: list[Folder] = []
@@ -147,10 +148,9 @@ class Loader:
         everyone = config.local_nodes.model_copy(update={"nodes": "all"})
         config = config.model_copy(update={"local_nodes": everyone})
         encoded, split = _labels_of(data)
-        bench = Workbench.of(GraphInput.of(data, edge_weights=True), work_dir, progress)
-        self._held = bench, bench.new_folder(keep=work_dir is not None)
-        store = bench.labelled(self._held[1].path / "store", encoded, split)
-        self.prepared: Prepared = bench.prepared(store, config, progress)
+        self._cache = StoreCache.of(GraphInput.of(data, edge_weights=True), work_dir, progress)
+        store = self._cache.labelled(encoded, split)
+        self.prepared: Prepared = run_prepare(store, config, progress=progress)
         self.nodes = _chosen(nodes, store.num_nodes)
         self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
         rows = TokenTable(self.prepared, device, table)
@@ -189,8 +189,8 @@ class LargeGTTransform:
 
     def __call__(self, data: Any) -> Any:
         config = preparation(self.k, self.seed, self.positions)
-        bench = Workbench.of(GraphInput.of(data, edge_weights=True))
-        prepared = bench.prepared(bench.graph, config)
+        cache = StoreCache.of(GraphInput.of(data, edge_weights=True))
+        prepared = run_prepare(cache.graph, config)
         data = copy.copy(data)
         data.local_nodes = torch.from_numpy(np.array(prepared.local_rows, dtype=np.int64))
         data.token_rows = torch.from_numpy(np.array(prepared.tokens))

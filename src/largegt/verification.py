@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import storage
 from .errors import FormatError, InputError, LargeGTError
-from .folder import ArrayFolder
-from .integrity import Damage, read_sealed
+from .io import remote
+from .io.array_folder import ArrayFolder, manifest_files
+from .io.checksums import Damage, read_sealed
+from .io.remote import MANIFEST
 from .progress import Progress
 from .types import PathLike
 
@@ -48,60 +50,64 @@ class Verified:
 
 def verify(path: PathLike, progress: Progress | None = None) -> Verified:
     """Compare everything at `path` with its checksums."""
-    path = storage.local_path(path)
-    storage.refresh(path)
+    path = remote.local_path(path)
+    remote.refresh(path)
     if not path.exists():
-        raise InputError(f"{storage.shown(path)} does not exist")
+        raise InputError(f"{remote.shown(path)} does not exist")
     found = Verified()
     if (path / "config.toml").is_file():
         _run(path, found, progress)
     elif _is_folder(path):
         _folder(path, _kind(path), found, progress)
     else:
-        raise FormatError(f"{storage.shown(path)} is neither a store, nor a preparation, nor a run of largegt")
+        raise FormatError(f"{remote.shown(path)} is neither a store, nor a preparation, nor a run of largegt")
     return found
 
 
 def _is_folder(path: Path) -> bool:
     """Whether it is one of ours, even if its manifest is damaged."""
-    manifest = path / "manifest.json"
+    manifest = path / MANIFEST
     return manifest.is_file() and (b"largegt-" in manifest.read_bytes() or any(path.glob("*.npy")))
 
 
 def _kind(path: Path) -> str:
-    """`store` or `prepared`, also where the manifest is too damaged to be read."""
-    raw = (path / "manifest.json").read_bytes()
-    return "prepared" if b"largegt-prepared" in raw or path.parent.name == "prepared" else "store"
+    """`store`, `prepared` or `stage`, also where the manifest is too damaged to be read."""
+    if path.parent.parent.name == "prepared":
+        return "stage"
+    return "prepared" if path.parent.name == "prepared" else "store"
 
 
 def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -> None:
-    manifest = path / "manifest.json"
-    before = len(found.damaged)
-    found.count(manifest.stat().st_size)
-    try:
-        folder = ArrayFolder(path, kind, check=False)
-    except FormatError as error:
-        found.damaged.append(Damage(manifest, _reason(error, manifest)))
-    else:
-        if not folder.seals_manifest:
-            found.notes.append(f"{manifest} is of an earlier version and has no checksum of its own")
-        found.count(folder.num_bytes, len(folder.manifest["arrays"]))
-        found.damaged += folder.damages(None, progress, _bounds(folder, kind))
+    """All versions of a folder; of a store also its preparations."""
+    before, named = len(found.damaged), {MANIFEST}
+    for manifest in manifest_files(path):
+        remote.refresh(path, str(manifest.relative_to(path)))
+        version = None if manifest.name == MANIFEST else manifest.stem
+        found.count(manifest.stat().st_size)
+        try:
+            folder = ArrayFolder(path, kind, version, check=False)
+        except (FormatError, InputError) as error:
+            found.damaged.append(Damage(manifest, _reason(error, manifest)))
+            continue
+        arrays = {entry["file"]: name for name, entry in folder.manifest["arrays"].items()}
+        new = [name for file, name in arrays.items() if file not in named]
+        named |= set(arrays)
+        found.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
+        found.damaged += folder.damages(new, progress, _bounds(folder, kind))
         if len(found.damaged) == before:
-            _sound(manifest, found, lambda: _opened(path, kind, progress))
-        if extra := sorted(file.name for file in path.iterdir() if file.is_file() and not _is_ours(file, folder)):
-            found.notes.append(f"{path} has files that are not ours: {_named(extra)}")
+            _sound(manifest, found, partial(_open, path, kind, version, progress))
+    files = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
+    if extra := sorted(files - named):
+        found.notes.append(f"{path} has files that no version names: {_named(extra)}")
     if kind == "store":
-        for preparation in storage.folders(path / "prepared"):
-            if (preparation / "manifest.json").is_file():
-                _folder(preparation, "prepared", found, progress)
-        for increment in storage.folders(path / "appended"):
-            _folder(increment, "increment", found, progress)
+        prepared = path / "prepared"
+        for stage in (prepared, *(prepared / name for name in remote.names(prepared))):
+            for folder_path in remote.folders(stage):
+                if (folder_path / MANIFEST).is_file() or remote.url_of(folder_path) is not None:
+                    _folder(folder_path, _kind(folder_path), found, progress)
 
 
 def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
-    if kind == "increment":
-        return {}
     if kind == "store":
         from .graph.store import bounds_of
     else:
@@ -109,21 +115,16 @@ def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
     return bounds_of(folder)
 
 
-def _opened(path: Path, kind: str, progress: Progress | None) -> None:
+def _open(path: Path, kind: str, version: str | None, progress: Progress | None) -> None:
     """Open it as its readers do; numbers that point into other arrays are looked at."""
     if kind == "store":
         from .graph.store import GraphStore
 
-        store = GraphStore.open(path)
-        store.verify_numbers(progress)
+        GraphStore.open(path, version).verify_numbers(progress)
     elif kind == "prepared":
         from .prepare.prepared import Prepared
 
-        Prepared.open(path).verify(progress)
-
-
-def _is_ours(file: Path, folder: ArrayFolder) -> bool:
-    return file.name == "manifest.json" or (file.suffix == ".npy" and file.stem in folder) or file.name.startswith(".")
+        Prepared.open(path)
 
 
 def _run(path: Path, found: Verified, progress: Progress | None) -> None:
@@ -131,20 +132,15 @@ def _run(path: Path, found: Verified, progress: Progress | None) -> None:
     from .training.run import Run
 
     own = path / checksums.FILE
-    if not own.is_file():
-        found.notes.append(
-            f"{path} has no {checksums.FILE}: it is of an earlier version, so only its data was compared"
-        )
-    else:
-        try:
-            names = [name for name in checksums.noted(path) if (path / name).is_file()]
-            for name in (*names, checksums.FILE):
-                found.count((path / name).stat().st_size)
-            found.damaged += checksums.damages(path)
-            if others := checksums.unchecked(path):
-                found.notes.append(f"{path} has files without a checksum: {_named(others)}")
-        except FormatError as error:
-            found.damaged.append(Damage(own, _reason(error, own)))
+    try:
+        names = [name for name in checksums.noted(path) if (path / name).is_file()]
+        for name in (*names, *([checksums.FILE] if own.is_file() else [])):
+            found.count((path / name).stat().st_size)
+        found.damaged += checksums.damages(path)
+        if others := checksums.unchecked(path):
+            found.notes.append(f"{path} has files without a checksum: {_named(others)}")
+    except FormatError as error:
+        found.damaged.append(Damage(own, _reason(error, own)))
     analysis = path / "analysis.json"
     if analysis.is_file():
         _sound(analysis, found, lambda: _sealed(analysis, found))
@@ -152,24 +148,23 @@ def _run(path: Path, found: Verified, progress: Progress | None) -> None:
     if any(damage.file in (config, own) for damage in found.damaged):
         found.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
         return
-    if own.is_file() and checksums.is_moved(path):
+    if checksums.is_moved(path):
         found.notes.append(f"{config} names another place of its store than was written")
     _sound(config, found, lambda: _data_of(Run.open(path), found, progress))
 
 
 def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
-    """The store of a run, which must be the one it was trained on, and its preparations."""
-    from .prepare.identity import prepared_path
+    """The store of a run, which must have the version it was trained on, and its preparations."""
+    from .prepare.cache_key import prepared_path
 
     try:
-        manifest = run.store_path / "manifest.json"
-        if not manifest.is_file():
+        if not (run.store_path / MANIFEST).is_file():
             raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
         before = len(found.damaged)
         _folder(run.store_path, "store", found, progress)
         if len(found.damaged) > before:
             return
-        path = prepared_path(run.store(), run.config.preparation, run.store_fingerprint)
+        path = prepared_path(run.store(), run.config.preparation)
         if not path.exists():
             raise InputError(
                 f"the preparation of {run.path} is no longer at {path}; it is made again when it is needed"
@@ -179,12 +174,8 @@ def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
 
 
 def _sealed(file: Path, found: Verified) -> None:
-    _, fault = read_sealed(file, "largegt report makes it again")
+    read_sealed(file, "largegt report makes it again")
     found.count(file.stat().st_size)
-    if fault is not None and "missing" in fault:
-        found.notes.append(f"{file} has no checksum")
-    elif fault is not None:
-        raise FormatError(f"{file} {fault}")
 
 
 def _sound(file: Path, found: Verified, work: Callable[[], None]) -> None:

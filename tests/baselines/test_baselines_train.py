@@ -13,7 +13,7 @@ from largegt.config import Config
 from largegt.errors import ConfigError
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.training.checksums import put_text
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from largegt.baselines.nagphormer import NAGphormer
 from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.tokens.table import TokenForm, TokenTable

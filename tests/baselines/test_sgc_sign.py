@@ -16,7 +16,7 @@ from largegt.baselines.sign import SIGN
 from largegt.config import Config, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.model.node_model import NodeModel
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches

@@ -18,8 +18,8 @@ from largegt.datasets.npz_stream import NpzEdges, NpzFeatures, NpzMember
 from largegt.datasets.ogb import ogbn_papers100m, ogbn_products
 from largegt.datasets.registry import ingest_config
 from largegt.errors import InputError
-from largegt.folder_writer import FolderWriter
 from largegt.graph.ingest import ingest
+from largegt.io.array_writer import ArrayWriter
 from largegt.training.loop import train
 from run_helpers import one_thread, small  # noqa: F401
 
@@ -133,19 +133,19 @@ def test_a_stopped_ingest_of_papers_goes_on_to_the_same_bytes(
     write_papers(tmp_path / "ogbn_papers100M", partly_labelled(random_graph()))
     config = ingest_config("ogbn-papers100M")
     whole = ingest(ogbn_papers100m(tmp_path), tmp_path / "whole", config)
-    commit, left = FolderWriter.commit, [12]
+    commit, left = ArrayWriter.commit, [12]
 
-    def stop(self: FolderWriter, **state: Any) -> None:
+    def stop(self: ArrayWriter, **state: Any) -> None:
         commit(self, **state)
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(FolderWriter, "commit", stop)
+    monkeypatch.setattr(ArrayWriter, "commit", stop)
     with pytest.raises(KeyboardInterrupt):
         ingest(ogbn_papers100m(tmp_path), tmp_path / "again", config)
     assert (tmp_path / ".again.partial").exists()
-    monkeypatch.setattr(FolderWriter, "commit", commit)
+    monkeypatch.setattr(ArrayWriter, "commit", commit)
     again = ingest(ogbn_papers100m(tmp_path), tmp_path / "again", config)
     assert again.fingerprint == whole.fingerprint
 

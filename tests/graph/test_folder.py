@@ -11,15 +11,15 @@ from graph_helpers import left_behind
 
 from largegt import folder_writer as home
 from largegt import integrity
-from largegt.disk import require_space, write_text_atomically
 from largegt.errors import DiskError, FormatError, InputError
-from largegt.folder import ArrayFolder, fingerprint
-from largegt.folder_writer import FolderWriter
-from largegt.integrity import file_checksum, sealed
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.atomic import require_space, write_text_atomically
+from largegt.io.checksums import file_checksum, fingerprint, sealed
 
 
 def _write(path: Path, values: list[int], replace: bool = False) -> ArrayFolder:
-    with FolderWriter(path, "store", replace=replace) as writer:
+    with ArrayWriter(path, "store", replace=replace) as writer:
         writer.save("values", np.array(values))
         made = writer.grow("made", "bfloat16", (3,))
         made.append(np.full((2, 3), 7))
@@ -30,7 +30,7 @@ def _write(path: Path, values: list[int], replace: bool = False) -> ArrayFolder:
 
 def _fail(path: Path, error: type[BaseException]) -> None:
     """Write half a folder, then fail."""
-    with FolderWriter(path, "store", replace=True) as writer:
+    with ArrayWriter(path, "store", replace=True) as writer:
         writer.save("values", np.array([2]))
         raise error
 
@@ -76,7 +76,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "f" / "thesis.tex").write_text("years of work")
     for replace in (False, True):
         with pytest.raises(InputError):
-            FolderWriter(tmp_path / "f", "store", replace=replace)
+            ArrayWriter(tmp_path / "f", "store", replace=replace)
     assert (tmp_path / "f" / "thesis.tex").exists()
     assert left_behind(tmp_path, "f") == []
 
@@ -132,7 +132,7 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
 
 def test_linked_arrays_and_small_files(tmp_path: Path) -> None:
     first = _write(tmp_path / "f", [1, 2])
-    with FolderWriter(tmp_path / "g", "store") as writer:
+    with ArrayWriter(tmp_path / "g", "store") as writer:
         writer.link("values", first)
         writer.finish({})
     second = ArrayFolder(tmp_path / "g", "store")
@@ -152,7 +152,7 @@ class Stopped(BaseException):
 
 def _count_to(path: Path, stop_at: int | None, identity: str = "count", error: type[BaseException] = Stopped) -> int:
     """Write 0..9 with a commit after each; how many were there already."""
-    with FolderWriter(path, "store", identity=identity) as writer:
+    with ArrayWriter(path, "store", identity=identity) as writer:
         numbers = writer.grow("numbers", "int32")
         first = numbers.rows
         for number in range(first, 10):
@@ -219,16 +219,16 @@ def test_bad_input_leaves_nothing_and_bad_luck_leaves_the_work(
 
 
 def test_two_writers_of_one_folder(tmp_path: Path) -> None:
-    with FolderWriter(tmp_path / "f", "store") as writer:
+    with ArrayWriter(tmp_path / "f", "store") as writer:
         with pytest.raises(InputError, match=r"another process \(pid \d+ on .*, since .*\) is writing .*f: wait"):
-            FolderWriter(tmp_path / "f", "store")
+            ArrayWriter(tmp_path / "f", "store")
         writer.save("a", np.arange(3))
         writer.finish({})
     assert left_behind(tmp_path, "f") == []
 
 
 def test_scratch_that_was_dropped_and_renamed_arrays(tmp_path: Path) -> None:
-    with FolderWriter(tmp_path / "f", "store", identity="x") as writer:
+    with ArrayWriter(tmp_path / "f", "store", identity="x") as writer:
         scratch = writer.grow("scratch", "int64", (2,))
         scratch.append(np.arange(6).reshape(3, 2))
         assert scratch.so_far().tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -19,10 +19,10 @@ from graph_helpers import left_behind
 
 from largegt.config import IngestConfig
 from largegt.errors import InputError
-from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.id_file import IdFile
 from largegt.graph.ingest import ingest
+from largegt.io.array_writer import ArrayWriter
 from run_helpers import all_bytes
 
 NUM_NODES, NUM_EDGES = 300, 2500
@@ -95,17 +95,17 @@ class Stop:
     """The n-th commit is made, and then the run is cut off; so is every later commit of a thread that has not heard."""
 
     def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
-        commit = FolderWriter.commit
+        commit = ArrayWriter.commit
         self.made = 0
 
-        def stopping(writer: FolderWriter, **state: Any) -> None:
+        def stopping(writer: ArrayWriter, **state: Any) -> None:
             if self.made < after:
                 commit(writer, **state)
             self.made += 1
             if self.made >= after:
                 raise KeyboardInterrupt
 
-        patch.setattr(FolderWriter, "commit", stopping)
+        patch.setattr(ArrayWriter, "commit", stopping)
 
 
 def _stopped(files: dict[str, Any], out: Path, after: int, memory: int | None, undirected: bool = False) -> bool:

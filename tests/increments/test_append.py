@@ -15,13 +15,13 @@ from grown_graphs import grown
 
 from largegt.config import IngestConfig
 from largegt.errors import InputError, LargeGTError
-from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.append import _Append, append
 from largegt.graph.ingest import ingest
-from largegt.graph.lineage import State, degrees_then, earlier_states, touched_since
 from largegt.graph.store import GraphStore
-from largegt.locks import Lock
+from largegt.graph.versions import State, degrees_then, earlier_states, touched_since
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.locks import Lock
 from largegt.verification import verify
 from run_helpers import Killed, left_in, lg, stopped_at  # noqa: F401
 
@@ -249,10 +249,10 @@ def test_killed_anywhere_the_old_store_is_there_and_the_same_command_goes_on(
     before = graph.ingested(tmp_path, "old").fingerprint
     arguments: Any = (tmp_path / "old", tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet")
     for call in (1, 4, 9, 14, 5):  # each goes on from the one before
-        with stopped_at(FolderWriter, "commit", call):
+        with stopped_at(ArrayWriter, "commit", call):
             append(*arguments, threads=1)
         assert GraphStore.open(tmp_path / "old").fingerprint == before
-    with stopped_at(FolderWriter, "finish", 2):  # the first is that of the lineage's note
+    with stopped_at(ArrayWriter, "finish", 2):  # the first is that of the lineage's note
         append(*arguments, threads=1)
     assert GraphStore.open(tmp_path / "old").fingerprint == before
     assert_same(append(*arguments, threads=1), graph.ingested(tmp_path, "all"))
@@ -266,7 +266,7 @@ def test_killed_when_the_new_ids_were_written_they_come_once(tmp_path: Path, ids
     graph.ingested(tmp_path, "old")
     arguments: Any = (tmp_path / "old", tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet")
     for call in (1, 2)[: 2 if ids == "string" else 1]:  # of the offsets; of those that were left, of the text
-        with stopped_at(FolderWriter, "close", call):
+        with stopped_at(ArrayWriter, "close", call):
             append(*arguments, threads=1)
     assert_same(append(*arguments, threads=1), graph.ingested(tmp_path, "all"))
 

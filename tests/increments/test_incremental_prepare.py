@@ -11,14 +11,14 @@ from grown_graphs import grown
 
 from largegt.config import IngestConfig, PrepareConfig
 from largegt.errors import ConfigError, InputError
-from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.append import append
 from largegt.graph.ingest import ingest
-from largegt.graph.lineage import State, earlier_states
+from largegt.graph.versions import State, earlier_states
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.features import NodeFeatures
 from largegt.prepare.incremental import Rows, merge
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.settings import build
 from run_helpers import stopped_at
@@ -113,7 +113,7 @@ def test_killed_on_the_way_it_goes_on(tmp_path: Path) -> None:
     prepare(graph.store(tmp_path), config("labels"), threads=1)
     store = append(tmp_path / "old", graph.source_of("new"), threads=1)
     for call in (2, 5, 3, 6, 4):
-        with stopped_at(FolderWriter, "commit", call):
+        with stopped_at(ArrayWriter, "commit", call):
             prepare(store, config("labels"), threads=1)
     prepared = prepare(store, config("labels"), threads=1)
     assert_same(prepared, prepare(graph.store(tmp_path, "all"), config("labels"), threads=1))
@@ -137,14 +137,14 @@ def test_rows_made_for_another_choice_of_rows_are_not_taken(tmp_path: Path) -> N
     """A kill, and then another earlier preparation serves, which lacks other rows."""
     earlier, wanted = np.arange(10, 13), np.array([7, 8, 9, 10, 11, 12])
 
-    def merged(before: list[int], writer: FolderWriter) -> None:
+    def merged(before: list[int], writer: ArrayWriter) -> None:
         rows = Rows(np.array(before))
         merge(writer, "x", rows, earlier, lambda which, scratch: scratch.save("x", wanted[which]))
 
-    with stopped_at(FolderWriter, "commit", 3), FolderWriter(tmp_path / "p", "prepared", identity="p") as writer:
+    with stopped_at(ArrayWriter, "commit", 3), ArrayWriter(tmp_path / "p", "prepared", identity="p") as writer:
         writer.commit()
         merged([-1, -1, -1, 0, 1, 2], writer)  # all that is missing was made; nothing is in its place
-    with FolderWriter(tmp_path / "p", "prepared", identity="p") as writer:
+    with ArrayWriter(tmp_path / "p", "prepared", identity="p") as writer:
         merged([-1, -1, -1, -1, 1, -1], writer)
         assert writer.array("x").tolist() == wanted.tolist()
 

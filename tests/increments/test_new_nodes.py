@@ -19,7 +19,7 @@ from largegt.new_nodes import _opened, predict_new
 from largegt.predict import predict
 from largegt.prepare import cutout
 from largegt.prepare.extended import Extended
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.loop import train
 from largegt.training.run import Run

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig
 from largegt.errors import ConfigError
 from largegt.model.largegt import BatchNorm, LargeGT
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import token_batches
 

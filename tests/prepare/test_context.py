@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.folder_writer import FolderWriter
 from largegt.graph.precision import decode
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.context import ContextFeatures, context_names
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.features import NodeFeatures, feature_scale
@@ -29,7 +29,7 @@ def rows_of(
     features = NodeFeatures(store, degrees)
     shift, gain = feature_scale(features, standardize, Engine(memory, threads))
     directions = ("out", "in") if direction == "apart" else (direction,)
-    with FolderWriter(store.path / "rows", "test") as writer:
+    with ArrayWriter(store.path / "rows", "test") as writer:
         ContextFeatures(features, nodes, shift, gain, directions, Engine(memory, threads)).write(
             writer, "float32", hops
         )

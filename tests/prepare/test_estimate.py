@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.folder_writer import FolderWriter
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare import estimate as home
 from largegt.prepare.estimate import estimate, extrapolated_union
 from largegt.prepare.laplacian import laplacian_bytes
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 
 
 def config_of(
@@ -77,14 +77,14 @@ def test_contexts_apart_take_more_and_on_an_undirected_graph_the_same(
 def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig) -> None:
     said = estimate(store, config)
     most = 0
-    real = FolderWriter.commit
+    real = ArrayWriter.commit
 
-    def watched(self: FolderWriter, **state: Any) -> None:
+    def watched(self: ArrayWriter, **state: Any) -> None:
         nonlocal most
         most = max(most, sum(file.stat().st_size for file in self.partial.iterdir()))
         real(self, **state)
 
-    monkeypatch.setattr(FolderWriter, "commit", watched)
+    monkeypatch.setattr(ArrayWriter, "commit", watched)
     prepared = prepare(store, config)
     assert said.num_nodes == len(prepared.nodes)
     assert said.token_rows == len(prepared.token_nodes)

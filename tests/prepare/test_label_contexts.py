@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import largegt as lg
-from largegt.folder import ArrayFolder
-from largegt.folder_writer import FolderWriter
 from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.label_contexts import write_label_contexts
 
@@ -32,7 +32,7 @@ def store_of(edges: np.ndarray, labels: np.ndarray, path: Path, directed: bool =
 
 
 def written(store: GraphStore, nodes: np.ndarray, hops: int, path: Path, **engine: Any) -> np.ndarray:
-    with FolderWriter(path, "prepared") as writer:
+    with ArrayWriter(path, "prepared") as writer:
         write_label_contexts(writer, store, nodes, hops, Engine(**{"memory": 1 << 20} | engine))
         writer.finish({})
     return np.array(ArrayFolder(path, "prepared").array("label_contexts"))
@@ -154,7 +154,7 @@ def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None
     store = store_of(GRAPHS[graph], np.arange(60) % 3, tmp_path / "g")
     expected = written(store, np.arange(60), 2, tmp_path / "p")
     for number, memory in enumerate((1, 150, 1 << 20)):
-        with FolderWriter(tmp_path / f"b{number}", "prepared") as writer:
+        with ArrayWriter(tmp_path / f"b{number}", "prepared") as writer:
             write_label_contexts(writer, store, np.arange(60), 2, InBlocks(memory))
             assert writer.array("label_contexts").tobytes() == expected.tobytes()
 
@@ -168,9 +168,9 @@ def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, 
     assert np.array_equal(written(store, np.arange(60), 2, tmp_path / "q", memory=2000, threads=3), expected)
 
     commits = 0
-    commit = FolderWriter.commit
+    commit = ArrayWriter.commit
 
-    def counted(self: FolderWriter, **state: Any) -> None:
+    def counted(self: ArrayWriter, **state: Any) -> None:
         nonlocal commits
         commit(self, **state)
         commits += 1
@@ -180,7 +180,7 @@ def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, 
     for stop in (1, 4, 7):
         path, commits = tmp_path / f"stopped{stop}", 0
         with monkeypatch.context() as patch:
-            patch.setattr(FolderWriter, "commit", counted)
+            patch.setattr(ArrayWriter, "commit", counted)
             with pytest.raises(KeyboardInterrupt):
                 written(store, np.arange(60), 2, path, memory=2000)
         assert np.array_equal(written(store, np.arange(60), 2, path), expected)

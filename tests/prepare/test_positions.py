@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from largegt.config import PositionsConfig
 from largegt.errors import ConfigError
-from largegt.folder_writer import FolderWriter
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare import laplacian as laplacian_home
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.positions import _skip_gram_loss, _walks, node2vec, write_positions
@@ -30,7 +30,7 @@ def positions(
     store: Any, nodes: Any, config: PositionsConfig, direction: Any = "both", threads: int | None = None,
     memory: int = 1 << 30,
 ) -> Any:  # fmt: skip
-    with FolderWriter(store.path / "rows", "test") as writer:
+    with ArrayWriter(store.path / "rows", "test") as writer:
         write_positions(writer, store, np.asarray(nodes), config, direction, Engine(memory, threads))
         return np.array(writer.array("positions"))
 

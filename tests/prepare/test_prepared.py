@@ -27,19 +27,19 @@ from largegt.config import (
     TokensConfig,
 )
 from largegt.errors import ConfigError, DiskError, InputError, LargeGTError
-from largegt.folder import fingerprint
-from largegt.folder_writer import FolderWriter
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.checksums import fingerprint
 from largegt.model.largegt import LargeGT
 from largegt.predict import predict
 from largegt.prepare import blocks, context
+from largegt.prepare.cache_key import prepared_path
 from largegt.prepare.engines import engine
-from largegt.prepare.identity import prepared_path
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows, stale_note
 from largegt.tokens.loader import token_batches
 from largegt.training.loop import train
@@ -47,7 +47,7 @@ from largegt.types import ModelName
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
-HOME = sys.modules["largegt.prepare.making"]
+HOME = sys.modules["largegt.prepare.pipeline"]
 STAGES = ("_write_local_nodes", "_write_tokens", "write_positions")
 ARRAYS = (
     "nodes",
@@ -589,9 +589,9 @@ def interrupted(*args: Any, **kwargs: Any) -> None:
 def stopped_after(commits: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
     """Every writer's commit with this number ends in an interrupt, after it was made."""
     made = 0
-    real = FolderWriter.commit
+    real = ArrayWriter.commit
 
-    def commit(self: FolderWriter, **state: Any) -> None:
+    def commit(self: ArrayWriter, **state: Any) -> None:
         nonlocal made
         real(self, **state)
         made += 1
@@ -599,7 +599,7 @@ def stopped_after(commits: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderWriter, "commit", commit)
+        patch.setattr(ArrayWriter, "commit", commit)
         yield lambda: made >= commits
 
 

@@ -18,9 +18,9 @@ from list_helpers import answers_alike
 
 import largegt
 from bucket_helpers import content, serving
-from largegt import storage
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
+from largegt.io import remote
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.neighbor_lists import MappedCSR
@@ -118,13 +118,13 @@ def test_a_store_in_a_bucket(cluster: Any, bucket: str, store: Any) -> None:
     )
     url = f"{bucket}/{store.name}"
     for file in store.path.iterdir():
-        storage.put(file, f"{url}/{file.name}")
+        remote.put(file, f"{url}/{file.name}")
     expected = made_by(Engine(1 << 28, 1), store, config)
     prepared = largegt.prepare(url, config, engine=RayEngine(shards=2, memory=40_000))
     assert content(prepared.place) == expected
     everything = {name.split("/")[0] for name in content(url)}
     assert everything == {file.name for file in store.path.iterdir()} | {"prepared"}, "scratch is gone"
-    held = {file.stem for file in storage.local_path(url).glob("*.npy")}
+    held = {file.stem for file in remote.local_path(url).glob("*.npy")}
     assert held <= {"labels", "split"}, "edges and features stay where they are"
 
 

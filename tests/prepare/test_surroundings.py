@@ -12,13 +12,13 @@ import pytest
 import largegt as lg
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
-from largegt.folder import ArrayFolder
-from largegt.folder_writer import FolderWriter
 from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.estimate import estimate
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.prepare.surroundings import write_label_counts
 from run_helpers import small
@@ -144,7 +144,7 @@ def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
     splits = {"train": np.arange(1, size), "valid": np.array([0]), "test": np.array([], dtype=np.int64)}
     source = lg.sources.arrays(edges, np.ones((size, 1), dtype=np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
-    with FolderWriter(tmp_path / "p", "prepared") as writer:
+    with ArrayWriter(tmp_path / "p", "prepared") as writer:
         write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20))
         writer.finish({})
     found = ArrayFolder(tmp_path / "p", "prepared").array("label_counts")

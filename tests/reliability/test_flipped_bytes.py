@@ -17,12 +17,12 @@ import pytest
 from largegt import integrity
 from largegt.config import Config
 from largegt.errors import FormatError
-from largegt.folder import ArrayFolder
-from largegt.folder_writer import FolderWriter
 from largegt.graph.store import GraphStore
-from largegt.integrity import BlockDigests, file_checksum
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.checksums import BlockDigests, file_checksum
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
@@ -46,8 +46,8 @@ def _flip_harness() -> Any:
 @pytest.fixture
 def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of any size are treated as large ones are: their bytes are not looked at on opening or on first use."""
-    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 0)
-    monkeypatch.setattr("largegt.folder.USED_BYTES", 0)
+    monkeypatch.setattr("largegt.io.array_folder.SMALL_BYTES", 0)
+    monkeypatch.setattr("largegt.io.array_folder.USED_BYTES", 0)
 
 
 def _flip(file: Path, at: int = -1) -> None:
@@ -61,7 +61,7 @@ def _prepared(folder: Path) -> Path:
 
 
 def test_no_damage_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 4096)  # a larger one is then found on use
+    monkeypatch.setattr("largegt.io.array_folder.SMALL_BYTES", 4096)  # a larger one is then found on use
     flip = _flip_harness()
     folders = flip.make_folders(tmp_path, num_nodes=200, width=8)
     report = flip.harness(folders, cases=4 * len(folders.parts()), seed=1)
@@ -197,7 +197,7 @@ def test_a_checksum_taken_while_writing_is_the_one_of_the_file(tmp_path: Path, m
     original = integrity._digest
     monkeypatch.setattr(integrity, "_digest", lambda path, low, *rest: hashed.append(low) or original(path, low, *rest))
     for number, cuts in enumerate(([], [1], [290, 291], [400, 1000, 1499])):
-        with FolderWriter(tmp_path / str(number), "store", identity="rows") as writer:
+        with ArrayWriter(tmp_path / str(number), "store", identity="rows") as writer:
             array = writer.grow("rows", "uint8", (3,))
             for part in np.split(rows, cuts):
                 array.append(part)
@@ -218,7 +218,7 @@ def test_digests_of_whole_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_of_a_machine_reads_large_arrays(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("largegt.folder.SMALL_BYTES", 0)
+    monkeypatch.setattr("largegt.io.array_folder.SMALL_BYTES", 0)
     _flip(copy / "g" / "features.npy")
     for name, value in (("LOCAL_RANK", "1"), ("LARGEGT_CHECK", "open")):
         with monkeypatch.context() as patch:

@@ -30,10 +30,10 @@ from largegt.graph.sources import arrays, files
 from largegt.graph.splits import npz_splits
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
-from largegt.integrity import file_checksum, sealed
+from largegt.io.checksums import file_checksum, sealed
 from largegt.predict import predict
 from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.report.page import report
 from largegt.report.style import SCRIPT

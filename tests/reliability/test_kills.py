@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from crash import Field, Zygote, stages
 
-from largegt.disk import write_text_atomically
 from largegt.errors import InputError
-from largegt.folder import ArrayFolder
-from largegt.folder_writer import FolderWriter
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.atomic import write_text_atomically
 from largegt.training.loop import train
 from run_helpers import Killed, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
 
@@ -56,7 +56,7 @@ def test_the_harness_sees_what_differs(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def _write(path: Path, values: list[int], replace: bool = False) -> None:
-    with FolderWriter(path, "store", replace=replace, identity=values) as writer:
+    with ArrayWriter(path, "store", replace=replace, identity=values) as writer:
         writer.save("values", np.array(values))
         writer.finish({})
 
@@ -83,7 +83,7 @@ def test_a_store_killed_while_it_is_replaced_is_the_old_one_or_the_new_one(tmp_p
 
 
 def _link_and_die(path: Path, source: Path) -> None:
-    with FolderWriter(path, "store", identity="x") as writer:
+    with ArrayWriter(path, "store", identity="x") as writer:
         writer.commit()
         writer.link("values", ArrayFolder(source, "store"))
         raise Killed
@@ -95,7 +95,7 @@ def test_what_was_linked_from_another_folder_is_never_written_into(tmp_path: Pat
     for make in ("save", "grow"):
         with pytest.raises(Killed):
             _link_and_die(tmp_path / "g", tmp_path / "first")
-        with FolderWriter(tmp_path / "g", "store", identity="x") as writer:
+        with ArrayWriter(tmp_path / "g", "store", identity="x") as writer:
             if make == "save":
                 writer.save("values", np.array([9]))
             else:

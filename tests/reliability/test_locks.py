@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import largegt.locks as home
+import largegt.io.locks as home
 from largegt.errors import InputError
-from largegt.folder_writer import FolderWriter
-from largegt.locks import HeldError, Lock, check_free
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.locks import HeldError, Lock, check_free
 from run_helpers import Cli, easy_store, left_in, small
 
 HOLD = """
 import sys, time
-from largegt.locks import Lock
+from largegt.io.locks import Lock
 with Lock(sys.argv[1], "painting"):
     print("held", flush=True)
     time.sleep(600)
@@ -112,7 +112,7 @@ def test_many_at_once_and_never_two_inside(tmp_path: Path) -> None:
     work = """
 import sys, time
 from pathlib import Path
-from largegt.locks import HeldError, Lock
+from largegt.io.locks import HeldError, Lock
 number, done = Path(sys.argv[1]), 0
 while done < 25:
     try:
@@ -152,7 +152,7 @@ def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) ->
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
     from largegt.config import Config
     from largegt.graph.store import GraphStore
-    from largegt.prepare.identity import prepared_path
+    from largegt.prepare.cache_key import prepared_path
     from largegt.training.loop import train
 
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
@@ -185,12 +185,12 @@ def test_a_folder_that_appears_while_the_lock_is_taken_is_not_replaced(
         real(lock, *args)
         monkeypatch.undo()
         lock.release()
-        with FolderWriter(tmp_path / "f", "store") as first:
+        with ArrayWriter(tmp_path / "f", "store") as first:
             first.save("a", np.arange(3))
             first.finish({"who": "first"})
         real(lock, *args)
 
     monkeypatch.setattr(Lock, "__init__", late)
     with pytest.raises(InputError, match="already exists"):
-        FolderWriter(tmp_path / "f", "store")
+        ArrayWriter(tmp_path / "f", "store")
     assert left_in(tmp_path) == ["f", "f/a.npy", "f/manifest.json"]

@@ -18,7 +18,7 @@ from largegt.config import IngestConfig
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import sample
 from largegt.ranks import ALONE
 from largegt.tokens.input_tokens import TokenBatch

@@ -11,7 +11,7 @@ import torch
 from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import InputError, LargeGTError
 from largegt.model.largegt import LargeGT
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.tokens import table as table_module
 from largegt.tokens.loader import TokenLoader, token_batches

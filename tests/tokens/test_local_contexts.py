@@ -15,7 +15,7 @@ import largegt as lg
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.graph.labels import num_label_columns
 from largegt.graph.store import GraphStore
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches

@@ -11,7 +11,7 @@ import torch
 
 from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.graph.store import GraphStore
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches

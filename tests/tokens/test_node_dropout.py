@@ -11,7 +11,7 @@ import torch
 
 from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig
 from largegt.errors import ConfigError
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.tokens.input_tokens import fewer_rows
 from largegt.tokens.loader import TokenLoader, token_batches

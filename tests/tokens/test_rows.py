@@ -11,7 +11,7 @@ import torch
 
 from largegt.config import LabelContextsConfig, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig
 from largegt.model.largegt import LargeGT
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.tokens import rows as rows_module
 from largegt.tokens.loader import TokenLoader

@@ -13,7 +13,7 @@ import torch
 
 from largegt.config import Config, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.tokens import table as module
 from largegt.tokens.input_tokens import TokenBatch

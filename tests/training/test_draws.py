@@ -15,7 +15,7 @@ from largegt.errors import ConfigError
 from largegt.experiments.reproduce import reproduce
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import sample
 from largegt.report.groups import open_runs
 from largegt.report.settings import listing

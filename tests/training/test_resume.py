@@ -16,7 +16,7 @@ import torch
 
 from largegt.errors import ConfigError, InputError, LargeGTError
 from largegt.graph.store import GraphStore
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
 from largegt.training.evaluate import evaluate

@@ -13,7 +13,7 @@ import torch
 from largegt.baselines.mlp import MLP
 from largegt.config import ModelConfig, TrainConfig
 from largegt.model.largegt import LargeGT
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import setup
 from largegt.training.loop import train

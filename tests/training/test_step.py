@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.tokens.loader import token_batches
 from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead

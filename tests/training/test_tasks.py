@@ -13,7 +13,7 @@ import torch
 from largegt.config import TrainConfig
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.training.evaluate import evaluate, evaluate_prepared
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead

@@ -17,7 +17,7 @@ from largegt.config import Config
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
 from largegt.training.evaluate import evaluate, evaluate_prepared, majority_scores

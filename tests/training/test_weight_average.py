@@ -13,7 +13,7 @@ from torch import nn
 
 from largegt.errors import FormatError
 from largegt.graph.store import GraphStore
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
 from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint

@@ -9,7 +9,7 @@ import pytest
 
 from largegt.config import Config, ModelConfig
 from largegt.errors import ConfigError
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.recipe import recipe_for
 from largegt.training.setup import build_model
 from largegt.tuning.space import SPACES, Choices, Range, make_space, text_of, value_of

@@ -17,7 +17,7 @@ import largegt
 from largegt.config import Config
 from largegt.errors import ConfigError, InputError
 from largegt.graph.store import GraphStore
-from largegt.locks import Lock
+from largegt.io.locks import Lock
 from largegt.prepare.prepared import Prepared
 from largegt.training.loop import train
 from largegt.training.run import Run

@@ -13,13 +13,13 @@ import pytest
 
 from largegt.config import Config, IngestConfig
 from largegt.errors import ConfigError, FormatError, InputError
-from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.graph.workers import Threads
 from largegt.inspection import inspect
-from largegt.prepare.making import prepare
+from largegt.io.array_writer import ArrayWriter
+from largegt.prepare.pipeline import prepare
 from largegt.training.loop import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
@@ -120,9 +120,9 @@ def test_any_memory_and_any_kill_give_the_same_bytes(
     for direction in ("out", "in", "both"):
         means = edge_means(graph.edges, graph.edge_features.astype(np.float32), 30, direction)[names]
         assert np.array_equal(store.edge_features(direction), means.astype(np.float32))
-    commit, stopped = FolderWriter.commit, 0
+    commit, stopped = ArrayWriter.commit, 0
 
-    def stopping(writer: FolderWriter, **state: Any) -> None:
+    def stopping(writer: ArrayWriter, **state: Any) -> None:
         nonlocal stopped
         commit(writer, **state)
         growing = writer._growing.get("out_edge_features")
@@ -131,7 +131,7 @@ def test_any_memory_and_any_kill_give_the_same_bytes(
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderWriter, "commit", stopping)
+        patch.setattr(ArrayWriter, "commit", stopping)
         with pytest.raises(KeyboardInterrupt):
             made("killed", memory=500)
     assert stopped == 1

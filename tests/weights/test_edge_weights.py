@@ -15,13 +15,13 @@ import pytest
 
 from largegt.config import IngestConfig
 from largegt.errors import FormatError, InputError
-from largegt.folder_writer import FolderWriter
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.graph.weight_kernels import SUM_BLOCK
 from largegt.graph.workers import Threads
 from largegt.inspection import inspect
+from largegt.io.array_writer import ArrayWriter
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes
 
@@ -142,12 +142,12 @@ def test_a_node_with_more_edges_than_memory(tmp_path: Path, tiny: pytest.MonkeyP
 def test_killed_at_any_commit(graph: Any, tmp_path: Path, tiny: pytest.MonkeyPatch) -> None:
     files = files_of(graph, tmp_path, "parquet")
     ingest(sources.files(**files), tmp_path / "whole", CONFIG)
-    expected, commit = all_bytes(tmp_path / "whole"), FolderWriter.commit
+    expected, commit = all_bytes(tmp_path / "whole"), ArrayWriter.commit
     after, is_stopped = 1, True
     while is_stopped:
         made = 0
 
-        def stopping(writer: FolderWriter, after: int = after, **state: Any) -> None:
+        def stopping(writer: ArrayWriter, after: int = after, **state: Any) -> None:
             nonlocal made
             made += 1
             if made > after:
@@ -155,7 +155,7 @@ def test_killed_at_any_commit(graph: Any, tmp_path: Path, tiny: pytest.MonkeyPat
             commit(writer, **state)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(FolderWriter, "commit", stopping)
+            patch.setattr(ArrayWriter, "commit", stopping)
             try:
                 ingest(sources.files(**files), tmp_path / "g", CONFIG, True, memory=9000, threads=2)
                 is_stopped = False

@@ -18,7 +18,7 @@ from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.predict import predict
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.report.page import report
 from largegt.training.loop import train
 from largegt.training.metrics import Scores, TaskHead

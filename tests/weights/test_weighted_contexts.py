@@ -14,7 +14,7 @@ from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine
-from largegt.prepare.making import prepare
+from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from oracles import context
 from oracles.weighted import along, token_rows, weight_matrix

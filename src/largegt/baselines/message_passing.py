@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from ..disk import require_space
+from ..io.atomic import require_space
 from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
 from ..prepare.blocks import numbers

@@ -18,6 +18,7 @@ from .options import (
     EngineName,
     Memory,
     Model,
+    NoWait,
     Original,
     Recipe,
     Settings,
@@ -179,7 +180,7 @@ def append(
     none. Labels that are no class of the store are refused.
     """
     from ..graph.append import append as run_append
-    from ..graph.lineage import earlier_states, touched_since
+    from ..graph.versions import earlier_states, touched_since
 
     with shown_progress(as_json) as progress, goes_on(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # one line each
@@ -223,7 +224,7 @@ def inspect(
 
 def show_folder(path: Path | str, as_json: bool, verify: bool) -> None:
     from ..inspection import inspect as run_inspect
-    from ..storage import is_url, local_path, shown
+    from ..io.remote import is_url, local_path, shown
 
     path = shown(local_path(path)) if is_url(path) else path
     found = _verified(path, as_json) if verify else {}
@@ -284,6 +285,7 @@ def prepare(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would take: disk, memory, rough time.")
     ] = False,
+    no_wait: NoWait = False,
     as_json: AsJson = False,
 ) -> None:
     """Sample local nodes, compute context features and positional encodings; what is there already is kept.
@@ -298,7 +300,7 @@ def prepare(
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
     from ..graph.store import GraphStore
-    from ..prepare.making import prepare as run_prepare
+    from ..prepare.pipeline import prepare as run_prepare
 
     opened = GraphStore.open(store)
     config = config_from(opened, recipe, model, original, settings or [], as_json).preparation
@@ -316,9 +318,53 @@ def prepare(
         goes_on(),
     ):  # Ray speaks there
         worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
-        prepared = run_prepare(opened, config, engine=worker)
+        prepared = run_prepare(opened, config, engine=worker, wait=not no_wait)
     say_reused(prepared.reused, as_json)
     show_folder(prepared.place, as_json, verify=False)
+
+
+@app.command()
+def clean(
+    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
+    drop: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Release the version that this run was trained on. Repeat as needed."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old versions of a store, and arrays and preparations that nothing needs.
+
+    Example:  largegt clean data/g
+
+    `append` and `ingest --overwrite` add a version to a store. An old version stays while a process reads it or a run
+    is registered for it: every run needs the version it was trained on, for evaluate, --resume and for predicting a
+    graph that has grown. A run that is no longer wanted is released with --drop:
+
+    largegt clean data/g --drop runs/a
+    """
+    from dataclasses import asdict
+
+    from ..graph.versions import clean as run_clean
+    from ..graph.versions import release
+    from ..io.remote import is_url, shown
+    from ..memory import format_bytes
+
+    place = shown(store) if is_url(store) else store
+    for run in drop or []:
+        release(place, run, dry_run)
+    cleaned = run_clean(place, dry_run, without=drop or [])
+    if as_json:
+        print_json({"store": str(place), "dry_run": dry_run, **asdict(cleaned)})
+        return
+    for version, runs in cleaned.kept.items():
+        needed = ", ".join(f"{run}{'' if Path(run).exists() else ' (no longer there)'}" for run in runs)
+        print(f"version {version} stays: {needed or 'a process has it open'}")
+    verb = "Would remove" if dry_run else "Removed"
+    print(
+        f"{verb} {len(cleaned.versions)} versions, {len(cleaned.preparations)} preparations and stages; "
+        f"{cleaned.num_files} arrays, {format_bytes(cleaned.num_bytes)}"
+    )
 
 
 @app.command("redis-load")

@@ -68,6 +68,9 @@ Draws = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Stop where another process is making the same preparation, do not wait.")
+]
 Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Devices = Annotated[
     int,

@@ -105,7 +105,7 @@ def print_estimate(found: dict[str, Any], title: str) -> None:
 
 def say_stale(store: Any, config: Any, quiet: bool) -> None:
     """Tell which settings differ from an earlier preparation before running a new one."""
-    from ..prepare.identity import is_prepared
+    from ..prepare.cache_key import is_prepared
     from ..prepare.prepared import stale_note
 
     if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):

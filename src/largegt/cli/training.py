@@ -18,6 +18,7 @@ from .options import (
     Draws,
     Memory,
     Model,
+    NoWait,
     Original,
     Recipe,
     Settings,
@@ -58,6 +59,7 @@ def train(
     ] = "local",
     address: Address = None,
     memory: Memory = None,
+    no_wait: NoWait = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; prepares the store first where that is missing.
@@ -85,12 +87,11 @@ def train(
     All look two hops far at most, so that they compare. As its authors have it:  --model gat --original
     """
     from ..errors import InputError
-    from ..graph.store import GraphStore
     from ..ranks import check_devices, is_first_here
     from ..training.launch import launch, resume_advice
     from ..training.loop import check_out
     from ..training.loop import train as run_train
-    from ..training.run import Run
+    from ..training.run import Run, store_to_train_on
 
     given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget, "train.device": device}
     overrides = [*(settings or []), *(f"{name}={value}" for name, value in given.items() if value is not None)]
@@ -104,7 +105,7 @@ def train(
     elif store is None:
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
     else:
-        data = GraphStore.open(store)
+        data = store_to_train_on(store, out, resume)
         config = config_from(data, recipe, model, original, overrides, as_json, devices)
     check_out(out, config, data, resume, overwrite)
     check_engine(engine)
@@ -126,7 +127,7 @@ def train(
         finished = train_on_ray(data, config, out, devices, address, resume, overwrite, memory)
     else:
         with shown_progress(quiet) as progress, goes_on(how):
-            finished = run_train(data, config, out, resume, overwrite, progress, memory)
+            finished = run_train(data, config, out, resume, overwrite, progress, memory, wait=not no_wait)
     if not is_first_here():
         return
     if as_json:

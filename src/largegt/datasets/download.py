@@ -30,9 +30,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from ..disk import require_space, write_text_atomically
 from ..errors import ConfigError, InputError, disk_errors, first_line
-from ..locks import HeldError, Lock
+from ..io.atomic import require_space, write_text_atomically
+from ..io.locks import HeldError, Lock
 from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import PathLike

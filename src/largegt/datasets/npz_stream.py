@@ -20,7 +20,7 @@ from ..graph import parts
 from ..graph.claims import check_member
 from ..graph.ids import Ids, as_ids, as_text
 from ..graph.tables import reading
-from ..integrity import npy_header
+from ..io.checksums import npy_header
 from ..types import Array, PathLike
 
 _PIECE_BYTES = 1 << 20

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InputError
-from ..folder import fingerprint
 from ..graph.ids import Ids
 from ..graph.parts import Labels, Source, Splits, TableEdges, chunk_rows
 from ..graph.tables import Table, float_block
+from ..io.checksums import fingerprint
 from ..types import Array, PathLike
 from .npz_stream import NpzEdges, NpzFeatures, NpzMember, npz_labels
 from .registry import dataset

@@ -34,13 +34,13 @@ from numba import njit
 
 from ..config import IngestConfig
 from ..errors import ConfigError, InputError, disk_errors, nearest
-from ..folder_writer import ArrayAppender
 from ..graph.ids import Ids, as_text
 from ..graph.ingest import ingest
 from ..graph.kernels import mix
 from ..graph.parts import EDGE_CHUNK_ROWS, Labels, Source, Splits, chunk_rows
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayAppender
 from ..progress import Progress, silent
 from ..settings import build
 from ..threads import run_ranges

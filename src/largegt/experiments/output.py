@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from ..disk import write_text_atomically
+from ..io.atomic import write_text_atomically
 
 PLACES = ("first", "second", "third")
 PLACE = "place"

@@ -15,7 +15,7 @@ from typing import Any
 from ..config import Config
 from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
-from ..locks import remove_stale
+from ..io.locks import remove_stale
 from ..progress import Progress, silent
 from ..recipe import recipe_names
 from ..training.loop import Watch, train

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 
-from ..disk import write_text_atomically
 from ..errors import ConfigError, nearest
+from ..io.atomic import write_text_atomically
 from ..model.node_model import NodeModel
 from ..progress import Progress
 from ..training.evaluate import score_rows

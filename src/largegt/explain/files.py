@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..disk import write_text_atomically
 from ..errors import ConfigError, InputError, disk_errors
-from ..storage import refuse_url
+from ..io.atomic import write_text_atomically
+from ..io.remote import refuse_url
 from ..types import PathLike
 from .explanation import Explanation
 

@@ -38,7 +38,8 @@ _ARRAYS = {
 
 def refuse_payload(store: GraphStore) -> None:
     """Refuse a store whose edges carry more than their ends, which additions do not have."""
-    if others := sorted(set(store.folder.manifest["arrays"]) - _ARRAYS):
+    others = sorted(set(store.folder.manifest["arrays"]) - _ARRAYS)
+    if others := [name for name in others if not name.startswith("touched_")]:
         raise InputError(
             f"{store.place} has edges with weights or features ({others[0]}), to which nothing can be added: ingest "
             "everything again"

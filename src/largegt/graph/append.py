@@ -5,15 +5,12 @@ made, old nodes first, byte for byte; in place of the old one, or elsewhere. Cos
 front to back, and a sort of the new edges alone; the memory of an ingest. Old edges are not sorted again: their rows
 are merged with the new ones.
 
-It is written aside and takes the old store's place when whole, as every folder of ours: a killed one leaves the old
-store as it was, and the same command goes on. Preparations come along, as links: `prepare` keeps of them what holds.
-What others have put into the folder moves to the new one.
+In place, it is a new version of the store: a killed append leaves the old version as it was, and the same command goes
+on; readers of the old version keep it. `prepare` takes from preparations of the old version what still holds.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from ..disk import require_space
 from ..errors import InputError, LargeGTError
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
+from ..io.remote import refuse_url
 from ..memory import memory_budget
 from ..progress import Progress, silent
-from ..storage import folders, refuse_url
 from ..threads import num_threads
 from ..types import Array, Direction, PathLike
 from .additions import Additions, additions_in_files, refuse_payload
@@ -38,15 +35,14 @@ from .csr import EdgeBuilder, GrowingRows, merge_rows, same_rows
 from .edge_reading import found_edges
 from .id_columns import Strings
 from .ingest import numbers_or_text, write_degrees
-from .lineage import FOLDER, State, earlier_states, last_source, notes_of, write_increment
 from .pair_runs import windows
 from .parts import Source, chunk_rows
 from .store import KIND, GraphStore
+from .versions import clean_quietly, earlier_states, last_source, write_lineage
 from .workers import Threads
 
 _CHUNK_ROWS = 1 << 20
 _WINDOW_EDGES = 1 << 20
-_PREPARED = "prepared"
 _SIDES: tuple[Direction, ...] = ("out", "in")
 
 
@@ -65,34 +61,36 @@ def append(
     """Add nodes and edges to a store; the store as it is then.
 
     `nodes` is a table, `edges` are one or more: files as `sources.files` reads them, and so are other arguments
-    (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store is replaced unless
-    `out` says where the new one goes. New nodes are numbered behind the old ones, in the order of their table; without
-    a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old ones. `memory`
-    is what the work may hold. A killed append of files goes on where it stopped when it is called again; one that is
-    whole says so, and changes nothing. Other files and folders in the store's folder stay there.
+    (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store gets a new
+    version unless `out` says where a new store goes. New nodes are numbered behind the old ones, in the order of their
+    table; without a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old
+    ones. `memory` is what the work may hold. A killed append of files goes on where it stopped when it is called again;
+    one that is whole says so, and changes nothing. Runs keep the version they were trained on (`largegt clean`).
     """
     place = store.place if isinstance(store, GraphStore) else store
     refuse_url(place, "a store that is appended to")
     refuse_url(out or "", "a store that is appended to")
+    target = Path(place if out is None else out)
+    in_place = target.resolve() == Path(place).resolve()
     old = GraphStore.open(place)
     refuse_payload(old)
     source = nodes if isinstance(nodes, Source) else additions_in_files(old, nodes, edges, **files)
-    target = old.path if out is None else Path(out)
-    in_place = target.resolve() == old.path.resolve()
     if in_place or not overwrite:
         there = old if in_place else _found(target)
         if there is not None and _is_appended(there, source, None if in_place else old.fingerprint):
             warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
             return there
     identity = None if source.identity is None else [old.fingerprint, source.identity]
-    replace = in_place or overwrite
-    with FolderWriter(target, KIND, replace=replace, identity=identity, keep_others=in_place) as writer:
+    with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
         if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
             raise InputError(f"{place} has just been changed by another process: run the same command again")
         old.check("out", "in", "both", features=True, progress=progress)
         count = num_threads(threads)
         _Append(old, Additions(old, source), writer, progress or silent, count, memory_budget(memory)).run(identity)
-    return GraphStore.open(target)
+    old.folder.close()
+    grown = GraphStore.open(target)
+    clean_quietly(grown)
+    return grown
 
 
 def _found(path: Path) -> GraphStore | None:
@@ -115,7 +113,7 @@ class _Append:
 
     old: GraphStore
     new: Additions
-    writer: FolderWriter
+    writer: ArrayWriter
     report: Progress
     threads: int
     memory: int
@@ -131,7 +129,7 @@ class _Append:
         self._write_features()
         writer.save("labels", np.concatenate([old.labels, encoded.values]))
         writer.save("split", np.concatenate([old.split, split]))
-        self._note_lineage()
+        notes = write_lineage(writer, old, self._touched(), new.source.identity)
         meta = old.folder.meta
         added = {
             "num_nodes": new.num_nodes,
@@ -140,8 +138,7 @@ class _Append:
             "id_kind": new.ids.kind,
             "split_from": "given" if meta["split_from"] == "none" and split.any() else meta["split_from"],
         }
-        states = [*earlier_states(old), State.of(old)]
-        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes_of(states, new.source.identity))
+        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes)
 
     # nodes
 
@@ -196,7 +193,7 @@ class _Append:
     def _write_edges(self, identity: Any) -> dict[str, Any]:
         """Every array of edges, and what the manifest says of them."""
         writer, meta = self.writer, self.old.folder.meta
-        with FolderWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
+        with ArrayWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
             fresh = numbers_or_text(scratch, "edges", lambda text: self._read_edges(scratch, text))
             self._merge("out", scratch)
             if not self.new.config.undirected and "directed" not in writer.state:
@@ -218,7 +215,7 @@ class _Append:
             "unknown_edges_dropped": meta["unknown_edges_dropped"] + fresh["dropped"],
         }
 
-    def _read_edges(self, scratch: FolderWriter, text: bool) -> dict[str, int]:
+    def _read_edges(self, scratch: ArrayWriter, text: bool) -> dict[str, int]:
         """The new edges as rows of their own in the scratch folder."""
         new = self.new
         workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
@@ -242,7 +239,7 @@ class _Append:
         finally:
             builder.close()
 
-    def _merge(self, side: Direction, scratch: FolderWriter) -> None:
+    def _merge(self, side: Direction, scratch: ArrayWriter) -> None:
         """Rows of the old store and of the new edges, row by row."""
         if self.writer.has(f"{side}_indices"):
             return
@@ -285,27 +282,20 @@ class _Append:
             self.report(f"merge edges ({name})", growing.done, num_nodes)
         growing.close()
 
-    # what was before
+    # what changed
 
-    def _note_lineage(self) -> None:
-        """Which old nodes have new neighbours; and earlier notes and preparations, as links."""
+    def _touched(self) -> Array:
+        """Old nodes that have new neighbours."""
         old, writer = self.old, self.writer
         touched = np.zeros(old.num_nodes, dtype=np.bool_)
-        before = {side: old.csr(side)[0] for side in _SIDES}
         for side in _SIDES:
+            before = old.csr(side)[0]
             after = writer.array(f"{side if writer.has(f'{side}_indptr') else 'out'}_indptr")
             for start in range(0, old.num_nodes, _CHUNK_ROWS):
                 stop = min(old.num_nodes, start + _CHUNK_ROWS)
                 part = slice(start, stop + 1)
-                touched[start:stop] |= np.diff(before[side][part]) != np.diff(after[part])
-        nodes = np.flatnonzero(touched)
-        degrees = [before[side][nodes + 1] - before[side][nodes] for side in _SIDES]
-        for name in (FOLDER, _PREPARED):
-            shutil.rmtree(writer.partial / name, ignore_errors=True)
-            for folder in folders(old.path / name):
-                _link_folder(folder, writer.partial / name / folder.name, or_copy=name == FOLDER)
-            writer.kept.add(name)
-        write_increment(writer.partial / FOLDER, State.of(old), nodes, *degrees)
+                touched[start:stop] |= np.diff(before[part]) != np.diff(after[part])
+        return np.flatnonzero(touched)
 
 
 class _Sum:
@@ -319,14 +309,3 @@ class _Sum:
 
     def __getitem__(self, at: Any) -> Any:
         return self.a[at] + self.b[at]
-
-
-def _link_folder(folder: Path, target: Path, or_copy: bool) -> None:
-    """The same files under another name. Where the disk has no links they are copied, or left out: preparations are
-    large, and can be made again."""
-    try:
-        shutil.copytree(folder, target, copy_function=os.link)
-    except OSError:
-        shutil.rmtree(target, ignore_errors=True)
-        if or_copy:
-            shutil.copytree(folder, target)

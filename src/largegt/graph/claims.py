@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..integrity import npy_header
+from ..io.checksums import npy_header
 from ..memory import available_bytes, format_bytes
 from ..types import PathLike
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
 from ..progress import Progress
 from ..types import Array, sides_of
 from . import kernels, weight_kernels
@@ -65,7 +65,7 @@ class EdgeBuilder:
 
     def __init__(
         self,
-        writer: FolderWriter,
+        writer: ArrayWriter,
         num_nodes: int,
         undirected: bool,
         workers: Workers,
@@ -233,7 +233,7 @@ class GrowingRows:
     """Rows of a CSR that are appended, and committed, some at a time; from where an earlier run stopped."""
 
     def __init__(
-        self, writer: FolderWriter, name: str, num_nodes: int, parts: Sequence[str] = ("indptr", "indices")
+        self, writer: ArrayWriter, name: str, num_nodes: int, parts: Sequence[str] = ("indptr", "indices")
     ) -> None:
         dtypes = {"indptr": "int64", "indices": index_dtype(num_nodes), "weights": "float32"}
         self._writer, self._names = writer, [f"{name}_{part}" for part in parts]
@@ -308,7 +308,7 @@ def _merge_entries(
     return counts, values[: int(size)], narrowed(weights[: int(size)])
 
 
-def same_rows(writer: FolderWriter, name: str, other: str, parts: Sequence[str] = ("indptr", "indices")) -> bool:
+def same_rows(writer: ArrayWriter, name: str, other: str, parts: Sequence[str] = ("indptr", "indices")) -> bool:
     """Whether two sets of rows are equal, in all of these parts."""
     for part in parts:
         a, b = writer.array(f"{name}_{part}"), writer.array(f"{other}_{part}")

@@ -21,7 +21,7 @@ from numba import njit
 
 from ..config import IngestConfig
 from ..errors import InputError
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
 from ..progress import Progress
 from ..types import Array, sides_of
 from .edge_reading import found_edges
@@ -87,7 +87,7 @@ EdgeFeatures = TableEdgeFeatures | ArrayEdgeFeatures
 
 
 def write_edge_features(
-    writer: FolderWriter, features: EdgeFeatures, nodes: NodeIds, directed: bool, text: bool, config: IngestConfig,
+    writer: ArrayWriter, features: EdgeFeatures, nodes: NodeIds, directed: bool, text: bool, config: IngestConfig,
     memory: int, report: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the means, from where an earlier run stopped; what the manifest says of them."""

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import InputError
-from ..storage import file_system, is_url, local_path, talking
+from ..io.remote import file_system, is_url, local_path, talking
 from ..types import PathLike
 
 _KINDS = (".parquet", ".csv", ".tsv", ".npy", ".npz")

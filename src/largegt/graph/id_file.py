@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..disk import write_text_atomically
 from ..errors import InputError
+from ..io.atomic import write_text_atomically
 from ..types import Array
 from . import id_kernels, id_sorting
 from .id_columns import NO_STRINGS, Columns, ColumnWriter, Strings, frozen, on_threads, remove_columns

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..config import IngestConfig
-from ..disk import require_space
 from ..errors import ConfigError, InputError
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
+from ..io.remote import refuse_url
 from ..memory import memory_budget
 from ..progress import Progress, silent
-from ..storage import refuse_url
 from ..threads import num_threads
 from ..types import Array, PathLike
 from . import labels as label_encoding
@@ -34,6 +34,7 @@ from .nodes import NodeIds, stated_count, take_nodes
 from .parts import DEFAULT_NAME, Source, chunk_rows
 from .splits import given_split, made_split
 from .store import KIND, GraphStore
+from .versions import clean_quietly
 from .weights import MOST_NODES
 from .workers import Threads, Workers
 
@@ -70,7 +71,7 @@ def ingest(
     budget = memory_budget(memory) if engine is None else engine.memory
     count = num_threads(threads)
     identity = None if source.identity is None else [source.identity, config.model_dump(mode="json")]
-    with FolderWriter(out, KIND, replace=overwrite, identity=identity) as writer:
+    with ArrayWriter(out, KIND, replace=overwrite, identity=identity) as writer:
         workers = engine or Threads(budget, count)
         work = _Work(source, writer, config, report, count, budget, workers, engine is not None)
         nodes, edges, dropped = numbers_or_text(writer, "edges", lambda text: _take_graph(work, text))
@@ -99,7 +100,9 @@ def ingest(
             "config": config.model_dump(mode="json"),
         }
         writer.finish(meta, progress=report)
-    return GraphStore.open(out)
+    store = GraphStore.open(out)
+    clean_quietly(store)
+    return store
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class _Work:
     """One ingest: what is read, where it goes, and with what means."""
 
     source: Source
-    writer: FolderWriter
+    writer: ArrayWriter
     config: IngestConfig
     report: Progress
     threads: int
@@ -122,7 +125,7 @@ class _Work:
         return self.memory // (3 if self.apart else self.threads + 2)
 
 
-def numbers_or_text(writer: FolderWriter, part: str, work: Callable[[bool], _T]) -> _T:
+def numbers_or_text(writer: ArrayWriter, part: str, work: Callable[[bool], _T]) -> _T:
     """`work(False)`: the ids of a part as they look. When they turn out to be numbers here and text there, everything
     begins again with `work(True)`: all of them as text."""
     flag = f"{part}_as_text"
@@ -217,7 +220,7 @@ def _write_features(work: _Work, nodes: NodeIds) -> dict[str, Any]:
     return {"features_from": "columns" if features.names else "matrix", "feature_names": features.names}
 
 
-def write_degrees(writer: FolderWriter, num_nodes: int, dtype: str) -> None:
+def write_degrees(writer: ArrayWriter, num_nodes: int, dtype: str) -> None:
     """Two features for a graph that has none: log1p of the out- and the in-degree."""
     outward = writer.array("out_indptr")
     inward = writer.array("in_indptr") if writer.has("in_indptr") else outward

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, disk_errors
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
 from ..progress import Progress
 from ..types import Array
 from .claims import check_num_nodes
@@ -90,7 +90,7 @@ def _reopened(num_nodes: int, where: str, own: OwnIds | None) -> NodeIds:
 
 
 def take_nodes(
-    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress,
+    source: Source, writer: ArrayWriter, text: bool, memory: int, threads: int, progress: Progress,
     cluster: Workers | None = None,
 ) -> NodeIds:  # fmt: skip
     """Write the ids of all nodes, unless an earlier run did, and make them ready to be looked up.
@@ -151,7 +151,7 @@ def stated_count(source: Source) -> tuple[int | None, str]:
 
 
 def _write_found(
-    source: Source, writer: FolderWriter, text: bool, memory: int, threads: int, progress: Progress,
+    source: Source, writer: ArrayWriter, text: bool, memory: int, threads: int, progress: Progress,
     cluster: Workers | None,
 ) -> tuple[str, int]:  # fmt: skip
     """As `_write_ids`, for the distinct ids that anything names, sorted."""
@@ -193,7 +193,7 @@ def _other_ids(source: Source, text: bool) -> Iterator[Ids]:
             yield as_text(part.ids) if text else part.ids
 
 
-def _write_ids(writer: FolderWriter, chunks: Iterable[Ids]) -> tuple[str, int]:
+def _write_ids(writer: ArrayWriter, chunks: Iterable[Ids]) -> tuple[str, int]:
     """(kind, how many) of the ids, which are in the store now. Nothing is written as long as they are 0, 1, 2, …"""
     kind, rows = "row", 0
     for chunk in chunks:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
 from ..types import Array
 from . import kernels, weight_kernels
 from .workers import Workers
@@ -118,7 +118,7 @@ class PairRuns:
     bring files of their own in `folder`."""
 
     def __init__(
-        self, writer: FolderWriter, name: str, num_nodes: int, expected: int | None, weighted: bool = False
+        self, writer: ArrayWriter, name: str, num_nodes: int, expected: int | None, weighted: bool = False
     ) -> None:
         self._writer, self.num_nodes = writer, num_nodes
         self._file_key = f"{name}_files"
@@ -201,7 +201,7 @@ class PairRuns:
                 yield replace(piece, low=low, high=high)
 
 
-def remove_runs(writer: FolderWriter, name: str) -> None:
+def remove_runs(writer: ArrayWriter, name: str) -> None:
     """The pairs of these runs have served."""
     writer.state.pop(f"{name}_files", None)
     for part in ("pairs", "starts"):

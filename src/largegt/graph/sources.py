@@ -14,7 +14,7 @@ import pyarrow as pa
 import scipy.sparse
 
 from ..errors import InputError, first_line
-from ..folder import fingerprint
+from ..io.checksums import fingerprint
 from ..types import Array, PathLike
 from .claims import check_npz, checked_sparse
 from .edge_features import ArrayEdgeFeatures, EdgeFeatures, TableEdgeFeatures

@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import FormatError, InputError, first_line
-from ..folder import ArrayFolder
-from ..integrity import is_checker
+from ..io.array_folder import ArrayFolder
+from ..io.checksums import is_checker
 from ..progress import Progress
 from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 from .labels import labelled
@@ -62,9 +62,11 @@ class GraphStore:
         self._strings: Any = None
 
     @classmethod
-    def open(cls, path: PathLike) -> GraphStore:
-        """Open the store at `path`. Its counts are those of its arrays, and those are as large as their files."""
-        store = cls(ArrayFolder(path, KIND))
+    def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
+        """Open the store at `path`: its newest version, or the one with this fingerprint. The object goes on reading
+        that version whatever is appended or overwritten later. Its counts are those of its arrays, and those are as
+        large as their files."""
+        store = cls(ArrayFolder(path, KIND, version))
         store.folder.require(_NOTES, {})
         store.folder.require({}, store._lengths())
         for key, known in (("task", get_args(Task)), ("id_kind", ("row", "integer", "string"))):

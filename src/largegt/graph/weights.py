@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..folder_writer import FolderWriter
+from ..io.array_writer import ArrayWriter
 from ..types import Array
 from . import weight_kernels
 from .ids import Ids
@@ -103,7 +103,7 @@ def in_memory(indptr: Array, weights: Array) -> tuple[Array, Array, Array]:
     return weights, strengths, sums
 
 
-def write_sums(writer: FolderWriter, side: str) -> None:
+def write_sums(writer: ArrayWriter, side: str) -> None:
     """Write `SIDE_strengths` and `SIDE_weight_sums`, from where an earlier run stopped."""
     indptr, weights = writer.array(f"{side}_indptr"), writer.array(f"{side}_weights")
     if not writer.has(f"{side}_strengths"):
@@ -125,7 +125,7 @@ def write_sums(writer: FolderWriter, side: str) -> None:
         writer.commit()
 
 
-def facts_of(writer: FolderWriter, directed: bool) -> dict[str, Any]:
+def facts_of(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
     """What the manifest says of the weights: their range, and their mean in each view."""
     weights = writer.array("out_weights")
     parts = [weights[low : low + _WINDOW] for low in range(0, len(weights), _WINDOW)]

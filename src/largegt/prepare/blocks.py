@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..io.remote_array import window
 from ..progress import Progress, silent
-from ..ranged import window
 from ..types import Array
 from . import kernels
 from .engines.local import run_chunks

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..disk import require_space
 from ..errors import ConfigError
-from ..folder_writer import FolderWriter
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
 from ..progress import silent
 from ..types import OPPOSITE, Array, Direction
 from .blocks import Finish, Load, Neighbors
@@ -116,7 +116,7 @@ class ContextFeatures:
         self.edge_width = features.store.num_edge_features if edge_features else 0
         self.width = features.width + self.edge_width
 
-    def write(self, writer: FolderWriter, dtype: str, hops: int = 2) -> None:
+    def write(self, writer: ArrayWriter, dtype: str, hops: int = 2) -> None:
         """Grow `tokens` [t, 1 + hops·directions, d] in the writer's folder, from where an earlier run stopped."""
         names = context_names(self.directions, hops)
         store = self.features.store
@@ -152,7 +152,7 @@ class ContextFeatures:
         for walk, hop in aside:
             writer.drop(walk.scratch(hop))
 
-    def _write_context(self, writer: FolderWriter, walk: _Walk, hop: int, name: str) -> Array:
+    def _write_context(self, writer: ArrayWriter, walk: _Walk, hop: int, name: str) -> Array:
         """The context after `hop` hops, of its ring, as a scratch array, mapped."""
         nodes = walk.numbers(hop)
         made = writer.grow(walk.scratch(hop), "float32", (self.width,))

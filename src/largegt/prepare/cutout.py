@@ -20,10 +20,10 @@ import numpy as np
 
 from ..config import PrepareConfig
 from ..errors import ConfigError
-from ..folder_writer import FolderWriter
 from ..graph.id_columns import frozen
 from ..graph.pair_runs import offsets
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayWriter
 from ..memory import format_bytes
 from ..types import Array, Direction
 from .context import ContextFeatures
@@ -107,9 +107,9 @@ class _Features(NodeFeatures):
 
 
 @contextmanager
-def scratch_folder() -> Iterator[FolderWriter]:
+def scratch_folder() -> Iterator[ArrayWriter]:
     """A folder for the arrays of a stage, gone at the end."""
-    with TemporaryDirectory(prefix="largegt-") as folder, FolderWriter(Path(folder) / "rows", "scratch") as writer:
+    with TemporaryDirectory(prefix="largegt-") as folder, ArrayWriter(Path(folder) / "rows", "scratch") as writer:
         yield writer
 
 

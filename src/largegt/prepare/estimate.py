@@ -23,8 +23,8 @@ from ..memory import held_bytes, memory_budget
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
+from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
 from .features import NodeFeatures
-from .identity import directions_of, is_prepared, nodes_to_prepare, settled
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import sample

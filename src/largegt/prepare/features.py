@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..graph.lineage import State, degrees_then
-from ..graph.precision import decode, encode_degrees
+from ..graph.precision import decode
 from ..graph.store import GraphStore
 from ..types import Array, Direction
 
@@ -26,53 +25,26 @@ _ZEROS, _ALIKE = 0.8, 20.0
 
 class NodeFeatures:
     """Rows [n, d] of a store's features; with `degrees`, d is one more for an undirected graph (its degree) and two
-    for a directed one (out, in). With `then`, degrees are those of an earlier state of the store, also where they are
-    its features, and rows come in ranges of its nodes."""
+    for a directed one (out, in)."""
 
-    def __init__(self, store: GraphStore, degrees: bool = False, then: State | None = None) -> None:
-        self.store, self.num_nodes = store, store.num_nodes if then is None else then.num_nodes
+    def __init__(self, store: GraphStore, degrees: bool = False) -> None:
+        self.store, self.num_nodes = store, store.num_nodes
         sides: tuple[Direction, ...] = ("out", "in") if store.directed else ("out",)
         self._sides = {side: store.csr(side)[0] for side in sides} if degrees else {}
-        self._stores_degrees = store.features_are_degrees
-        has_degrees = degrees or self._stores_degrees
-        self._then = degrees_then(store, then) if has_degrees and then is not None else None
         self.width = store.num_features + len(self._sides)
 
     def rows(self, nodes: slice | Array) -> Array:
         """float32 [n, d] of a range of nodes or of sorted node numbers; may be a view of the file."""
         if not isinstance(nodes, slice):
             nodes = as_range(nodes)
-        stored = self._stored(nodes)
+        stored = decode(self.store.features[nodes], self.store.feature_dtype)
         if not self._sides:
             return stored
         rows = np.empty((len(stored), self.width), dtype=np.float32)
         rows[:, : stored.shape[1]] = stored
         for column, side in enumerate(self._sides, start=stored.shape[1]):
-            rows[:, column] = np.log1p(self._degrees(side, nodes).astype(np.float64))
+            rows[:, column] = np.log1p(degrees_of(self._sides[side], nodes).astype(np.float64))
         return rows
-
-    def _stored(self, nodes: slice | Array) -> Array:
-        dtype = self.store.feature_dtype
-        stored = decode(self.store.features[nodes], dtype)
-        if self._then is None or not self._stores_degrees:
-            return stored
-        assert isinstance(nodes, slice)
-        touched, then = self._then
-        low, high = np.searchsorted(touched, [nodes.start, nodes.stop])
-        degrees = np.stack([then[side][low:high] for side in ("out", "in")], axis=1)
-        stored = np.array(stored)  # it may be a view of the file
-        stored[touched[low:high] - nodes.start] = decode(encode_degrees(degrees, dtype), dtype)
-        return stored
-
-    def _degrees(self, side: Direction, nodes: slice | Array) -> Array:
-        degrees = degrees_of(self._sides[side], nodes)
-        if self._then is None:
-            return degrees
-        assert isinstance(nodes, slice)
-        touched, then = self._then
-        low, high = np.searchsorted(touched, [nodes.start, nodes.stop])
-        degrees[touched[low:high] - nodes.start] = then[side][low:high]
-        return degrees
 
 
 @dataclass(frozen=True)

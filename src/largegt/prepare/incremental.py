@@ -27,10 +27,10 @@ from numba import njit
 
 from ..config import LocalNodesConfig, PrepareConfig
 from ..errors import FormatError
-from ..folder_writer import FolderWriter
-from ..graph.lineage import State, earlier_state, earlier_states, touched_since
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
+from ..graph.versions import State, earlier_state, earlier_states, touched_since
+from ..io.array_writer import ArrayWriter
 from ..types import Array, Direction
 from .blocks import Neighbors
 from .engines.engine import SEGMENT_NODES, Engine
@@ -155,7 +155,7 @@ def same_token_rows(
     are settled."""
     ours, others = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, theirs))
     same = ours == others and config.local_nodes.direction == theirs.local_nodes.direction
-    scale = [prepared.folder.array(name) for name in ("feature_shift", "feature_gain")]
+    scale = [prepared.array(name) for name in ("feature_shift", "feature_gain")]
     return same and np.array_equal(scale[0], shift) and np.array_equal(scale[1], gain)
 
 
@@ -173,13 +173,13 @@ def same_training_labels(prepared: Prepared, state: State, store: GraphStore, ow
 
 
 def merge(
-    writer: FolderWriter, name: str, rows: Rows, earlier: Array, make: Callable[[Array, FolderWriter], None]
+    writer: ArrayWriter, name: str, rows: Rows, earlier: Array, make: Callable[[Array, ArrayWriter], None]
 ) -> None:
     """Write the array `name`: the kept rows of `earlier`, and those between them as `make(which, scratch)` writes them
     under the same name into a scratch folder. It goes on where an earlier run stopped."""
     missing = np.flatnonzero(~rows.kept)
     which = [name, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
-    with FolderWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
+    with ArrayWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
         if len(missing) and not scratch.has(name):
             make(missing, scratch)
             scratch.commit()

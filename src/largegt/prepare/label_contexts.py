@@ -26,11 +26,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..disk import require_space
-from ..folder_writer import FolderWriter
 from ..graph.labels import num_label_columns
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
 from ..types import Array, Task
 from .blocks import Neighbors
 from .engines.engine import Engine
@@ -44,7 +44,7 @@ STEPS, _MOST_STEPS = 32, 256
 
 
 def write_label_contexts(
-    writer: FolderWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels | None = None
+    writer: ArrayWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels | None = None
 ) -> None:
     """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
     labels that count, when not all of the training split."""

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import PositionsConfig
-from ..disk import require_space
 from ..errors import ConfigError
-from ..folder_writer import FolderWriter
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
 from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import Array, Direction
@@ -42,7 +42,7 @@ _CHUNK_ROWS = 1 << 14
 
 
 def write_positions(
-    writer: FolderWriter,
+    writer: ArrayWriter,
     store: GraphStore,
     nodes: Array,
     config: PositionsConfig,
@@ -89,7 +89,7 @@ class _Projection:
     """
 
     def __init__(
-        self, writer: FolderWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction,
+        self, writer: ArrayWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction,
         engine: Engine, numbers: Array | None = None,
     ) -> None:  # fmt: skip
         self.writer, self.nodes, self.config, self.engine, self.numbers = writer, nodes, config, engine, numbers
@@ -106,13 +106,12 @@ class _Projection:
                 self.writer.commit(powers=power)
             for name in (self._power(power - 1), self._total(power - 1)):
                 self.writer.drop(name)
-        self.writer.rename(self._total(len(weights)), "positions")
 
     def _power(self, power: int) -> str:
         return f"scratch_power_{power}"
 
     def _total(self, power: int) -> str:
-        return f"scratch_positions_{power}"
+        return "positions" if power == len(self.config.projection_weights) else f"scratch_positions_{power}"
 
     def _step(self, power: int, weight: Any, last: bool) -> None:
         writer = self.writer

@@ -1,47 +1,52 @@
 """Prepared: everything training needs, and nothing of the graph.
 
-Enters: a GraphStore and a PrepareConfig. Leaves: a folder `STORE/prepared/<fingerprint>/`, memory-mapped. Cost: the
-sum of its stages; a stage whose inputs did not change is taken from an earlier folder, not run again.
+Enters: a GraphStore and a PrepareConfig. Leaves: `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and
+`STORE/prepared/<fingerprint>/`, which names the keys; all memory-mapped. Cost: the sum of its stages; a stage whose
+inputs did not change has the same key, so it is there already.
 
 Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
   nodes [n]            node numbers, sorted
-  local_rows [n, K]    LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
-  token_nodes [t]      node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
-  tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
-                       and against the edges are apart; d is the store's, and the degrees where they are added
-  positions [n, p]     positional encodings
-  label_contexts [n, h, c + 1]        training labels around each node (label_contexts.py), where they were asked for
-  near [n, ⌈K/8⌉]      which local nodes are neighbours, and
-  label_counts [t, c + 2]             training labels around the nodes behind `tokens` (surroundings.py), likewise
   labels [n] or [n, c], split [n]     as in the store
-  feature_shift [d], feature_gain [d] what standardising did
+  local_nodes:
+    local_rows [n, K]  LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
+    token_nodes [t]    node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
+  tokens:
+    tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
+                       and against the edges are apart; d is the store's, and the degrees where they are added
+    feature_shift [d], feature_gain [d] what standardising did
+  positions:           positions [n, p], positional encodings
+  label_contexts:      [n, h, c + 1], training labels around each node (label_contexts.py), where they were asked for
+  near:                [n, ⌈K/8⌉], which local nodes are neighbours, and
+  label_counts:        [t, c + 2], training labels around the nodes behind `tokens` (surroundings.py), likewise
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import storage
 from ..config import LocalNodesConfig, ModelConfig, PrepareConfig
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
-from ..folder import ArrayFolder
-from ..graph.lineage import State
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
-from ..integrity import is_checker
+from ..graph.versions import State
+from ..io import remote
+from ..io.array_folder import ArrayFolder
+from ..io.checksums import is_checker
 from ..progress import Progress
 from ..settings import build
 from ..types import Array, ModelName, PathLike
 from .blocks import Neighbors
+from .cache_key import directions_of, directions_read, settled
 from .context import context_names
 from .engines.engine import sample_from
-from .identity import directions_of, directions_read, settled
 from .surroundings import is_near
 
-KIND = "prepared"
+KIND, STAGE = "prepared", "stage"
+STAGES = ("local_nodes", "tokens", "positions", "label_contexts", "near", "label_counts")
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
@@ -52,28 +57,70 @@ class Prepared:
         self.folder = folder
         self.reused: dict[str, tuple[int, int]] = {}
         """Where it was just made from one of an earlier state of the store: (rows kept, rows made) of each array."""
-        folder.require({"config": dict, "stages": dict, "store": dict}, {})
+        folder.require({"config": dict, "stages": dict, "store": dict, "num_nodes": int}, {})
         try:
             self.config = build(PrepareConfig, folder.meta["config"])
         except ConfigError as error:
             raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
+        self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
+
+    def _stage(self, name: str, key: Any) -> ArrayFolder:
+        if name not in STAGES or re.fullmatch("[0-9a-f]{16}", str(key)) is None:
+            raise FormatError(f"{self.path / 'manifest.json'} names a stage {name}/{key}, which is none")
+        try:
+            return ArrayFolder(self.path.parent / name / str(key), STAGE)
+        except InputError as error:
+            raise FormatError(f"{error}; {self.folder.advice}") from error
 
     @classmethod
     def open(cls, path: PathLike) -> Prepared:
         prepared = cls(ArrayFolder(path, KIND))
-        folder, n, t = prepared.folder, (*prepared.folder.shape("nodes"), 0)[0], prepared.folder.shape("tokens")
+        n, t = (*prepared.shape("nodes"), 0)[0], prepared.shape("tokens")
         lengths = {"nodes": n, "local_rows": n, "positions": n, "labels": n, "split": n}
         lengths |= {"label_contexts": n} if prepared.config.labels.hops else {}
         lengths |= {"near": n} if prepared.config.local_nodes.near else {}
         lengths |= {"label_counts": (*t, 0)[0]} if prepared.config.labels.local else {}
         lengths |= {"token_nodes": (*t, 0)[0], "feature_shift": (0, *t)[-1], "feature_gain": (0, *t)[-1]}
-        folder.require({}, lengths)
-        sides = {"local_rows": 2, "tokens": 3, "positions": 2}
-        if wrong := [name for name, sides_of in sides.items() if len(folder.shape(name)) != sides_of]:
-            raise FormatError(f"{folder.file(wrong[0])} has shape {folder.shape(wrong[0])}; {folder.advice}")
+        for name, rows in lengths.items():
+            prepared._folder_of(name).require({}, {name: rows})
+        sides, advice = {"local_rows": 2, "tokens": 3, "positions": 2}, prepared.folder.advice
+        if wrong := [name for name, sides_of in sides.items() if len(prepared.shape(name)) != sides_of]:
+            raise FormatError(f"{prepared.file(wrong[0])} has shape {prepared.shape(wrong[0])}; {advice}")
         if missing := [key for key in _OF_STORE if key not in prepared.meta]:
-            raise FormatError(f"{folder.path / 'manifest.json'} does not say the store's {missing[0]}; {folder.advice}")
+            raise FormatError(f"{prepared.path / 'manifest.json'} does not say the store's {missing[0]}; {advice}")
         return prepared
+
+    def close(self) -> None:
+        """Let `clean` remove it."""
+        for folder in self._folders:
+            folder.close()
+
+    def store(self) -> GraphStore:
+        """The version of the store that it was made from."""
+        return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
+
+    # its arrays
+
+    @property
+    def _folders(self) -> list[ArrayFolder]:
+        return [self.folder, *self.stages.values()]
+
+    def _folder_of(self, name: str) -> ArrayFolder:
+        return next((folder for folder in self._folders if name in folder), self.folder)
+
+    def array(self, name: str) -> Array:
+        return self._folder_of(name).array(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._folder_of(name).shape(name)
+
+    def file(self, name: str) -> Path:
+        return self._folder_of(name).file(name)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays on disk."""
+        return sum(folder.num_bytes for folder in self._folders)
 
     def check(self, progress: Progress | None = None) -> None:
         """Before anything is trained on it or predicted from it, whatever its size: refuse damage, and rows that are
@@ -83,7 +130,8 @@ class Prepared:
 
     def verify(self, progress: Progress | None = None) -> None:
         """Read every byte; refuse damage, and rows that are none."""
-        self.folder.verify(None, progress, bounds_of(self.folder))
+        for folder in self._folders:
+            folder.verify(None, progress, bounds_of(folder))
 
     @property
     def path(self) -> Path:
@@ -116,47 +164,47 @@ class Prepared:
 
     @property
     def nodes(self) -> Array:
-        return self.folder.array("nodes")
+        return self.array("nodes")
 
     @property
     def local_rows(self) -> Array:
-        return self.folder.array("local_rows")
+        return self.array("local_rows")
 
     @property
     def token_nodes(self) -> Array:
-        return self.folder.array("token_nodes")
+        return self.array("token_nodes")
 
     @property
     def tokens(self) -> Array:
-        return self.folder.array("tokens")
+        return self.array("tokens")
 
     @property
     def positions(self) -> Array:
-        return self.folder.array("positions")
+        return self.array("positions")
 
     @property
     def labels(self) -> Array:
-        return self.folder.array("labels")
+        return self.array("labels")
 
     @property
     def label_contexts(self) -> Array:
         """Of no hops where none were asked for."""
         if self.config.labels.hops:
-            return self.folder.array("label_contexts")
+            return self.array("label_contexts")
         return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
 
     @property
     def near(self) -> Array:
         """Of no local nodes where it was not asked for."""
         if self.config.local_nodes.near:
-            return self.folder.array("near")
+            return self.array("near")
         return np.zeros((len(self.nodes), 0), dtype=np.uint8)
 
     @property
     def label_counts(self) -> Array:
         """Of no labels where they were not asked for."""
         if self.config.labels.local:
-            return self.folder.array("label_counts")
+            return self.array("label_counts")
         return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
 
     @property
@@ -239,7 +287,7 @@ class Prepared:
     def split_rows(self, split: str) -> Array:
         """The rows of one split."""
         self.check_split(split)
-        return np.flatnonzero(self.folder.array("split") == SPLIT_CODES[split])
+        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
 
 
 def _places(known: Array, nodes: Array) -> Array:
@@ -249,17 +297,17 @@ def _places(known: Array, nodes: Array) -> Array:
 
 
 def bounds_of(folder: ArrayFolder) -> dict[str, int]:
-    """What the numbers of a preparation's arrays are less than, where they point into other arrays."""
-    store = folder.meta.get("store")
-    num_nodes = store.get("num_nodes") if isinstance(store, dict) else None
+    """What the numbers of a preparation's or a stage's arrays are less than, where they point into other arrays."""
+    num_nodes = folder.meta.get("num_nodes")
     nodes = {"nodes": num_nodes, "token_nodes": num_nodes} if isinstance(num_nodes, int) else {}
-    return {"local_rows": (*folder.shape("token_nodes"), 0)[0], **nodes}
+    every = {"local_rows": (*folder.shape("token_nodes"), 0)[0], **nodes}
+    return {name: below for name, below in every.items() if name in folder}
 
 
 def siblings_of(store: GraphStore) -> list[Prepared]:
     """Earlier preparations in the store's folder, unreadable ones left out."""
     found = []
-    for path in storage.folders(store.path / "prepared"):
+    for path in remote.folders(store.path / "prepared"):
         try:
             found.append(Prepared.open(path))
         except LargeGTError:

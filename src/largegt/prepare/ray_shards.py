@@ -26,8 +26,8 @@ class Shard:
     """The lists of nodes `first` to `last` along the given directions, copied from the store's files: only these ranges
     of them are read."""
 
-    def __init__(self, place: str, directions: Sequence[Direction], first: int, last: int) -> None:
-        store = GraphStore.open(place).in_ranges()
+    def __init__(self, place: str, version: str, directions: Sequence[Direction], first: int, last: int) -> None:
+        store = GraphStore.open(place, version).in_ranges()
         self.lists: dict[Direction, MappedCSR] = {}
         for direction in directions:
             indptr, indices = store.csr(direction)
@@ -108,5 +108,5 @@ def start_shards(store: GraphStore, direction: Direction, count: int) -> RayShar
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
     actor = ray.remote(**options)(Shard)
     place = store.place if store.folder.url else str(store.path.resolve())
-    shards = [actor.remote(place, sides, first, last) for first, last in pairwise(bounds)]
+    shards = [actor.remote(place, store.fingerprint, sides, first, last) for first, last in pairwise(bounds)]
     return RayShards(shards, np.array(bounds[:-1]), forward, backward, store.num_nodes)

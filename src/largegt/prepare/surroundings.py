@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ..disk import require_space
-from ..folder_writer import FolderWriter
 from ..graph.labels import num_label_columns
 from ..graph.store import GraphStore
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import require_space
 from ..types import Array
 from .blocks import Neighbors
 from .engines.engine import Engine
@@ -58,9 +58,10 @@ def packed(near_nk: Array) -> Array:
     return np.packbits(near_nk, axis=1, bitorder="little")
 
 
-def write_near(writer: FolderWriter, store: GraphStore, nodes: Array, engine: Engine) -> None:
-    """Write `near` of a preparation in the making, whose local nodes are written."""
-    local_rows, token_nodes = writer.array("local_rows"), writer.array("token_nodes")
+def write_near(
+    writer: ArrayWriter, store: GraphStore, nodes: Array, local_rows: Array, token_nodes: Array, engine: Engine
+) -> None:
+    """Write `near` of `nodes` whose local nodes are these."""
     k = local_rows.shape[1]
     width = -(-k // 8)
     out = writer.grow("near", "uint8", (width,))
@@ -90,7 +91,7 @@ class _Near:
 
 
 def write_label_counts(
-    writer: FolderWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
+    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
 ) -> None:
     """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
     when not all of the training split."""

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..disk import write_text_atomically
 from ..embed import Embedder, vectors_head
 from ..errors import DiskError, FormatError, InputError
 from ..graph.store import GraphStore
-from ..integrity import file_checksum, read_sealed, sealed
+from ..io.atomic import write_text_atomically
+from ..io.checksums import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
 from ..model.local_module import Told
-from ..prepare.identity import is_prepared
+from ..prepare.cache_key import is_prepared
 from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..tokens.loader import TokenLoader
@@ -89,11 +89,10 @@ def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
 def _kept(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier analysis of the same weights found."""
     try:
-        known, fault = read_sealed(file, "it is made again")
+        known = read_sealed(file, "it is made again")
     except FormatError:
         return None
-    same = fault is None and all(known.get(key) == value for key, value in identity.items())
-    return known if same else None
+    return known if all(known.get(key) == value for key, value in identity.items()) else None
 
 
 def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str | None) -> dict[str, Any]:

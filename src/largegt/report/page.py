@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..disk import write_text_atomically
 from ..errors import InputError, LargeGTError, disk_errors, first_line
+from ..io.atomic import write_text_atomically
 from ..progress import Progress
 from ..types import PathLike
 from . import insight, results, settings

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ..storage import shown
+from ..io.remote import shown
 from .groups import Dataset, Opened, differing
 from .markup import Cell, Html, Section, clipped, duration, join, section, table, tag
 

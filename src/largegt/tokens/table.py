@@ -95,7 +95,7 @@ class TokenTable:
         if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
             for name in [name for name in ("local_rows", "near", "tokens", "label_counts") if arrays[name].shape[1]]:
-                file = prepared.folder.file(name)
+                file = prepared.file(name)
                 arrays[name] = _without_readahead(np.load(file, mmap_mode="r", allow_pickle=False))
         tensors = {name: _tensor(array) for name, array in arrays.items()}
         self.num_features = prepared.num_features

@@ -13,8 +13,8 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from ..disk import require_space
 from ..errors import FormatError, disk_errors, first_line
+from ..io.atomic import require_space
 from .checksums import check_file, put
 from .weight_average import WeightAverage
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..disk import sync, write_text_atomically
 from ..errors import DiskError, FormatError, disk_errors
-from ..integrity import Damage, bytes_checksum, file_checksum, leaves, mismatch, read_sealed, sealed
+from ..io.atomic import leaves, sync, write_text_atomically
+from ..io.checksums import Damage, bytes_checksum, file_checksum, mismatch, read_sealed, sealed
 
 FILE = "checksums.json"
 _FORMAT, _VERSION = "largegt-run", 1
@@ -156,9 +156,7 @@ def noted(run: Path) -> dict[str, list[Note]]:
     if not file.is_file():
         return {}
     advice = f"delete {file} to go on without it"
-    tree, fault = read_sealed(file, advice)
-    if fault is not None:
-        raise FormatError(f"{file} {fault}; {advice}")
+    tree = read_sealed(file, advice)
     files = tree.get("files")
     if tree.get("format") != _FORMAT or tree.get("version") != _VERSION or not _is_plain(files):
         raise FormatError(f"{file} is of another version of largegt; {advice}")

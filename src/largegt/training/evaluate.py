@@ -17,12 +17,11 @@ from ..baselines.loader import NeighborLoader
 from ..baselines.message_passing import MessagePassing, layerwise
 from ..config import TrainConfig
 from ..errors import ConfigError, InputError
-from ..graph.store import GraphStore
+from ..io.remote import shown
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
-from ..storage import shown
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
@@ -86,7 +85,7 @@ def evaluate_prepared(
     laying out the token table once more."""
     model = model.to(fabric.device)
     loader = loader or make_loader(prepared, model, config, fabric.device)
-    rows, store = prepared.split_rows(split), GraphStore.open(prepared.path.parent.parent)
+    rows, store = prepared.split_rows(split), prepared.store()
     rows = ranks.batches_of(rows, config.eval_batch_size)
     loaders = with_draws(loader, prepared, model, config, store, rows, draws)
     return score_rows(model, loaders, rows, config, head, fabric, ranks=ranks)

@@ -26,18 +26,18 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from ..config import Config, TableConfig, TrainConfig
-from ..disk import remove_partial
 from ..errors import ConfigError, InputError, disk_errors
 from ..graph.store import GraphStore
-from ..locks import Lock, check_free
+from ..io.atomic import refuse_links_out, remove_partial
+from ..io.locks import Lock, check_free
+from ..io.remote import refuse_url
 from ..model.node_model import NodeModel
-from ..prepare.making import prepare
+from ..prepare.pipeline import prepare
 from ..prepare.prepared import Prepared
 from ..progress import Progress as Show
 from ..progress import silent
 from ..ranks import Ranks, is_first_here
 from ..settings import seconds
-from ..storage import refuse_url
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
@@ -49,7 +49,7 @@ from .evaluate import evaluate_prepared, nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .numerics import about_steps, likely_cause
-from .run import Run
+from .run import Run, store_to_train_on
 from .setup import (
     Loader,
     build_model,
@@ -82,34 +82,36 @@ def train(
     memory: str | int | None = None,
     watch: Watch | None = None,
     score_test: bool = True,
+    wait: bool = True,
 ) -> Run:
     """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
     preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
-    count. Without `score_test` nothing reads the test split, and its scores stay empty. Processes that were started
+    count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
+    another process is making is waited for; without `wait` it is an error. Processes that were started
     together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
     out = Path(out)
     config = config or Config()
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
-        store = GraphStore.open(data.path.parent.parent)
+        store = data.store()
         data.check_serves(config.model.name)
         data.check_told(config.model)
         if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
             data.check_reachable()
     else:
-        store = data if isinstance(data, GraphStore) else GraphStore.open(data)
+        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
     check_out(out, config, store, resume, overwrite)
     ranks = Ranks.here(config.train.device)
     check_model(config, ranks)
     with Lock(out, "training into") if ranks.is_first else nullcontext():
         if ranks.is_first:
             check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
-        return _train_into(data, store, config, out, overwrite, progress, memory, watch, score_test, ranks)
+        return _train_into(data, store, config, out, overwrite, progress, memory, watch, score_test, ranks, wait)
 
 
 def _train_into(
     data: Prepared | GraphStore | PathLike, store: GraphStore, config: Config, out: Path, overwrite: bool,
-    progress: Show | None, memory: str | int | None, watch: Watch | None, score_test: bool, ranks: Ranks,
+    progress: Show | None, memory: str | int | None, watch: Watch | None, score_test: bool, ranks: Ranks, wait: bool,
 ) -> Run:  # fmt: skip
     """Prepare what is missing, make the run folder or go on in it."""
     show = progress if progress and ranks.is_first else silent
@@ -117,7 +119,9 @@ def _train_into(
     check_place(config.tokens.table, fabric.device)
     with ranks.in_turn():
         prepared = (
-            data if isinstance(data, Prepared) else prepare(store, config.preparation, progress=show, memory=memory)
+            data
+            if isinstance(data, Prepared)
+            else prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
         )
     if not len(prepared.split_rows("train")):
         raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
@@ -129,12 +133,12 @@ def _train_into(
             _tidy(out, overwrite)
         with ranks.in_turn():
             run = Run.create(out, config, store) if ranks.is_first else Run.open(out)
-        return _train(fabric, run, prepared, head, monitor, sign, show, watch, score_test, ranks)
+        return _train(fabric, run, store, prepared, head, monitor, sign, show, watch, score_test, ranks)
 
 
 def _train(
-    fabric: Fabric, run: Run, prepared: Prepared, head: TaskHead, monitor: str, sign: float, show: Show,
-    watch: Watch | None, score_test: bool, ranks: Ranks,
+    fabric: Fabric, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, monitor: str, sign: float,
+    show: Show, watch: Watch | None, score_test: bool, ranks: Ranks,
 ) -> Run:  # fmt: skip
     config = run.config.train
     torch.manual_seed(config.seed)
@@ -145,10 +149,10 @@ def _train(
     average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = load_checkpoint(checkpoint, model, optimizer, device, average) if checkpoint.exists() else Progress()
-    loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, run.store()), ranks=ranks)
+    loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, store), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
-    views = views_for(loader, prepared, model, config, run.store)
+    views = views_for(loader, prepared, model, config, lambda: store)
     steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
     num_steps = config.epochs * steps_per_epoch
     is_compiled = is_worth_compiling(config, device, num_steps)
@@ -334,6 +338,7 @@ def _tidy(out: Path, overwrite: bool) -> None:
     if overwrite and out.exists():
         out.replace(out.parent / f".{out.name}.old")
     shutil.rmtree(out.parent / f".{out.name}.old", ignore_errors=True)
+    refuse_links_out(out, out / "checkpoints", out / "tensorboard")
     for folder in (out, out / "checkpoints"):
         remove_partial(folder)
 

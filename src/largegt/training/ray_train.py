@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..disk import write_text_atomically
 from ..errors import ConfigError, LargeGTError, first_line
 from ..graph.store import GraphStore
+from ..io.atomic import write_text_atomically
+from ..io.remote import refuse_url
 from ..ranks import LostRank
 from ..ray_cluster import connect
 from ..settings import build
-from ..storage import refuse_url
 from ..types import PathLike
 from .launch import resume_advice
 from .loop import check_out, train
@@ -61,7 +61,8 @@ def train_on_ray(
     shutil.rmtree(scratch, ignore_errors=True)
     refusal = scratch / "refusal.txt"
     job = {
-        "store": store.folder.url or str(store.path.absolute()), "out": str(out), "memory": memory,
+        "store": store.folder.url or str(store.path.absolute()), "version": store.fingerprint, "out": str(out),
+        "memory": memory,
         "refusal": str(refusal), "config": config.model_dump(mode="json"),
     }  # fmt: skip
     trainer = TorchTrainer(
@@ -90,6 +91,7 @@ def _work(job: dict[str, Any]) -> None:
     """What each worker does, in a process group that Ray has made. It goes on with what a lost one has left. An error
     that is the user's to mend would be the same again, so Ray is not told of it."""
     try:
-        train(job["store"], build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])
+        store = GraphStore.open(job["store"], version=job["version"])
+        train(store, build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])
     except LargeGTError as error:
         write_text_atomically(Path(job["refusal"]), str(error))

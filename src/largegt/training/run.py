@@ -12,27 +12,30 @@ analysis.json       what `largegt report` found out about these weights, once it
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import storage
 from ..config import Config, TrainConfig
-from ..errors import ConfigError, FormatError, InputError, first_line
-from ..graph.lineage import earlier_state
+from ..errors import ConfigError, FormatError, InputError, LargeGTError, first_line
 from ..graph.store import GraphStore
+from ..graph.versions import earlier_state, is_branch, register
+from ..io import remote
 from ..model.node_model import NodeModel
-from ..prepare.making import prepare
+from ..prepare.pipeline import prepare
 from ..prepare.prepared import Prepared
 from ..progress import Progress
-from ..replacing import recover
 from ..settings import build, to_toml
 from ..types import PathLike
 from .checksums import check_file, put_text
 from .metrics import TaskHead
 from .setup import build_model
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,13 @@ class Run:
             "absolute": store.folder.url or str(run.store_path),
         }
         put_text(run.path, run.path / "config.toml", to_toml({"data": data, **config.model_dump(mode="json")}))
+        try:
+            register(store, run.path)
+        except (LargeGTError, OSError) as error:
+            _log.warning(
+                "%s is not registered in its store (%s): `largegt clean` may remove the version it was trained on",
+                run.path, first_line(error),
+            )  # fmt: skip
         return run
 
     @classmethod
@@ -62,7 +72,7 @@ class Run:
         """Open the run at a path; a Run stays as it is."""
         if isinstance(run, Run):
             return run
-        storage.refuse_url(run, "a run")
+        remote.refuse_url(run, "a run")
         path = Path(run)
         file = path / "config.toml"
         if not file.is_file():
@@ -104,37 +114,53 @@ class Run:
         return build(TrainConfig, tree)
 
     def store(self) -> GraphStore:
-        """The store it was trained on, or what that has become by appending to it."""
-        storage.refresh(self.store_path)
-        if not self.store_path.exists():
-            recover(self.store_path)
-        if not self.store_path.exists():
+        """The version of the store that it was trained on."""
+        self._require_store()
+        try:
+            return GraphStore.open(self.store_path, version=self.store_fingerprint)
+        except InputError as error:
             raise InputError(
-                f"the store of {self.path} is no longer at {storage.shown(self.store_path)}: put it back, or change "
-                f"[data] store in {self.path / 'config.toml'}"
-            )
+                f"{remote.shown(self.store_path)} no longer has the version that {self.path} was trained on "
+                f"({self.store_fingerprint}): put the old store back, or train again"
+            ) from error
+
+    def newest_store(self) -> GraphStore:
+        """What the store has become by appending to it; the run's own version where that has labels of its own."""
+        self._require_store()
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:
+            with suppress(InputError):
+                if is_branch(own := self.store()):
+                    return own
             if earlier_state(store, self.store_fingerprint) is None:
                 raise FormatError(
-                    f"{storage.shown(self.store_path)} has changed since {self.path} was trained on it: put the old "
+                    f"{store.place} was replaced by another graph since {self.path} was trained on it: put the old "
                     "store back, or train again"
                 )
             if self.config.model.name == "linkx":
                 raise ConfigError(
-                    f"{storage.shown(self.store_path)} has grown since {self.path} was trained on it, and linkx has "
-                    "weights for each node: train again"
+                    f"{store.place} has grown since {self.path} was trained on it, and linkx has weights for each "
+                    "node: train again"
                 )
         return store
 
+    def _require_store(self) -> None:
+        remote.refresh(self.store_path)
+        if not self.store_path.exists():
+            raise InputError(
+                f"the store of {self.path} is no longer at {remote.shown(self.store_path)}: put it back, or change "
+                f"[data] store in {self.path / 'config.toml'}"
+            )
+
     def prepared(
-        self, progress: Progress | None = None, reachable: bool = False, memory: str | int | None = None
-    ) -> Prepared:
-        """The preparation it was trained on, made again if it was deleted; or one that other samples can be drawn
-        from."""
+        self, progress: Progress | None = None, reachable: bool = False, memory: str | int | None = None,
+        store: GraphStore | None = None,
+    ) -> Prepared:  # fmt: skip
+        """The preparation it was trained on, made again if it was deleted; or of a newer version of its `store`, or one
+        that other samples can be drawn from."""
         config = self.config.preparation
         return prepare(
-            self.store(), config.reachable() if reachable else config, progress=progress, memory=memory,
+            store or self.store(), config.reachable() if reachable else config, progress=progress, memory=memory,
             as_of=self.store_fingerprint,
         )  # fmt: skip
 
@@ -161,11 +187,11 @@ class Run:
 
 def _store_of(path: Path, data: dict[str, Any]) -> Path:
     """Where a run's store is: where it was, seen from the run, so that both may be moved together; or where it was on
-    this machine, so that a run may be moved alone. Runs from before know the second only. A URL is where it was."""
-    if storage.is_url(data["store"]):
-        return storage.local_path(data["store"])
+    this machine, so that a run may be moved alone. A URL is where it was."""
+    if remote.is_url(data["store"]):
+        return remote.local_path(data["store"])
     beside = Path(os.path.normpath(path.resolve() / data["store"]))
-    before = Path(data.get("absolute", beside))
+    before = Path(data["absolute"])
     return before if before.exists() and not beside.exists() else beside
 
 
@@ -177,3 +203,11 @@ def _json(file: Path, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{file} is damaged: expected an object, found {type(value).__name__}; train again")
     return value
+
+
+def store_to_train_on(place: PathLike, out: Path, resume: bool) -> GraphStore:
+    """The newest version of a store; when a run is resumed, the version that the run names."""
+    if resume and (out / "config.toml").is_file():
+        with suppress(InputError):  # another store: the caller says so
+            return GraphStore.open(place, version=Run.open(out).store_fingerprint)
+    return GraphStore.open(place)

@@ -114,7 +114,7 @@ def make_loader(
         form = TokenForm(torch.bfloat16 if precision_of(config, "cuda") == "bf16-mixed" else None, _FEATURES_PER_TILE)
     table = TokenTable(prepared, device, place, form)
     if model.reads != "tokens":
-        store = store or GraphStore.open(prepared.path.parent.parent)
+        store = store or prepared.store()
         return NeighborLoader.make(table, device, model, prepared, store, config.seed)
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
     labels = LocalLabels.of_training_nodes(prepared, table.device) if model.reads_labels else None

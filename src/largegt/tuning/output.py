@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..config import Config
-from ..disk import write_text_atomically
+from ..io.atomic import write_text_atomically
 from ..settings import to_toml
 from ..training.run import Run
 from .space import Space, Value, text_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, InputError, LargeGTError, disk_errors
-from ..locks import Lock
+from ..io.locks import Lock
 from .space import Choices, Space, Value
 
 if TYPE_CHECKING:

@@ -31,16 +31,16 @@ import torch
 from ..auto import config_for
 from ..config import Config
 from ..errors import ConfigError, InputError, first_line
-from ..folder import fingerprint
 from ..graph.store import GraphStore
-from ..locks import remove_stale
+from ..io.checksums import fingerprint
+from ..io.locks import remove_stale
+from ..io.remote import refuse_url
 from ..model.node_model import NodeModel
-from ..prepare.identity import is_prepared
-from ..prepare.making import prepare
+from ..prepare.cache_key import is_prepared
+from ..prepare.pipeline import prepare
 from ..progress import Progress, silent
 from ..recipe import recipe_for
 from ..settings import seconds
-from ..storage import refuse_url
 from ..training.loop import train
 from ..training.metrics import TaskHead
 from ..training.run import Run

@@ -39,6 +39,8 @@ class Engine:
         self, memory: int, threads: int | None = None, progress: Progress | None = None, neighbors: str | None = None
     ) -> None:
         self.memory, self.threads, self.progress, self.neighbors = memory, threads, progress, neighbors
+        self.wait = True
+        """Whether a stage that another process is making is waited for."""
 
     def check_positions(self, method: str) -> None:
         """Refuse a method that this engine does not run."""

@@ -27,11 +27,11 @@ import numpy as np
 
 from ...config import LocalNodesConfig
 from ...errors import ConfigError, LargeGTError
+from ...io.remote import publish
+from ...io.remote_array import RemoteArray
 from ...memory import format_bytes
 from ...progress import Progress, silent
-from ...ranged import RangedArray
 from ...ray_cluster import connect
-from ...storage import publish
 from ...types import Array, Direction
 from ..blocks import Finish, Load, Neighbors, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
@@ -259,7 +259,7 @@ class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
         if isinstance(value, np.memmap) and value.filename is not None and value.flags.c_contiguous and value.size:
             file = Path(value.filename).resolve()
             if (url := publish(file)) is not None:
-                return RangedArray, (url, value.dtype.str, value.shape, _offset(value))
+                return RemoteArray, (url, value.dtype.str, value.shape, _offset(value))
             return _mapped, (str(file), value.dtype.str, _offset(value), value.shape)
         return super().reducer_override(value)
 

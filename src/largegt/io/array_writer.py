@@ -1,4 +1,8 @@
-"""Writing a folder of arrays (folder.py): aside, array by array, going on after a kill; then it gets its name."""
+"""Writing a folder of arrays (array_folder.py): array by array into `.NAME.partial`, then a commit.
+
+A commit moves the arrays into the folder under names of their content, and replaces `manifest.json` in one step: until
+then readers see the version before, and after it the new one. After a kill the same command resumes.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from . import storage
-from .disk import sync, write_text_atomically
-from .errors import DiskError, FormatError, InputError, LargeGTError, disk_errors
-from .folder import FORMAT_VERSION, ArrayFolder, fingerprint, read_manifest
-from .integrity import BlockDigests, file_checksum, sealed
+from ..errors import DiskError, FormatError, InputError, LargeGTError, disk_errors
+from ..progress import Progress, silent
+from ..types import Array, PathLike
+from . import remote
+from .array_folder import ARRAY_FILE, FORMAT_VERSION, VERSIONS, ArrayFolder, array_file, read_manifest
+from .atomic import refuse_links_out, sync, write_text_atomically
+from .checksums import BlockDigests, file_checksum, fingerprint, sealed
 from .locks import Lock
-from .progress import Progress, silent
-from .replacing import JOURNAL, discard, restore, retire, tidy
-from .types import Array, PathLike
+from .remote import MANIFEST
 
+_JOURNAL = "progress.json"
+"""What a writer has done so far, in its partial folder."""
 _WRITE_BYTES = 1 << 30
 _HEADER_BYTES = 128
+
+
+class ExistsError(InputError):
+    """There is something at the path already."""
 
 
 class ArrayAppender:
@@ -38,7 +48,7 @@ class ArrayAppender:
         self.digests = BlockDigests(self.num_bytes)
         with disk_errors(file.parent):
             if not rows:
-                file.unlink(missing_ok=True)  # it may be a link to an array of another folder
+                file.unlink(missing_ok=True)
             self._stream = open(file, "r+b" if rows else "w+b", buffering=0)  # noqa: SIM115 - closed by close
             self._stream.truncate(self.num_bytes)
             self._stream.seek(0, os.SEEK_END)
@@ -84,10 +94,10 @@ class ArrayAppender:
         self._stream.close()
 
 
-class FolderWriter:
-    """Writes one folder aside; `finish` renames it into place. Use it as a context manager:
+class ArrayWriter:
+    """Writes one version of a folder. Use it as a context manager:
 
-        with FolderWriter("data/g", kind="store", identity=[...]) as writer:
+        with ArrayWriter("data/g", kind="store", identity=[...]) as writer:
             writer.save("labels", labels)
             features = writer.grow("features", "float32", (128,))
             for block in blocks[features.rows :]:   # none of it on the first try
@@ -99,30 +109,32 @@ class FolderWriter:
     With an `identity` (what the content depends on), work survives: after a kill, Ctrl-C or a full disk the next writer
     of the same path and identity goes on from the last `commit`. Bad input (a `LargeGTError` other than `DiskError`)
     removes everything that was written, and so does any error without an identity. One process at a time may write a
-    folder; the lock goes with the process that holds it. With `keep_others`, what others have put into the folder that
-    is replaced (a run, a note) moves to the new one.
+    folder; with `wait`, the next one waits for it. `replace` allows a new version of a folder that is there.
     """
 
     def __init__(
-        self, path: PathLike, kind: str, replace: bool = False, identity: Any = None, keep_others: bool = False
+        self, path: PathLike, kind: str, replace: bool = False, identity: Any = None, wait: bool = False
     ) -> None:
-        self.path = storage.local_path(path)
-        self.kind, self._keep_others = kind, keep_others
-        storage.refresh(self.path)
+        self.path = remote.local_path(path)
+        if self.path.is_symlink():  # the user's own: what is written aside must be on the same disk
+            self.path = self.path.resolve()
+        self.kind = kind
+        remote.refresh(self.path)
         _check_target(self.path, kind, replace)
         self.partial = self.path.parent / f".{self.path.name}.partial"
         self.resumable = identity is not None
         self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
-        self._lock = Lock(self.path)
+        self._lock = Lock(self.path, wait=wait)
         try:
             with disk_errors(self.path):
-                restore(self.path)
+                remote.refresh(self.path)
                 _check_target(self.path, kind, replace)  # another process may have made it just now
+                refuse_links_out(self.path.parent, self.partial)
                 self.partial.mkdir(exist_ok=True)
-                found = _read_journal(self.partial, self._journal) if self.resumable else {}
+                found = self._read_journal() if self.resumable else {}
                 if not found:
                     _empty(self.partial)
-            storage.announce(self.partial)
+            remote.announce(self.partial)
         except BaseException:
             self._lock.release()
             raise
@@ -131,10 +143,8 @@ class FolderWriter:
         self._growing: dict[str, ArrayAppender] = {}
         self.state: dict[str, Any] = found.get("state", {})
         """Whatever a stage must know to go on; kept by `commit`."""
-        self.kept: set[str] = set()
-        """Folders in the making that belong to the finished one; all others are scratch."""
 
-    def __enter__(self) -> FolderWriter:
+    def __enter__(self) -> ArrayWriter:
         return self
 
     def __exit__(
@@ -164,7 +174,7 @@ class FolderWriter:
         self.state.update(state)
         rows = self._rows | {name: [array.rows, array.num_bytes] for name, array in self._growing.items()}
         journal = {**self._journal, "arrays": self._arrays, "rows": rows, "state": self.state}
-        write_text_atomically(self.partial / JOURNAL, json.dumps(journal))
+        write_text_atomically(self.partial / _JOURNAL, json.dumps(journal))
 
     def has(self, name: str) -> bool:
         """Whether this array is whole, in this run or in the one it goes on from."""
@@ -177,13 +187,13 @@ class FolderWriter:
     def array(self, name: str) -> Array:
         """A whole array, mapped."""
         with disk_errors(self.path):
-            return np.load(self._file(name), mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+            return np.load(self._made(name), mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
     def save(self, name: str, array: Array, dtype: str | None = None) -> None:
         """Write a whole array. `dtype` names what the bits stand for when NumPy cannot (`bfloat16`)."""
         array = np.asarray(array)
         with disk_errors(self.path, array.nbytes):
-            self._file(name).unlink(missing_ok=True)  # it may be a link to an array of another folder
+            self._file(name).unlink(missing_ok=True)
             np.save(self._file(name), array, allow_pickle=False)
         self._note(name, array.shape, dtype or array.dtype.name)
 
@@ -210,127 +220,144 @@ class FolderWriter:
         self._rows.pop(name, None)
         self._arrays.pop(name, None)
         self.commit()  # first the promise goes, then the file
-        storage.withdraw(self._file(name))
+        remote.withdraw(self._file(name))
         self._file(name).unlink(missing_ok=True)
 
-    def rename(self, name: str, new: str) -> None:
-        """Call a whole array otherwise."""
-        with disk_errors(self.path):
-            self._file(new).unlink(missing_ok=True)
-            os.link(self._file(name), self._file(new))
-        self._arrays[new] = self._arrays[name]
-        self.drop(name)
-
-    def link(self, name: str, source: ArrayFolder) -> None:
-        """Take a sound array that another finished folder already has: a hard link where possible, else a copy."""
-        source.check([name])
-        entry = source._entry(name)
-        target = self._file(name)
-        target.unlink(missing_ok=True)
-        with disk_errors(self.path):
-            try:
-                os.link(source.file(name), target)
-            except OSError:
-                shutil.copyfile(source.file(name), target)
-        self._arrays[name] = dict(entry)
+    def reuse(self, name: str, source: ArrayFolder) -> None:
+        """Take an array from another version of this folder: both name the same file."""
+        assert source.path == self.path, (source.path, self.path)
+        self._arrays[name] = dict(source.entry(name))
 
     def finish(
         self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None,
-        notes: Mapping[str, Any] | None = None,
-    ) -> Path:  # fmt: skip
-        """Checksum, write the manifest, rename into place.
+        notes: Mapping[str, Any] | None = None, newest: bool = True,
+    ) -> str:  # fmt: skip
+        """Compute checksums and commit; the fingerprint of the version.
 
-        `identity` is what the fingerprint is made of; without it, the arrays' checksums and `meta` are. `notes` go into
-        the manifest too, and are no part of what names it.
+        `identity` is what the fingerprint is made of; without it, `meta` and the arrays' checksums are. `notes` go into
+        the manifest too; neither they nor arrays that they name are part of the fingerprint. Without `newest` the
+        version is added beside the newest one instead of replacing it.
         """
         show = progress or silent
         with disk_errors(self.path):
-            total = sum(self._file(name).stat().st_size for name in self._arrays)
-            done = 0
-            for name, entry in self._arrays.items():
-                show("checksums", done, total)
-                file = self._file(name)
-                entry["bytes"] = file.stat().st_size
-                if "checksum" not in entry:
-                    entry["checksum"] = file_checksum(file)
-                    self.commit()
-                sync(file)
-                done += entry["bytes"]
-            show("checksums", total, total)
+            self._hash(show)
             if identity is None:
-                identity = [meta, {name: entry["checksum"] for name, entry in self._arrays.items()}]
+                unnamed = (notes or {}).get("arrays", ())
+                identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
             manifest = {
                 "format": f"largegt-{self.kind}",
                 "version": FORMAT_VERSION,
                 "fingerprint": fingerprint(identity),
                 "meta": dict(meta),
                 "arrays": self._arrays,
-                **(notes or {}),
+                **({"notes": dict(notes)} if notes else {}),
             }
-            for file in self.partial.iterdir():
-                if file.name not in (JOURNAL, *self.kept) and (file.suffix != ".npy" or file.stem not in self._arrays):
-                    shutil.rmtree(file) if file.is_dir() else file.unlink()
-            (self.partial / "manifest.json").write_text(sealed(manifest), encoding="utf-8", newline="\n")
-            sync(self.partial / "manifest.json")
-            sync(self.partial)
-            self._upload(show)
-            old = retire(self.path, self.kind, self._keep_others) if self.path.exists() else None
-            os.replace(self.partial, self.path)
-            sync(self.path.parent)
-            (self.path / JOURNAL).unlink(missing_ok=True)
-            if old is not None:
-                discard(old, self.path)
-        return self.path
+            self.path.mkdir(exist_ok=True)
+            self._place(show)
+            if newest:
+                self._keep_version()
+            name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
+            (self.path / name).parent.mkdir(exist_ok=True)
+            write_text_atomically(self.path / name, sealed(manifest), durable=True)
+            sync((self.path / name).parent)
+            remote.upload(self.path / name)
+        return str(manifest["fingerprint"])
 
-    def _upload(self, show: Progress) -> None:
-        """Put a folder that belongs to a URL there: first what it replaces stops opening, last comes the manifest."""
-        if (url := storage.url_of(self.path)) is None:
-            return
-        if (self.path / storage.MANIFEST).is_file():
-            replaced = read_manifest(self.path, self.kind)["arrays"]
-            for name in (storage.MANIFEST, *(f"{array}.npy" for array in replaced), "prepared"):
-                storage.remove(f"{url}/{name}")
-        there: list[str] = self.state.setdefault("uploaded", [])
+    def _hash(self, show: Progress) -> None:
+        """Complete the entries of all arrays, and see them to the disk."""
+        made = {name: self._made(name) for name in self._arrays}
+        total, done = sum(file.stat().st_size for file in made.values()), 0
+        for name, file in made.items():
+            show("checksums", done, total)
+            entry = self._arrays[name]
+            entry["bytes"] = file.stat().st_size
+            entry.setdefault("checksum", file_checksum(file))
+            entry["file"] = array_file(name, entry["checksum"])
+            self.commit()
+            sync(file)
+            done += entry["bytes"]
+        show("checksums", total, total)
+
+    def _place(self, show: Progress) -> None:
+        """Move the arrays into the folder, and upload what is not yet at its URL."""
         total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
         for name, entry in self._arrays.items():
-            show("upload", done, total)
-            target = f"{url}/{name}.npy"
-            if name not in there or storage.size(target) != entry["bytes"]:
-                storage.put(self._file(name), target)
-                there.append(name)
-                self.commit()
+            file = self.path / entry["file"]
+            if self._file(name).exists():
+                os.replace(self._file(name), file)
+            if (url := remote.url_of(file)) is not None and remote.size(url) != entry["bytes"]:
+                show("upload", done, total)
+                remote.put(file, url)
             done += entry["bytes"]
-        show("upload", total, total)
-        storage.put(self.partial / storage.MANIFEST, f"{url}/{storage.MANIFEST}")
+        sync(self.path)
+
+    def _keep_version(self) -> None:
+        """Give the manifest that is about to be replaced a second name, under which its readers' locks are found."""
+        try:
+            old = read_manifest(self.path, self.kind)
+        except LargeGTError:  # none, or a damaged one
+            return
+        kept = self.path / VERSIONS / f"{old['fingerprint']}.json"
+        kept.parent.mkdir(exist_ok=True)
+        if not kept.exists():
+            try:
+                os.link(self.path / MANIFEST, kept)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.path / MANIFEST, kept)
+        remote.upload(kept)
 
     def _leave_url(self) -> None:
         """Remove what work in the making has left at the URL. That it cannot be removed is no reason to fail."""
-        if (url := storage.url_of(self.partial)) is not None:
+        if (url := remote.url_of(self.partial)) is not None:
             with suppress(LargeGTError):
-                storage.remove(url)
+                remote.remove(url)
 
     def _file(self, name: str) -> Path:
         return self.partial / f"{name}.npy"
 
+    def _made(self, name: str) -> Path:
+        """A whole array: in the partial folder, or in its place already."""
+        return self._file(name) if self._file(name).exists() else self.path / str(self._arrays[name].get("file"))
+
     def _note(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._arrays[name] = {"shape": list(shape), "dtype": dtype}
+
+    def _read_journal(self) -> dict[str, Any]:
+        """The journal of an earlier run of the same work; empty when a file that it names is missing."""
+        try:
+            journal = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
+            same = all(journal[key] == value for key, value in self._journal.items())
+            self._arrays = journal["arrays"]
+            plain = all(name.isidentifier() for name in (*self._arrays, *journal["rows"]))
+            plain &= not any(file.is_symlink() for file in self.partial.rglob("*"))
+            there = plain and all(self._made(name).is_file() for name in self._arrays)
+            there &= all(self._file(name).stat().st_size >= size for name, (_, size) in journal["rows"].items())
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return dict(journal) if same and there else {}
 
 
 def _check_target(path: Path, kind: str, replace: bool) -> None:
     """Refuse to write where something else is."""
-    place = storage.shown(path)
-    if path.exists() and not replace and not (path.is_dir() and not any(path.iterdir())):
-        tidy(path)
-        raise InputError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
-    if path.exists() and replace and not _replaceable(path, kind):
+    place = remote.shown(path)
+    if not path.exists() or _is_unfinished(path):
+        return
+    if not replace:
+        raise ExistsError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
+    if not _replaceable(path, kind):
         raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a folder is empty, or holds arrays of a first version that was not committed."""
+    return path.is_dir() and all(ARRAY_FILE.fullmatch(file.name) for file in path.iterdir())
 
 
 def _replaceable(path: Path, kind: str) -> bool:
     try:
         read_manifest(path, kind)
     except FormatError:  # damaged ones are ours too
-        return path.is_dir() and (not any(path.iterdir()) or _says(path / "manifest.json", f'"largegt-{kind}"'))
+        return path.is_dir() and _says(path / MANIFEST, f'"largegt-{kind}"')
     return True
 
 
@@ -342,22 +369,10 @@ def _says(file: Path, word: str) -> bool:
         return False
 
 
-def _read_journal(folder: Path, expected: dict[str, str]) -> dict[str, Any]:
-    """What an earlier run of the same work left to go on from; nothing when a file it promises is not there."""
-    try:
-        journal = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
-        same = all(journal[key] == value for key, value in expected.items())
-        there = all((folder / f"{name}.npy").is_file() for name in journal["arrays"])
-        there = there and all((folder / f"{n}.npy").stat().st_size >= size for n, (_, size) in journal["rows"].items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return dict(journal) if same and there else {}
-
-
 def _empty(folder: Path) -> None:
     """Remove everything in it."""
     for file in folder.iterdir():
-        if file.is_dir():
+        if file.is_dir() and not file.is_symlink():
             shutil.rmtree(file, ignore_errors=True)
         else:
             file.unlink()

@@ -1,7 +1,7 @@
-"""What a preparation is of, and where it lies: settings as they come to for a store, and the names that follow.
+"""Cache keys: what a preparation and each of its stages depend on.
 
-Enters: a store and a PrepareConfig. Leaves: settled settings, the folder's path, and the name of each stage's result:
-two that would be the same bytes have the same name. Cost: reading checksums.
+Enters: a store and a PrepareConfig. Leaves: settled settings, the folder's path, and the key of each stage: two that
+would be the same bytes have the same key. Cost: reading checksums.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import storage
-from ..config import PrepareConfig, TokensConfig
+from ..config import PrepareConfig
 from ..errors import ConfigError, InputError
-from ..folder import fingerprint
 from ..graph.csr import index_dtype
-from ..graph.lineage import State, earlier_state
 from ..graph.store import GraphStore
+from ..graph.versions import State, earlier_state
+from ..io import remote
+from ..io.checksums import fingerprint
 from ..types import Array, Direction
 
-_UNSAID = (("hops", 2), ("contexts", "together"), ("degrees", False), ("weighted", False), ("edge_features", False))
+_VERSIONS = {
+    "local_nodes": 1, "tokens": 1, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
+}  # fmt: skip
+"""Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 
 
 def settled(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
@@ -96,7 +99,7 @@ def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> 
         return None
     state = earlier_state(store, as_of)
     if state is None:
-        raise InputError(f"{store.place} was never what {as_of} names: put the old store back, or train again")
+        raise InputError(f"{store.place} did not come from its version {as_of} by append: train again")
     if state.directed != store.directed:
         raise InputError(f"{store.place} has {'' if store.directed else 'no '}directions since it grew: train again")
     if config.positions.method in ("node2vec", "laplacian"):
@@ -116,63 +119,38 @@ def prepared_path(store: GraphStore, config: PrepareConfig, as_of: str | None = 
 def is_prepared(store: GraphStore, config: PrepareConfig, as_of: str | None = None) -> bool:
     """Whether there is a preparation of this store by this configuration."""
     path = prepared_path(store, config, as_of)
-    storage.refresh(path)
-    return path.exists()
+    remote.refresh(path)
+    return (path / remote.MANIFEST).is_file()
 
 
 def identity_of(store: GraphStore, config: PrepareConfig, then: State | None = None) -> list[Any]:
     """What a preparation depends on."""
-    tree = config.model_dump(mode="json", exclude={"labels"})
-    tree |= {"local_nodes": config.local_nodes.named(), "tokens": _named(config.tokens)}
-    tree |= {"labels": config.labels.named()} if config.labels.named() else {}
-    return [store.fingerprint, tree, *([] if then is None else [["as of", then.fingerprint]])]
+    return [store.fingerprint, config.model_dump(mode="json"), stage_keys(store, config, then)]
 
 
-def as_told(store: GraphStore, config: PrepareConfig) -> dict[str, Any]:
-    """The settings as a manifest has them: nothing of weights or features of edges where there are none, nor of
-    surroundings where they were not asked for."""
-    unsaid: dict[str, Any] = {} if store.weighted else {"local_nodes": {"weighted"}, "tokens": {"weighted"}}
-    if not store.num_edge_features:
-        unsaid["tokens"] = {*unsaid.get("tokens", ()), "edge_features"}
-    if not config.local_nodes.near:
-        unsaid["local_nodes"] = {*unsaid.get("local_nodes", ()), "near"}
-    if not config.labels.local:
-        unsaid["labels"] = {"local"}
-    return config.model_dump(mode="json", exclude=unsaid)
-
-
-def _named(tokens: TokensConfig) -> dict[str, Any]:
-    """The settings that name token rows. What goes without saying is left out: preparations from before there was a
-    choice keep their names."""
-    tree = tokens.model_dump(mode="json")
-    return {name: value for name, value in tree.items() if (name, value) not in _UNSAID}
-
-
-def stage_fingerprints(store: GraphStore, config: PrepareConfig, then: State | None) -> dict[str, str]:
-    """What each stage's result depends on, as a name."""
+def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> dict[str, str]:
+    """The key of each stage that a preparation has: what its result depends on."""
     which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else store.folder.checksum("labels")
     structure = [store.structure_fingerprint, which]
-    sampled = fingerprint([structure, config.local_nodes.relevant(), config.tokens.nodes])
+    sampled = [structure, config.local_nodes.relevant(), config.tokens.nodes]
     features = [store.folder.checksum("features"), store.feature_dtype]
-    # as it was before directions could be apart, so that earlier rows are found
-    along: Any = config.local_nodes.direction if config.tokens.contexts == "together" else directions_of(config)
-    rows_of = [store.structure_fingerprint, along] if config.tokens.nodes == "all" else sampled
+    used = {"all": [], "reachable": [which, config.local_nodes.direction], "sampled": sampled}[config.tokens.nodes]
+    rows_of = [store.structure_fingerprint, directions_of(config), used]
     known = [] if then is None else [then.fingerprint]
     scaled = known if config.tokens.standardize else []
     of_edges = []
     if config.tokens.edge_features is True:
         of_edges = [["edges", store.folder.checksum(f"{side}_edge_features")] for side in _edge_sides(store, config)]
-    made = {
+    labels = [store.folder.checksum("labels"), store.folder.checksum("split"), *known]
+    depends: dict[str, Any] = {
         "local_nodes": sampled,
-        "tokens": fingerprint([rows_of, features, _named(config.tokens), *scaled, *of_edges]),
-        "positions": fingerprint([structure, config.local_nodes.direction, config.positions.relevant()]),
-        "label_contexts": fingerprint(
-            [structure, store.folder.checksum("labels"), store.folder.checksum("split"), config.labels.hops, *known]
-        ),
+        "tokens": [rows_of, features, config.tokens.model_dump(mode="json"), scaled, of_edges],
+        "positions": [structure, config.local_nodes.direction, config.positions.relevant()],
     }
+    if config.labels.hops:
+        depends["label_contexts"] = [structure, labels, config.labels.hops]
     if config.local_nodes.near:
-        made["near"] = fingerprint([sampled, "near"])
+        depends["near"] = sampled
     if config.labels.local:
-        labels = [store.folder.checksum("labels"), store.folder.checksum("split")]
-        made["label_counts"] = fingerprint([rows_of, *labels, "counts", *known])
-    return made
+        depends["label_counts"] = [rows_of, labels]
+    return {stage: fingerprint([stage, _VERSIONS[stage], inputs]) for stage, inputs in depends.items()}

@@ -1,4 +1,4 @@
-"""RangedArray: a `.npy` file at a URL of which only the parts that are asked for are read.
+"""RemoteArray: a `.npy` file at a URL of which only the parts that are asked for are read.
 
 Enters: a URL, and what its manifest says of the array. Leaves: ordinary arrays, for slices, single rows and sorted row
 numbers. Cost: a request per range of up to 8 MiB, eight under way at once; who reads from front to back gets 16 MiB
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import FormatError
-from .storage import PART_BYTES, PARTS_AT_ONCE, cache_folder, read, read_ranges
-from .types import Array
+from ..errors import FormatError
+from ..types import Array
+from .remote import PART_BYTES, PARTS_AT_ONCE, cache_folder, read, read_ranges
 
 _AHEAD_BYTES = 1 << 24
 _AROUND_BYTES = 1 << 16
@@ -27,7 +27,7 @@ _GAP_BYTES = 1 << 18
 _HEADER_BYTES = 128
 
 
-class RangedArray:
+class RemoteArray:
     """Rows of an array at a URL. `offset` is where in the file they begin; read from its header when None."""
 
     def __init__(self, url: str, dtype: str, shape: tuple[int, ...], offset: int | None = None) -> None:
@@ -41,7 +41,7 @@ class RangedArray:
         """Where the last slice ended."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RangedArray, (self.url, self.dtype.str, self.shape, self._offset)
+        return RemoteArray, (self.url, self.dtype.str, self.shape, self._offset)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -141,9 +141,9 @@ class RangedArray:
 
 
 def window(array: Any, first: int, last: int) -> Array:
-    """An array whose rows `first` to `last` can be read in place: itself, or for a RangedArray a mapped file with these
+    """An array whose rows `first` to `last` can be read in place: itself, or for a RemoteArray a mapped file with these
     rows in their places and holes elsewhere, which take no room. The file goes with the array."""
-    if not isinstance(array, RangedArray):
+    if not isinstance(array, RemoteArray):
         return np.asarray(array) if not isinstance(array, np.ndarray) else array
     if not array.nbytes:
         return np.empty(array.shape, dtype=array.dtype)

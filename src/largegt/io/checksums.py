@@ -1,15 +1,15 @@
 """Checksums: whether the bytes on disk are those that were written.
 
-Enters: files of ours and what was noted of them when they were written. Leaves: nothing, or a `FormatError` that names
-the damaged file; or a list of all that are. Cost: XXH3 hashes faster than memory gives (21 GB/s on one core here,
-BLAKE2b 0.9), so a check costs what reading costs; an array that grows is hashed as it is written.
+Enters: files of ours and the checksums noted when they were written. Leaves: nothing, or a reason why a file differs.
+Cost: XXH3 hashes faster than memory gives (21 GB/s on one core here), so a check costs what reading costs; an array
+that grows is hashed as it is written.
 
 A checksum is `xxh3:` and 32 hex digits: XXH3-128 over the XXH3-128 digests of a file's blocks of 64 MiB, so that all
-cores can share a file and a writer need not read it again. 32 digits alone are BLAKE2b, of folders from before.
-It finds accidents. Who wants to deceive can write fitting checksums: what comes from others is looked at as well
-(`folder.py`: names, sizes; `graph/store.py`, `prepare/prepared.py`: numbers that point into other arrays).
+cores can share a file and a writer need not read it again. It finds accidents. An attacker can write fitting checksums:
+what comes from others is looked at as well (`array_folder.py`: names, sizes; `graph/store.py`, `prepare/prepared.py`:
+numbers that point into other arrays).
 
-When what is found:
+What is found when:
   on opening     all of a manifest; of each array that it is there, its size, type and shape, and every byte up to 1 MiB
   on first use   every byte of an array up to 64 MiB
   before a stage (prepare, train, evaluate, predict, report) reads a larger array: every byte of it, once in a process
@@ -23,19 +23,21 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xxhash
 
-from . import storage
-from .errors import FormatError, first_line
-from .threads import run_ranges
-from .types import PathLike
+from ..errors import FormatError, first_line
+from ..threads import run_ranges
+from ..types import PathLike
+from . import remote
 
 BLOCK_BYTES = 1 << 26
 SMALL_BYTES = 1 << 20
@@ -45,7 +47,6 @@ USED_BYTES = 1 << 26
 MOST_JSON_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 _PREFIX = "xxh3:"
-_BLANK = _PREFIX + "0" * 32
 _LONGEST_HEADER = 10_000
 
 _checked: set[tuple[Any, ...]] = set()
@@ -87,45 +88,30 @@ class BlockDigests:
 
 
 def file_checksum(
-    path: PathLike,
-    known: Mapping[int, bytes] | None = None,
-    like: str = _PREFIX,
-    look: Callable[[int, memoryview], None] | None = None,
+    path: PathLike, known: Mapping[int, bytes] | None = None, look: Callable[[int, memoryview], None] | None = None
 ) -> str:
-    """The checksum of a file, its blocks read on all cores; those that are `known` are not read.
-
-    `like` is a checksum of the kind that is wanted. `look(offset, bytes)` sees every piece that is read.
-    """
-    size = os.path.getsize(path)
-    new: Callable[[], Any] = xxhash.xxh3_128 if like.startswith(_PREFIX) else _blake
+    """The checksum of a file, its blocks read on all cores; those that are `known` are not read. `look(offset, bytes)`
+    sees every piece that is read."""
     done = known or {}
 
     def digest_of(low: int, high: int) -> bytes:
-        return done.get(low // BLOCK_BYTES) or _digest(path, low, high, new(), look)
+        return done.get(low // BLOCK_BYTES) or _digest(path, low, high, look)
 
-    whole = new()
-    for part in run_ranges(digest_of, [*range(0, size, BLOCK_BYTES), size]):
-        whole.update(part)
-    return (_PREFIX if like.startswith(_PREFIX) else "") + str(whole.hexdigest())
+    return _joined(digest_of, os.path.getsize(path))
 
 
 def url_mismatch(url: str, num_bytes: int, checksum: str) -> str | None:
     """How a file at a URL differs from what was noted of it, or None. Every byte is read."""
-    new: Callable[[], Any] = xxhash.xxh3_128 if checksum.startswith(_PREFIX) else _blake
 
     def digest_of(low: int, high: int) -> bytes:
-        hasher = new()
-        for part in storage.read(url, low, high):
+        hasher = xxhash.xxh3_128()
+        for part in remote.read(url, low, high):
             hasher.update(part)
-        return bytes(hasher.digest())
+        return hasher.digest()
 
-    if (size := storage.size(url)) != num_bytes:
+    if (size := remote.size(url)) != num_bytes:
         return "is missing" if size is None else f"has {size} bytes, {num_bytes} were written"
-    whole = new()
-    for digest in run_ranges(digest_of, [*range(0, num_bytes, BLOCK_BYTES), num_bytes]):
-        whole.update(digest)
-    found = (_PREFIX if checksum.startswith(_PREFIX) else "") + str(whole.hexdigest())
-    return None if found == checksum else "does not match its checksum"
+    return None if _joined(digest_of, num_bytes) == checksum else "does not match its checksum"
 
 
 def bytes_checksum(text: bytes) -> str:
@@ -133,11 +119,21 @@ def bytes_checksum(text: bytes) -> str:
     return _PREFIX + xxhash.xxh3_128(text).hexdigest()
 
 
-def _blake() -> Any:
-    return hashlib.blake2b(digest_size=16)
+def is_checksum(value: Any) -> bool:
+    """Whether this has the form of a checksum."""
+    return isinstance(value, str) and re.fullmatch(_PREFIX + "[0-9a-f]{32}", value) is not None
 
 
-def _digest(path: PathLike, low: int, high: int, hasher: Any, look: Callable[[int, memoryview], None] | None) -> bytes:
+def _joined(digest_of: Callable[[int, int], bytes], size: int) -> str:
+    """The checksum of a file of `size` bytes from the digests of its blocks."""
+    whole = xxhash.xxh3_128()
+    for digest in run_ranges(digest_of, [*range(0, size, BLOCK_BYTES), size]):
+        whole.update(digest)
+    return _PREFIX + whole.hexdigest()
+
+
+def _digest(path: PathLike, low: int, high: int, look: Callable[[int, memoryview], None] | None) -> bytes:
+    hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(_READ_BYTES, high - low)))
     with open(path, "rb", buffering=0) as stream:
         stream.seek(low)
@@ -146,7 +142,7 @@ def _digest(path: PathLike, low: int, high: int, hasher: Any, look: Callable[[in
             if look is not None:
                 look(low, buffer[:count])
             low += count
-    return bytes(hasher.digest())
+    return hasher.digest()
 
 
 def _filled(stream: Any, buffer: memoryview) -> int:
@@ -194,7 +190,7 @@ def mismatch(file: Path, num_bytes: int, checksum: str, below: int | None = None
         if key in _checked:
             return None
         seen = None if below is None else Range(file)
-        if file_checksum(file, like=checksum, look=None if seen is None else seen.look) != checksum:
+        if file_checksum(file, look=None if seen is None else seen.look) != checksum:
             return "does not match its checksum"
         if seen is not None and below is not None and (fault := seen.fault(below)) is not None:
             return fault
@@ -212,34 +208,36 @@ def is_checker() -> bool:
 # small JSON files that carry their own checksum -------------------------------------------------------------------
 
 
+def canonical(tree: Any) -> bytes:
+    """The JSON text of a value: equal values have equal texts on every machine."""
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def fingerprint(value: Any) -> str:
+    """16 hex digits that name a JSON-able value."""
+    return hashlib.sha256(canonical(value)).hexdigest()[:16]
+
+
 def sealed(tree: Mapping[str, Any]) -> str:
-    """The JSON text of an object, with a last entry `checksum` over every other byte of the text."""
-    text = json.dumps({**tree, "checksum": _BLANK}, indent=1, ensure_ascii=False) + "\n"
-    before, blank, after = text.rpartition(_BLANK)
-    return before + bytes_checksum(text.encode()) + after if blank else text
+    """The JSON text of an object, with an entry `checksum` over the others."""
+    return json.dumps({**tree, "checksum": bytes_checksum(canonical(tree))}, indent=1, ensure_ascii=False) + "\n"
 
 
-def read_sealed(file: Path, advice: str) -> tuple[dict[str, Any], str | None]:
-    """(the object in a file that `sealed` wrote, what is wrong with its checksum). `advice` ends each message."""
+def read_sealed(file: Path, advice: str, opened: IO[bytes] | None = None) -> dict[str, Any]:
+    """The object in a file that `sealed` wrote, which may be `opened` already. `advice` ends each error message."""
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise FormatError(f"{file} has {file.stat().st_size} bytes, too many for what it is; {advice}")
-        raw = file.read_bytes()
+        with nullcontext(opened) if opened is not None else open(file, "rb") as stream:
+            raw = stream.read(MOST_JSON_BYTES + 1)
+        if len(raw) > MOST_JSON_BYTES:
+            raise FormatError(f"{file} has more than {MOST_JSON_BYTES} bytes, too many for what it is; {advice}")
         tree = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{file} cannot be read ({first_line(error)}); {advice}") from error
     if not isinstance(tree, dict):
         raise FormatError(f"{file} is damaged: expected an object, found {type(tree).__name__}; {advice}")
-    seal = tree.pop("checksum", None)
-    if seal is None:
-        return tree, "is damaged: its checksum is missing"
-    fits = isinstance(seal, str) and _fits(raw, seal)
-    return tree, None if fits else "does not match its checksum: it was damaged or changed"
-
-
-def _fits(raw: bytes, seal: str) -> bool:
-    before, found, after = raw.rpartition(seal.encode(errors="replace"))
-    return bool(found) and bytes_checksum(before + _BLANK.encode() + after) == seal
+    if tree.pop("checksum", None) != bytes_checksum(canonical(tree)):
+        raise FormatError(f"{file} does not match its checksum: it was damaged or changed; {advice}")
+    return tree
 
 
 # what a file says of itself before it is read --------------------------------------------------------------------
@@ -274,8 +272,3 @@ def npy_fault(file: Path, shape: Iterable[int], dtype: str) -> str | None:
     if size != expected:
         return f"has {size} bytes, its header promises {expected}"
     return None
-
-
-def leaves(folder: Path, file: Path) -> bool:
-    """Whether a file named in `folder` lies elsewhere: by `..`, by an absolute name or by a link."""
-    return not file.resolve().is_relative_to(folder.resolve())

@@ -1,10 +1,10 @@
-"""Storage: stores and preparations at URLs (s3://, gs://, whatever fsspec knows) beside those on paths.
+"""Stores and preparations at URLs (s3://, gs://, …), beside those on paths.
 
-Enters: a path or a URL. Leaves: a local folder either way. The folder that stands for a URL is its twin in the cache
-($LARGEGT_CACHE, else ~/.cache/largegt): every file in it has its place at the URL. What a process needs whole comes
-there once, when it is first asked for; what it makes is written there and goes to the URL when it is whole, the
-manifest last, so that half of a folder never opens. Cost: the twin takes the disk of the files that were asked for;
-delete it whenever nothing runs. Who needs only parts of an array reads them by ranges (ranged.py), past the cache.
+Enters: a path or a URL. Leaves: a local folder either way. A URL has a copy in the cache ($LARGEGT_CACHE, else
+~/.cache/largegt): every file in it has its place at the URL. A file that a process needs whole is fetched when it is
+first asked for; what a process makes is written to the copy and uploaded when it is whole, the manifest last, so that
+half of a folder never opens. Cost: the copy takes the disk of the files that were asked for; delete it whenever nothing
+runs. A process that needs only parts of an array reads them by ranges (remote_array.py), past the cache.
 
 A `file://` URL is the path it names, and every other path is left alone.
 """
@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
-from .types import PathLike
+from ..errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
+from ..types import PathLike
+from .atomic import replacing, write_text_atomically
 
 PART_BYTES = 1 << 23
 """What one request asks for at most; longer ranges are several, under way at once."""
@@ -31,6 +32,7 @@ PARTS_AT_ONCE = 8
 MANIFEST = "manifest.json"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # Path("s3://b/g") has one slash left
 _PREPARED = re.compile(r"(.+)(/prepared/[0-9a-f]{16})")
+_NAME = re.compile(r"[0-9a-f]{16}")
 _published: dict[str, int] = {}
 
 
@@ -44,7 +46,7 @@ def is_url(place: PathLike) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where the twins of URLs lie."""
+    """Where the copies of URLs are."""
     return Path(os.path.realpath(os.environ.get("LARGEGT_CACHE") or Path.home() / ".cache" / "largegt"))
 
 
@@ -58,16 +60,14 @@ def local_path(place: PathLike) -> Path:
     url = f"{found[1]}://{found[2].rstrip('/')}"
     if "/" not in found[2].rstrip("/"):  # what is in the making lies beside it
         raise ConfigError(f"{url} is a whole bucket: give a name in it, such as {url}/g")
-    if inside := _PREPARED.fullmatch(url):  # lies in its store's twin, as it does at the URL
+    if inside := _PREPARED.fullmatch(url):  # is in its store's copy, as it does at the URL
         return local_path(inside[1]).joinpath(*inside[2].split("/"))
     home = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16]
     note = home / "url"
     if not note.exists():
         with _disk(home):
             home.mkdir(parents=True, exist_ok=True)
-            aside = home / f".url-{os.getpid()}"
-            aside.write_text(url, encoding="utf-8")
-            os.replace(aside, note)
+            write_text_atomically(note, url)
     return home / url.rsplit("/", 1)[1]
 
 
@@ -98,30 +98,30 @@ def refuse_url(place: PathLike, what: str) -> None:
 # reading
 
 
-def refresh(path: Path) -> None:
-    """Bring the manifest of a twin up to date. If the folder at the URL is another one now, its old arrays go; if
-    there is none, so does the twin. Other paths are left alone."""
+def refresh(path: Path, name: str = MANIFEST) -> None:
+    """Bring a small file of a cached folder up to date, its manifest by default, and remove arrays that it no longer
+    names; a folder that is no longer at the URL is removed. Other paths are left alone."""
     if (url := url_of(path)) is None:
         return
-    now = _content(f"{url}/{MANIFEST}")
-    file = path / MANIFEST
-    if now is not None and file.is_file() and file.read_bytes() == now:
-        return
-    if now is None and not path.exists():
+    now, file = _content(f"{url}/{name}"), path / name
+    if _is_current(file, now) or (now is None and not path.exists()):
         return
     with _alone(path), _disk(path):
-        if now is not None and file.is_file() and file.read_bytes() == now:  # another process was here first
+        if _is_current(file, now):  # another process was faster
+            return
+        if now is None:
+            shutil.rmtree(path, ignore_errors=True) if name == MANIFEST else file.unlink(missing_ok=True)
             return
         for old in (*path.glob("*.npy"), *path.glob(".*.npy.part")):
-            old.unlink()
-        file.unlink(missing_ok=True)
-        if now is None:
-            shutil.rmtree(path, ignore_errors=True)
-            return
-        path.mkdir(parents=True, exist_ok=True)
-        aside = path / f".{MANIFEST}-{os.getpid()}"
-        aside.write_bytes(now)
-        os.replace(aside, file)
+            if name == MANIFEST and old.name.removeprefix(".").removesuffix(".part").encode() not in now:
+                old.unlink()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial:
+            partial.write_bytes(now)
+
+
+def _is_current(file: Path, now: bytes | None) -> bool:
+    return now is not None and file.is_file() and file.read_bytes() == now
 
 
 def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
@@ -162,10 +162,10 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     return parts
 
 
-def folders(path: Path) -> list[Path]:
-    """The folders in `path` that are named by a fingerprint, sorted."""
+def names(path: Path) -> list[str]:
+    """The names in a folder, sorted; none where there is no folder."""
     if (url := url_of(path)) is None:
-        return sorted(path.glob("[0-9a-f]*"))
+        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     with talking(url, "read"):
         fs, inside = file_system(url)
         fs.invalidate_cache()
@@ -173,8 +173,12 @@ def folders(path: Path) -> list[Path]:
             found = fs.ls(inside, detail=False)
         except FileNotFoundError:
             return []
-    names = {str(name).rstrip("/").rsplit("/", 1)[1] for name in found}
-    return [path / name for name in sorted(names) if re.fullmatch(r"[0-9a-f]+", name)]
+    return sorted({str(name).rstrip("/").rsplit("/", 1)[1] for name in found})
+
+
+def folders(path: Path) -> list[Path]:
+    """The folders in `path` that are named by a fingerprint, sorted."""
+    return [path / name for name in names(path) if _NAME.fullmatch(name)]
 
 
 # writing
@@ -248,11 +252,23 @@ def remove(url: str) -> None:
             return
 
 
+def remove_file(file: Path, dry_run: bool = False) -> int:
+    """Remove a file, also where it belongs; its bytes."""
+    url = url_of(file)
+    num_bytes = (size(url) if url is not None else file.stat().st_size) or 0
+    if not dry_run:
+        if url is not None:
+            remove(url)
+        file.unlink(missing_ok=True)
+    return num_bytes
+
+
 def remove_folder(path: Path) -> None:
     """Remove a finished folder of ours, also where it belongs: first that it opens, then the rest."""
     if (url := url_of(path)) is not None:
         remove(f"{url}/{MANIFEST}")
         remove(url)
+    (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)
 
 

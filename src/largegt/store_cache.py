@@ -1,12 +1,12 @@
-"""The workbench: a graph that someone holds in Python, as a store that is prepared once and labelled many times.
+"""StoreCache: a graph that someone holds in Python, as a store that is prepared once and labelled many times.
 
-Enters: a SciPy adjacency, an `edge_index`, a PyG `Data` or a store, and features. Leaves: `Workbench.labelled(…)`, a
-store of that graph with these labels and this split, whose preparation is taken from the graph's own as far as labels
-do not enter it. The arrays of all of them are hard links to the same files.
+Enters: a SciPy adjacency, an `edge_index`, a PyG `Data` or a store, and features. Leaves: `StoreCache.labelled(…)`, a
+version of that store with these labels and this split: it shares the graph's arrays, and stages of a preparation that
+labels do not enter.
 
-A workbench lies in a temporary folder that goes with its last user, or in `work_dir`, where it stays. Nothing is
-written beside a store of the user's. Cost: the graph is read once for its name and once for the store; a labelled
-store is a few links, the labels and the split.
+The store is in a temporary folder that is removed with its last user, or in `work_dir`, where it stays. A store of the
+user's gets the labelled versions itself; they are released with their users. Cost: the graph is read once for its name
+and once for the store; a labelled version is the labels, the split and a manifest.
 """
 
 from __future__ import annotations
@@ -14,36 +14,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 import xxhash
 
-from . import storage
-from .config import PrepareConfig
-from .errors import InputError, disk_errors
-from .folder_writer import FolderWriter
+from .errors import InputError, LargeGTError, disk_errors
 from .graph import sources
 from .graph.ingest import ingest
-from .graph.labels import Encoded, labelled, no_labels
+from .graph.labels import Encoded, labelled
 from .graph.sources import as_numpy
 from .graph.store import KIND, GraphStore
-from .locks import HeldError
-from .prepare.identity import prepared_path
-from .prepare.making import prepare
-from .prepare.prepared import Prepared
+from .graph.versions import clean, release
+from .io import remote
+from .io.array_writer import ArrayWriter
+from .io.locks import Lock
 from .progress import Progress
 from .types import Array, PathLike
 
-_T = TypeVar("_T")
-_LOOK_AGAIN_S = 0.1
 _OF_LABELS = ("labels", "split")
 
 
@@ -55,7 +49,8 @@ class GraphInput:
     """Tells graphs with other edges or features apart."""
     num_nodes: int
     make: Callable[[Path, Progress | None], GraphStore]
-    """Writes it as a store without labels."""
+    """Writes it as a store without labels, or opens the store that it is."""
+    is_store: bool = False
 
     @classmethod
     def of(cls, graph: Any, features: Any = None, edge_weights: bool = False) -> GraphInput:
@@ -94,13 +89,7 @@ def _of_store(store: GraphStore, features: Any) -> GraphInput:
     if features is not None:
         raise InputError(f"{store.place} has its own features: leave out features=")
 
-    def make(out: Path, progress: Progress | None) -> GraphStore:
-        bare = relabelled(store, out, no_labels(store.num_nodes), np.zeros(store.num_nodes, np.uint8))
-        if store.folder.url is None:
-            _lend(store.path / "prepared", out / "prepared")
-        return bare
-
-    return GraphInput(store.fingerprint, store.num_nodes, make)
+    return GraphInput(store.fingerprint, store.num_nodes, lambda *_: store, is_store=True)
 
 
 def _of_arrays(edges: Array, features: Any, num_nodes: int | None, weights: Any = None) -> GraphInput:
@@ -146,85 +135,81 @@ def _named(arrays: list[Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def relabelled(store: GraphStore, out: Path, encoded: Encoded, split: Array) -> GraphStore:
-    """The same graph and features with other labels and another split, as a store in `out`."""
-    with FolderWriter(out, KIND) as writer:
-        for name in store.folder.manifest["arrays"]:
-            if name not in _OF_LABELS:
-                writer.link(name, store.folder)
-        writer.save("labels", encoded.values)
-        writer.save("split", split.astype(np.uint8))
-        told = {
-            "task": encoded.task, "classes": encoded.classes, "label_counts": encoded.counts,
-            "num_labelled": encoded.num_labelled, "split_from": "given" if encoded.num_labelled else "none",
-        }  # fmt: skip
-        writer.finish(store.folder.meta | told)
-    return GraphStore.open(out)
-
-
-class Workbench:
-    """One graph in a folder, with its preparations. `Workbench.of(…)` finds the one that there is."""
+class StoreCache:
+    """One graph as a store, with its preparations. `StoreCache.of(…)` finds the one that there is."""
 
     def __init__(self, given: GraphInput, folder: Folder, progress: Progress | None = None) -> None:
         self.folder = folder
         path = folder.path / f"graph-{given.name}"
-        self.graph = _made_once(path, lambda: GraphStore.open(path) if path.exists() else given.make(path, progress))
+        if given.is_store:
+            self.graph = given.make(path, progress)
+        else:
+            with Lock(path.with_name(f"{path.name}.cache"), wait=True):  # another process may be making it
+                self.graph = GraphStore.open(path) if path.exists() else given.make(path, progress)
 
     @classmethod
-    def of(cls, given: GraphInput, work_dir: PathLike | None = None, progress: Progress | None = None) -> Workbench:
+    def of(cls, given: GraphInput, work_dir: PathLike | None = None, progress: Progress | None = None) -> StoreCache:
         """In `work_dir`, or in a temporary folder: the same one while somebody holds it, and the one used last."""
         global _last
         if work_dir is not None:
-            storage.refuse_url(work_dir, "a work folder")
+            remote.refuse_url(work_dir, "a work folder")
             return cls(given, Folder(Path(work_dir).absolute()), progress)
-        bench = _benches.get(given.name)
-        if bench is None or not bench.graph.path.exists():
-            bench = _benches[given.name] = cls(given, Folder.temporary(), progress)
-        _last = bench
-        return bench
+        cache = _caches.get(given.name)
+        if cache is None or not cache.graph.path.exists():
+            cache = _caches[given.name] = cls(given, Folder.temporary(), progress)
+        _last = cache
+        return cache
 
-    def labelled(self, out: Path, encoded: Encoded, split: Array) -> GraphStore:
-        """The graph with these labels, as a store in `out`."""
-        return relabelled(self.graph, out, encoded, split)
-
-    def prepared(self, store: GraphStore, config: PrepareConfig, progress: Progress | None = None) -> Prepared:
-        """`prepare` of a labelled store: what labels do not enter is computed for the graph, once."""
-        shared = config.model_copy(update={"labels": PrepareConfig().labels})
-        if config.local_nodes.nodes == "all":
-            path = prepared_path(self.graph, shared)
-            _made_once(path, lambda: prepare(self.graph, shared, progress=progress))
-            _lend(path.parent, store.path / "prepared", only=path.name)
-        return prepare(store, config, progress=progress)
+    def labelled(self, encoded: Encoded, split: Array) -> GraphStore:
+        """A version of the graph's store with these labels."""
+        graph = self.graph
+        facts = {
+            "task": encoded.task, "classes": encoded.classes, "label_counts": encoded.counts,
+            "num_labelled": encoded.num_labelled, "split_from": "given" if encoded.num_labelled else "none",
+        }  # fmt: skip
+        with ArrayWriter(graph.path, KIND, replace=True, wait=True) as writer:
+            for name in graph.folder.manifest["arrays"]:
+                if name not in _OF_LABELS:
+                    writer.reuse(name, graph.folder)
+            writer.save("labels", encoded.values)
+            writer.save("split", split.astype(np.uint8))
+            version = writer.finish(graph.folder.meta | facts, notes={"branch": True}, newest=False)
+        return GraphStore.open(graph.path, version)
 
     def new_folder(self, keep: bool) -> Folder:
-        """A folder beside the graph for what is made of it, on the same disk; removed with its holder unless kept."""
+        """A folder for what is made of the graph; removed with its holder unless kept."""
         fits = self.folder.path / "fits"
         with disk_errors(fits):
             fits.mkdir(parents=True, exist_ok=True)
-            return Folder(Path(tempfile.mkdtemp(prefix="fit-", dir=fits)), goes=not keep)
+            return Folder(Path(tempfile.mkdtemp(prefix="fit-", dir=fits)), None if keep else self.graph.path)
 
 
 class Folder:
-    """A folder that goes with this object, or stays."""
+    """A folder that stays, or is removed with this object: alone, or with a run in it that is registered in `store`."""
 
-    def __init__(self, path: Path, goes: bool = False) -> None:
+    def __init__(self, path: Path, store: Path | None = None, is_temporary: bool = False) -> None:
         self.path = path
-        if goes:
-            weakref.finalize(self, _remove, path, os.getpid())
+        if store is not None or is_temporary:
+            weakref.finalize(self, _remove, path, store, os.getpid())
 
     @classmethod
     def temporary(cls) -> Folder:
         with disk_errors(tempfile.gettempdir()):
-            return cls(Path(tempfile.mkdtemp(prefix="largegt-")), goes=True)
+            return cls(Path(tempfile.mkdtemp(prefix="largegt-")), is_temporary=True)
 
 
-def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has a copy of the object, and not the folder
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(path: Path, store: Path | None, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child has a copy of the object, and not the folder
+        return
+    if store is not None and store.exists():
+        with suppress(LargeGTError, OSError):
+            release(store, path / "run")
+            clean(store)
+    shutil.rmtree(path, ignore_errors=True)
 
 
-_benches: weakref.WeakValueDictionary[str, Workbench] = weakref.WeakValueDictionary()
-_last: Workbench | None = None
+_caches: weakref.WeakValueDictionary[str, StoreCache] = weakref.WeakValueDictionary()
+_last: StoreCache | None = None
 """Between two fits of a cross-validation nobody else holds it."""
 
 
@@ -237,28 +222,3 @@ def encoded_labels(values: Array, task: Any, classes: list[Any]) -> Encoded:
     elif task != "regression":
         counts = [int(count) for count in np.bincount(values[there], minlength=len(classes))]
     return Encoded(values, task, classes, counts, int(there.sum()))
-
-
-def _lend(lender: Path, borrower: Path, only: str | None = None) -> None:
-    """Let a store see another one's preparations beside its own: `prepare` takes from them what fits."""
-    if not lender.is_dir():
-        return
-    with disk_errors(borrower):
-        borrower.mkdir(exist_ok=True)
-        for path in storage.folders(lender):
-            if only in (None, path.name):
-                with suppress(FileExistsError):
-                    (borrower / path.name).symlink_to(os.path.relpath(path.resolve(), borrower.resolve()))
-
-
-def _made_once(path: Path, make: Callable[[], _T]) -> _T:
-    """`make()` opens what is at `path`, or writes it: where another process is at it, wait and open that."""
-    while True:
-        was_there = path.exists()
-        try:
-            return make()
-        except HeldError:
-            time.sleep(_LOOK_AGAIN_S)
-        except InputError:
-            if was_there or not path.exists():  # else another one has been faster
-                raise

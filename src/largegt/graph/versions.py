@@ -1,0 +1,270 @@
+"""Versions of a store: what it was before, who still needs it, and what can be removed.
+
+`append` and `ingest --overwrite` commit a new version into the store's folder (io/array_folder.py). A version stays
+  while it is the newest,
+  while a process has it open (a shared lock on its manifest), or
+  while a run is registered for it: `refs/<key>.json`, written by `train`.
+`clean` removes all others, with their arrays and preparations.
+
+A version that came from another by `append` names it and its predecessors, oldest first, and for each of them the nodes
+that got new neighbours next, as the array `touched_<number>`. None of this is part of its fingerprint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, InputError, LargeGTError
+from ..io import remote
+from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import refuse_links_out, write_text_atomically
+from ..io.locks import Lock
+from ..io.remote import MANIFEST
+from ..types import Array, PathLike
+from .store import KIND, GraphStore
+
+PREPARED = "prepared"
+_REFS = "refs"
+
+
+# what it was before
+
+
+@dataclass(frozen=True)
+class State:
+    """What a store was, in numbers."""
+
+    fingerprint: str
+    num_nodes: int
+    num_edges: int
+    directed: bool
+
+    @classmethod
+    def of(cls, store: GraphStore) -> State:
+        return cls(store.fingerprint, store.num_nodes, store.num_edges, store.directed)
+
+
+def earlier_states(store: GraphStore) -> list[State]:
+    """The versions that this one came from by `append`, oldest first."""
+    try:
+        return [State(**entry) for entry in _notes(store).get("earlier", [])]
+    except TypeError:
+        raise FormatError(f"{store.path / MANIFEST} has no lineage that this version knows") from None
+
+
+def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
+    """The version of this name, if the store came from it."""
+    return next((state for state in earlier_states(store) if state.fingerprint == fingerprint), None)
+
+
+def is_branch(store: GraphStore) -> bool:
+    """Whether this version was added beside the newest one, with labels of its own (store_cache.py)."""
+    return bool(_notes(store).get("branch", False))
+
+
+def last_source(store: GraphStore) -> str | None:
+    """The identity of the files that were appended last, if files were."""
+    source = _notes(store).get("source")
+    return None if source is None else str(source)
+
+
+def write_lineage(writer: ArrayWriter, old: GraphStore, touched: Array, source: str | None) -> dict[str, Any]:
+    """Write which nodes of `old` have new neighbours; the notes of a version that came from it by `append`."""
+    states = earlier_states(old)
+    for number in range(len(states)):
+        writer.save(f"touched_{number}", old.folder.array(f"touched_{number}"))
+    writer.save(f"touched_{len(states)}", touched)
+    return {
+        "earlier": [asdict(state) for state in (*states, State.of(old))],
+        "arrays": [f"touched_{number}" for number in range(len(states) + 1)],
+        **({} if source is None else {"source": source}),
+    }
+
+
+def touched_since(store: GraphStore, state: State) -> Array:
+    """The nodes of an earlier version that have new neighbours since, sorted."""
+    found = [np.zeros(0, dtype=np.int64)]
+    if state.fingerprint != store.fingerprint:
+        states = earlier_states(store)
+        found += [np.asarray(store.folder.array(f"touched_{n}")) for n in range(states.index(state), len(states))]
+    touched = np.unique(np.concatenate(found))
+    return touched[touched < state.num_nodes]
+
+
+def _notes(store: GraphStore) -> dict[str, Any]:
+    notes = store.folder.manifest.get("notes", {})
+    return notes if isinstance(notes, dict) else {}
+
+
+# who needs it
+
+
+def register(store: GraphStore, run: Path) -> None:
+    """Keep this version of the store as long as the run is registered for it."""
+    run = run.resolve()
+    file = store.path / _ref(run)
+    refuse_links_out(store.path, file)
+    file.parent.mkdir(exist_ok=True)
+    write_text_atomically(file, json.dumps({"run": str(run), "version": store.fingerprint}) + "\n")
+    remote.upload(file)
+
+
+def release(store: PathLike, run: PathLike, dry_run: bool = False) -> None:
+    """Forget a run: what it alone needed goes with the next `clean`. A `dry_run` only refuses an unknown one."""
+    path, run = remote.local_path(store), Path(run).resolve()
+    known = [known for runs in registered(path).values() for known in runs]
+    if run not in known:
+        raise InputError(
+            f"{run} is not registered in {remote.shown(path)}: " + (f"these are: {', '.join(map(str, known))}"
+            if known else "no run is")
+        )  # fmt: skip
+    remote.remove_file(path / _ref(run), dry_run)
+
+
+def registered(path: Path) -> dict[str, list[Path]]:
+    """The runs that need each version."""
+    found: dict[str, list[Path]] = {}
+    for name in remote.names(path / _REFS):
+        if name.endswith(".json"):
+            remote.refresh(path / _REFS, name)
+            file = path / _REFS / name
+            try:
+                ref = json.loads(file.read_text(encoding="utf-8"))
+                found.setdefault(str(ref["version"]), []).append(Path(str(ref["run"])))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise FormatError(f"{file} is damaged: delete it to go on without it") from error
+    return found
+
+
+def _ref(run: Path) -> str:
+    return f"{_REFS}/{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}.json"
+
+
+# what can be removed
+
+
+@dataclass
+class Cleaned:
+    """What `clean` removed, or would remove, and which older versions stay."""
+
+    versions: list[str] = field(default_factory=list)
+    preparations: list[str] = field(default_factory=list)
+    num_files: int = 0
+    num_bytes: int = 0
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    """Older version → the runs registered for it; none where a process has it open."""
+
+
+def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = ()) -> Cleaned:
+    """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
+    `without` count as released."""
+    path = remote.local_path(store)
+    remote.refresh(path)
+    cleaned = Cleaned()
+    with Lock(path, "cleaning"):
+        newest = read_manifest(path, KIND)
+        refuse_links_out(path, path / VERSIONS, path / PREPARED)
+        released = {Path(run).resolve() for run in without}
+        needed = {version: {*runs} - released for version, runs in registered(path).items()}
+        manifests = [newest, *_clean_versions(path, newest["fingerprint"], needed, cleaned, dry_run)]
+        named = {entry["file"] for manifest in manifests for entry in manifest["arrays"].values()}
+        for name in remote.names(path):
+            if ARRAY_FILE.fullmatch(name) and name not in named:
+                cleaned.num_files += 1
+                cleaned.num_bytes += remote.remove_file(path / name, dry_run)
+        known = {str(manifest["fingerprint"]) for manifest in manifests}
+        known |= {str(state["fingerprint"]) for state in newest.get("notes", {}).get("earlier", [])}
+        _clean_preparations(path / PREPARED, known, cleaned, dry_run)
+    return cleaned
+
+
+def clean_quietly(store: GraphStore) -> None:
+    """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
+    if store.folder.url is None:
+        with suppress(LargeGTError, OSError):
+            clean(store.path)
+
+
+def _clean_versions(
+    path: Path, newest: str, needed: dict[str, set[Path]], cleaned: Cleaned, dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    """Remove versions that nobody needs; the manifests of the others."""
+    for name in remote.names(path / VERSIONS):
+        version = name.removesuffix(".json")
+        if not name.endswith(".json"):
+            continue
+        remote.refresh(path, f"{VERSIONS}/{name}")
+        with _unless_held(path / VERSIONS / name) as is_free:
+            if is_free and (version == newest or not needed.get(version)):
+                cleaned.versions.append(version)
+                remote.remove_file(path / VERSIONS / name, dry_run)
+                continue
+        cleaned.kept[version] = sorted(str(run) for run in needed.get(version, ()))
+        yield ArrayFolder(path, KIND, version, check=False).manifest
+
+
+def _clean_preparations(path: Path, versions: set[str], cleaned: Cleaned, dry_run: bool) -> None:
+    """Remove preparations of versions that are gone, and stages that no preparation names."""
+    named: set[tuple[str, str]] = set()
+    for folder in remote.folders(path):
+        manifest = _manifest(folder, PREPARED)
+        try:
+            stages, version = dict(manifest["meta"]["stages"]), str(manifest["meta"]["store"]["fingerprint"])
+        except (KeyError, TypeError, ValueError):
+            continue  # damaged: `prepare` makes it again
+        if version in versions or not _removed(folder, manifest, cleaned, dry_run):
+            named |= {(str(stage), str(key)) for stage, key in stages.items()}
+    for stage in remote.names(path):
+        for folder in remote.folders(path / stage):
+            if (stage, folder.name) not in named:
+                _removed(folder, _manifest(folder, "stage"), cleaned, dry_run)
+
+
+def _manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """Its manifest; empty where it cannot be read."""
+    with suppress(LargeGTError):
+        return ArrayFolder(folder, kind, check=False).manifest
+    return {}
+
+
+def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
+    """Remove a finished folder that no process has open; whether it was removed."""
+    with _unless_held(folder / MANIFEST) as is_free:
+        if not is_free:
+            return False
+        cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
+        cleaned.num_files += len(manifest.get("arrays", {}))
+        cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
+        if not dry_run:
+            remote.remove_folder(folder)
+    return True
+
+
+@contextmanager
+def _unless_held(manifest: Path) -> Iterator[bool]:
+    """Whether no other process has this manifest open. Nobody can open it inside the block."""
+    try:
+        stream = open(manifest, "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        yield True
+        return
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system that knows no locks
+            pass
+        yield True

@@ -1,0 +1,1 @@
+"""Files: folders of arrays under a manifest, atomic replacement, checksums, locks, and stores at URLs."""

@@ -1,0 +1,167 @@
+"""Locks: one process at a time writes a folder or a file.
+
+A `Lock` is the file `.NAME.lock` beside what is written. The operating system holds it until it is released or its
+process ends, however it ends. A second process gets a `HeldError` that names the first, or waits for it. Readers need
+no lock: a file of ours appears whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import platform
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import InputError, disk_errors
+from ..types import PathLike
+
+_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+_ATTEMPTS, _GLANCE_S = 3, 0.02
+"""`check_free` holds a lock for a moment: a process that meets it then tries again."""
+_WAIT_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class HeldError(InputError):
+    """Another process is writing there now. `holder` says which."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"{holder}: wait for it or stop it, then run the same command again")
+        self.holder = holder
+
+
+class Lock:
+    """Held from the moment it is made; a context manager that releases it.
+
+    `doing` is a verb for the message: `writing`, `training into`. With `wait`, a lock that is held is waited for,
+    and one line says so; otherwise it is a HeldError. Missing parent folders are made, and removed again at the end if
+    they are empty.
+    """
+
+    def __init__(self, path: PathLike, doing: str = "writing", wait: bool = False) -> None:
+        path = Path(path)
+        self.file = _lock_file(path)
+        self._made = [parent for parent in path.parents if not parent.exists()]
+        with disk_errors(path):
+            self._descriptor = self._taken(path, doing, wait)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _taken(self, path: Path, doing: str, wait: bool) -> int:
+        said = False
+        while True:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                _lock(descriptor, path, doing)
+                if _is_at(descriptor, self.file):  # else its holder removed it meanwhile
+                    self._describe(descriptor)
+                    return descriptor
+                os.close(descriptor)
+            except HeldError as error:
+                os.close(descriptor)
+                if not wait:
+                    raise
+                if not said:
+                    _log.warning("%s: waiting for it (--no-wait to stop instead)", error.holder)
+                said = True
+                time.sleep(_WAIT_S)
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    def _describe(self, descriptor: int) -> None:
+        """Write who holds it."""
+        facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(facts).encode(), 0)
+        except OSError:  # a full disk
+            self.file.unlink(missing_ok=True)
+            raise
+
+    def release(self) -> None:
+        """Let the next process in. A second call does nothing."""
+        if self._descriptor < 0:
+            return
+        if _is_at(self._descriptor, self.file):
+            self.file.unlink(missing_ok=True)  # while it is held: who has opened it already sees that it is gone
+        os.close(self._descriptor)
+        self._descriptor = -1
+        for parent in self._made:
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+
+def check_free(path: PathLike, doing: str = "writing") -> None:
+    """Refuse what another process holds now, without taking it: an error before any work. The file that a killed
+    process has left is removed."""
+    path = Path(path)
+    file = _lock_file(path)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        _lock(descriptor, path, doing)
+        if _is_at(descriptor, file):
+            with suppress(OSError):  # a read-only folder
+                file.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale(path: PathLike) -> None:
+    """Remove the lock file of a process that was killed."""
+    with suppress(HeldError):
+        check_free(path)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
+
+
+def _lock(descriptor: int, path: Path, doing: str) -> None:
+    """Take the lock of an open file, or say who holds it."""
+    for attempt in reversed(range(_ATTEMPTS)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _HELD:  # a file system that knows no locks
+                warnings.warn(
+                    f"{path} cannot be locked ({error.strerror}): write it by one process at a time", stacklevel=4
+                )
+                return
+        if attempt:
+            time.sleep(_GLANCE_S)
+    raise HeldError(f"another process ({_holder(descriptor)}) is {doing} {path}")
+
+
+def _holder(descriptor: int) -> str:
+    """`pid 4711 on host, since 2030-01-31 12:00:00`, as far as the file says so."""
+    try:
+        said = json.loads(os.pread(descriptor, 4096, 0))
+        return f"pid {said['pid']} on {said['host']}, since {said['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "it has just begun"
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
