@@ -89,7 +89,7 @@ def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConf
     assert said.num_nodes == len(prepared.nodes)
     assert said.token_rows == len(prepared.token_nodes)
     small = 40 * len(prepared.nodes) + 20_000  # nodes, labels, split, headers
-    assert said.disk_bytes <= prepared.folder.num_bytes <= said.disk_bytes + small
+    assert said.disk_bytes <= prepared.num_bytes <= said.disk_bytes + small
     assert 0.8 * most - small <= said.peak_disk_bytes <= 1.2 * most + small
     assert said.elapsed_s > 0
     assert not said.already_prepared

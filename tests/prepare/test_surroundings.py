@@ -181,7 +181,7 @@ def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     found = prepare(store, config_of())
     assert len(calls) == 3 + -(-len(found.nodes) // 7) - 2, "two lots were kept"
     for name in ("near", "label_counts", "local_rows"):
-        assert np.array_equal(found.folder.array(name), whole.folder.array(name))
+        assert np.array_equal(found.array(name), whole.array(name))
 
 
 def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,21 +189,19 @@ def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     plain = prepare(
         store, config_of().model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
     )
-    sampled = (plain.path / "local_rows.npy").stat().st_ino
+    sampled = plain.file("local_rows")
     more = prepare(store, config_of())
-    assert (more.path / "local_rows.npy").stat().st_ino == sampled, "linked, not sampled again"
+    assert more.file("local_rows") == sampled, "not sampled again"
     assert plain.path != more.path
-    counts = (more.path / "label_counts.npy").stat().st_ino
+    counts = more.file("label_counts")
     other = prepare(store, config_of(hops=2))
-    assert (other.path / "label_counts.npy").stat().st_ino == counts
+    assert other.file("label_counts") == counts
 
 
-def test_without_them_a_preparation_is_named_and_told_as_before(tmp_path: Path) -> None:
+def test_without_them_there_are_no_such_stages(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
     prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(hops=1)))
-    assert "near" not in prepared.folder.meta["config"]["local_nodes"]
-    assert "local" not in prepared.folder.meta["config"]["labels"]
-    assert not (prepared.path / "near.npy").exists()
+    assert not {"near", "label_counts"} & set(prepared.stages)
     assert prepared.near.shape == (len(prepared.nodes), 0)
     assert prepared.label_counts.shape == (len(prepared.token_nodes), 0)
 

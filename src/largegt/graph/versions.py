@@ -186,6 +186,9 @@ def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = 
         known = {str(manifest["fingerprint"]) for manifest in manifests}
         known |= {str(state["fingerprint"]) for state in newest.get("notes", {}).get("earlier", [])}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
+        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / _REFS):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
     return cleaned
 
 

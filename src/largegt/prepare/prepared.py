@@ -111,6 +111,9 @@ class Prepared:
     def array(self, name: str) -> Array:
         return self._folder_of(name).array(name)
 
+    def checksum(self, name: str) -> str:
+        return self._folder_of(name).checksum(name)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._folder_of(name).shape(name)
 
