@@ -53,6 +53,7 @@ from .run import Run
 from .setup import (
     Loader,
     build_model,
+    check_precision,
     is_worth_compiling,
     make_fabric,
     make_loader,
@@ -99,6 +100,7 @@ def train(
     else:
         store = data if isinstance(data, GraphStore) else GraphStore.open(data)
     check_out(out, config, store, resume, overwrite)
+    check_precision(config.train)
     ranks = Ranks.here(config.train.device)
     check_model(config, ranks)
     with Lock(out, "training into") if ranks.is_first else nullcontext():
@@ -113,7 +115,7 @@ def _train_into(
 ) -> Run:  # fmt: skip
     """Prepare what is missing, make the run folder or go on in it."""
     show = progress if progress and ranks.is_first else silent
-    fabric = make_fabric(config.train, config.model, ranks)
+    fabric = make_fabric(config.train, ranks)
     check_place(config.tokens.table, fabric.device)
     with ranks.in_turn():
         prepared = (
@@ -246,7 +248,7 @@ def _not_a_number(
     """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
     showed it, those of the steps just `before` may have caused it."""
     config = run.config.train
-    precision = precision_of(config, device.type, run.config.model) if device.type == "cuda" else ""  # no fp16 on a CPU
+    precision = precision_of(config, device.type) if device.type == "cuda" else ""  # no fp16 on a CPU
     shown, earlier = (
         loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
     )
