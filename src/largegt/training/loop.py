@@ -146,7 +146,10 @@ def _train(
     sealed, optimizer = fabric.setup(over_ranks(SealedModel(model), ranks, device), optimizer)
     average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
-    state = load_checkpoint(checkpoint, model, optimizer, device, average) if checkpoint.exists() else Progress()
+    state = Progress()
+    precision = fabric.strategy.precision
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint, model, optimizer, device, average, precision)
     loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, run.store()), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
@@ -220,7 +223,7 @@ def _train(
                     watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if ranks.is_first and (is_due or state.best_epoch == state.epoch):  # weights and state never disagree
-                save_checkpoint(checkpoint, model, optimizer, state, average)
+                save_checkpoint(checkpoint, model, optimizer, state, average, precision)
             ranks.wait()  # for the first one to have written
     finally:
         log.close()
