@@ -364,7 +364,7 @@ class TrainConfig(Settings):
     budget: str | None = None
     """Wall-clock limit such as 90s, 30m or 4h: training ends cleanly there with the best result kept."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
-    """auto: bf16-mixed on a GPU that has it, and on a CPU that has it if hidden is 128 or more; else 32-true."""
+    """auto: bf16-mixed on a GPU that supports it, 32-true otherwise and on every CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     compile: Literal["auto", "yes", "no"] = "auto"

@@ -150,7 +150,7 @@ class NewNodes:
         self.graph = _extended(additions, memory_budget(memory))
         self.prepared = run.prepared(self.show, memory=memory, store=self.store)
         self.engine = Engine(memory_budget(memory))
-        self.fabric = make_fabric(config, run.config.model)
+        self.fabric = make_fabric(config)
         self.model = run.load_model(self.prepared).to(self.fabric.device).eval()
         self.head = run.head(self.prepared)
         self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table

@@ -36,6 +36,7 @@ from .prepare.pipeline import prepare
 from .prepare.prepared import Prepared
 from .progress import Progress, silent
 from .ranks import Ranks
+from .streams import pinned_buffer
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
@@ -178,7 +179,7 @@ class Prediction:
         """The nodes that were named, in that order."""
         if ids is not None:
             self.nodes = self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
-        self.fabric = make_fabric(config, opened.config.model, self.ranks)
+        self.fabric = make_fabric(config, self.ranks)
         self.model, self.head = self.opened_model(opened, prepared)
         self.model = self.model.to(self.fabric.device)
         self.every = all_probabilities or self.store.task in ("multilabel", "regression")
@@ -404,7 +405,7 @@ def _copied(found: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """On its way to this machine's memory, and what says that it is there."""
     if not found.is_cuda:
         return found, None
-    copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    copy = pinned_buffer(found.shape, found.dtype)
     copy.copy_(found, non_blocking=True)
     return copy, torch.cuda.current_stream(found.device).record_event()
 

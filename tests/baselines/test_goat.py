@@ -178,6 +178,7 @@ def test_attention_dropout_is_right_on_average() -> None:
     assert ((drawn.mean(dim=0) - plain) / drawn.std(dim=0) * copies**0.5).abs().max() < 5
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_mixed_precision_and_every_weight_learns() -> None:
     batch = make_batch()
     model = make_model(norm="layer", dropout=0.0).float().train()

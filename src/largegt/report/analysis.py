@@ -112,7 +112,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     if device is None and run.config.train.device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
     config = run.train_config(device)
-    fabric = make_fabric(config, run.config.model)
+    fabric = make_fabric(config)
     model = run.load_model(prepared).to(fabric.device)
     head = run.head(prepared)
     loaders = make_loaders(prepared, model, config, fabric.device, store, rows, config.draws, run.config.tokens.table)

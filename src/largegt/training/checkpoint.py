@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from lightning.fabric.plugins import Precision
 from torch import nn
 
 from ..errors import FormatError, disk_errors, first_line
@@ -43,14 +44,18 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     average: WeightAverage | None = None,
+    precision: Precision | None = None,
 ) -> None:
-    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
+    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one. `precision` is Fabric's:
+    that of 16-mixed holds the scale of the gradients."""
     with disk_errors(path, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
+        if precision is not None:
+            state["precision"] = precision.state_dict()
         try:
             _save(state, partial)
             put(path.parents[1], partial, path)
@@ -109,6 +114,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     average: WeightAverage | None = None,
+    precision: Precision | None = None,
 ) -> Progress:
     """Restore all of them; no code is run from the file."""
     check_file(path.parents[1], path)
@@ -121,6 +127,8 @@ def load_checkpoint(
             group.update(kept)
         if average is not None:
             average.load_state_dict(state["average"])
+        if precision is not None and state["precision"]:  # empty where it was written in another precision
+            precision.load_state_dict(state["precision"])
         return Progress(**state["progress"])
     except Exception as error:
         raise FormatError(

@@ -57,7 +57,7 @@ def evaluate(
     if not len(rows):
         raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
     rows = ranks.batches_of(rows, config.eval_batch_size)
-    fabric = make_fabric(config, opened.config.model, ranks)
+    fabric = make_fabric(config, ranks)
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
