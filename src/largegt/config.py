@@ -279,7 +279,7 @@ class ModelConfig(Settings):
     label_contexts: int = Field(default=0, ge=0, le=2)
     """LargeGT: hops around a node whose training labels it is told, as shares, without its own. 0 as published."""
     label_tokens: bool = False
-    """LargeGT: training nodes among a node's local nodes tell it their labels, never its own. Off as published."""
+    """LargeGT: labels of training nodes among a node's local nodes are inputs, its own is not. Off as published."""
     label_surroundings: bool = False
     """LargeGT: each local node tells the shares of training labels around it, the node's own left out. Off: paper."""
     distances: bool = False
