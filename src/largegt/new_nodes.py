@@ -318,7 +318,9 @@ class NewNodes:
         is_train = np.zeros(len(self.prepared.nodes) + 1, dtype=np.bool_)  # the last is for nodes that have no row
         is_train[self.prepared.split_rows("train")] = True
         told = np.where(is_train[rows] & (nodes < self.graph.num_old), rows, -1)
-        return LocalLabels(torch.from_numpy(told).to(device), self.local_labels.labels.to(device))
+        label_rows = torch.from_numpy(told).to(device)
+        half_r = None if self.local_labels.half_r is None else torch.zeros_like(label_rows, dtype=torch.uint8)
+        return LocalLabels(label_rows, self.local_labels.labels.to(device), half_r)
 
 
 def _extended(additions: Additions, memory: int) -> Extended:

@@ -21,6 +21,7 @@ from largegt.prepare.estimate import estimate
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.prepare.surroundings import write_label_counts
+from oracles import label_scale
 from run_helpers import small
 
 NUM = 60
@@ -120,20 +121,18 @@ def test_labels_are_counted_around_every_token_node(tmp_path: Path, task: str, d
     for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
         wanted = counted(store, node)
         skip = 1 if task == "regression" else 0
-        assert row.tolist()[skip:] == wanted[skip:]
+        assert row.tolist()[2 * skip :] == wanted[skip:]
     assert prepared.label_counts.dtype == (np.int32 if task == "regression" else np.int16)
 
 
-def test_values_are_counted_in_whole_steps(tmp_path: Path) -> None:
+def test_values_are_counted_in_whole_steps_of_either_scale(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g", "regression")
     prepared, lists = prepare(store, config_of()), around(store)
-    train = store.splits["train"]
-    values = np.asarray(store.labels)[train].astype(np.float64)
-    spread = 2.0 ** np.ceil(np.log2(values.std()))
-    middle = np.rint(values.mean() / spread) * spread
-    steps = dict(zip(train.tolist(), np.rint((values - middle) / spread * 32), strict=True))
+    train, labels = store.splits["train"], np.asarray(store.labels)
     for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
-        assert row[0] == sum(steps.get(other, 0) for other in lists[node])
+        known = set(lists[node]) & set(train.tolist())
+        for half, reader in enumerate((train[1], train[0])):
+            assert row[half] == sum(label_scale.steps(reader, other, train, labels) for other in known)
 
 
 def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
 from .features import NodeFeatures
+from .label_contexts import num_count_columns
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import sample
@@ -252,8 +253,9 @@ def _label_contexts(
     hops = config.labels.hops
     if not hops:
         return []
-    width = num_label_columns(store.task, store.num_outputs)
-    kept, counts = 2 * len(nodes) * hops * (width + 1), 4 * store.num_nodes * width
+    width = num_count_columns(store.task, store.num_outputs)
+    kept = 2 * len(nodes) * hops * (num_label_columns(store.task, store.num_outputs) + 1)
+    counts = 4 * store.num_nodes * width
     at_once, sources = plan(store.num_nodes, store.num_nodes, width, budget)
     num_edges = len(store.csr("both")[1])
     passes = 1 + (hops - 1) * len(nodes) / store.num_nodes
@@ -270,7 +272,7 @@ def _surroundings(
         searched_s = len(nodes) * config.local_nodes.k * _SEARCH_CORE_S / speed.threads
         found.append(StageEstimate("distances", kept, 0, held, searched_s + kept / _WRITE_BYTES_PER_S))
     if config.labels.local:
-        width = num_label_columns(store.task, store.num_outputs)
+        width = num_count_columns(store.task, store.num_outputs)
         lists = Neighbors(*store.csr("both"), self_loops=False)
         kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 2)
         at_once, sources = plan(token_rows, store.num_nodes, width, budget)
