@@ -41,6 +41,7 @@ from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
 from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
+from .text import quoted
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -310,7 +311,8 @@ class Prediction:
             return ConfigError(f"{said}, since its weights are not: train it again")
         return ConfigError(
             f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
-            f"with --set prepare.tokens.standardize=true (largegt inspect {self.store.path} --verify looks for damage)"
+            f"with --set prepare.tokens.standardize=true (largegt inspect {quoted(self.store.path)} "
+            "--verify looks for damage)"
         )
 
 

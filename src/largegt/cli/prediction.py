@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError
 from .app import app
 from .options import AsJson, Device, Devices, Draws, Memory, Replace
-from .show import plain, print_json, print_table, say_reused, short, shown_progress
+from .show import plain, print_json, print_table, say, say_reused, short, shown_progress
 
 
 @app.command()
@@ -135,7 +135,7 @@ def embed(
     if as_json:
         print_json({"out": str(out), "rows": written.num_rows, "width": width, "part": part})
     else:
-        print(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
+        say(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
 
 
 @app.command()
@@ -167,9 +167,9 @@ def explain(
     if as_json:
         print_json(found.as_dict())
         return
-    print(found.text(top), end="")
+    say(*found.text(top).rstrip("\n").split("\n"))
     if out is not None:
-        print(f"\nWritten to {out}")
+        say("", f"Written to {out}")
 
 
 @app.command()
@@ -198,4 +198,4 @@ def report(
     if as_json:
         print_json({"page": str(page), "runs": len(runs)})
     else:
-        print(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+        say(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, InputError, nearest
 from ..memory import format_bytes
+from ..text import quoted
 from ..types import PathLike
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Dataset:
         root = folder.parent if folder.name in (self.folder, *self.aliases) else folder
         return (
             f"missing {paths}{inside} from {self.url} (home page: {self.homepage}); "
-            f"or run: largegt datasets download {self.name} --root {root}"
+            f"or run: largegt datasets download {self.name} --root {quoted(root)}"
         )
 
 

@@ -29,6 +29,7 @@ from ..prepare.identity import is_prepared
 from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..tokens.loader import TokenLoader
+from ..text import quoted
 from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
 from ..training.metrics import Scores
@@ -100,7 +101,8 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     store = run.store()
     if not is_prepared(store, run.config.preparation):
         raise InputError(
-            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {run.path} makes it again"
+            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {quoted(run.path)} makes "
+            "it again"
         )
     prepared = run.prepared(progress)
     split = "test" if len(prepared.split_rows("test")) else "valid"

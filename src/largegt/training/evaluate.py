@@ -23,6 +23,7 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
 from ..storage import shown
+from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
@@ -65,7 +66,7 @@ def evaluate(
     scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {opened.path} "
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {quoted(opened.path)} "
             f"--split {split} names the first node that the model says no number of"
         )
     return scores
