@@ -36,12 +36,12 @@ from .prepare.making import prepare
 from .prepare.prepared import Prepared
 from .progress import Progress, silent
 from .ranks import Ranks
+from .text import quoted
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
 from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
-from .text import quoted
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -108,10 +108,12 @@ def predict_to_file(
     draws: int | None = None,
     memory: str | int | None = None,
     overwrite: bool = False,
+    csv_safe: bool = False,
 ) -> Written:
-    """The same as `predict` into a file, in memory that does not grow with the number of nodes."""
+    """The same as `predict` into a file, in memory that does not grow with the number of nodes. `csv_safe` puts a
+    single quote before ids and classes that a spreadsheet would run as formulas."""
     opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    num_rows, first = write_rows(opened, out, overwrite)
+    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
     return Written(Path(out), num_rows, first.column_names, first, opened.prepared.reused)
 
 
@@ -138,14 +140,15 @@ class Predicts(Protocol):
 
 
 def write_rows(
-    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None
-) -> tuple[int, pa.Table]:
+    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None,
+    csv_safe: bool = False,
+) -> tuple[int, pa.Table]:  # fmt: skip
     """Write what is predicted to `out` and to the list, where they are given; how many rows, and some of them."""
     num_rows = 0
     with ExitStack() as stack:
         file = None
         if out is not None and prediction.ranks.is_first:
-            file = stack.enter_context(prediction_file(out, overwrite))
+            file = stack.enter_context(prediction_file(out, overwrite, csv_safe))
         first = prediction.table(0, np.empty((0, prediction.width), np.float32))
         for table in chain([first], prediction.tables(Path(out or ".").parent)):
             if file is not None:

@@ -1,4 +1,4 @@
-"""Text from data, made safe for where it goes: a terminal, a shell, Markdown, LaTeX, a spreadsheet.
+"""Text from data, made safe for where it goes: a terminal, a shell, Markdown, LaTeX.
 
 Names of nodes, classes, columns, graphs and files are data and may hold anything. HTML has its own module
 (report/markup.py).
@@ -17,7 +17,6 @@ _LATEX = {
     ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$", "δ": r"$\delta$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -56,8 +55,3 @@ def markdown(text: object) -> str:
 def latex(text: object) -> str:
     """The text as LaTeX that shows it literally, on one line."""
     return "".join(_LATEX.get(c, c) for c in printable(" ".join(str(text).split())))
-
-
-def spreadsheet(text: str) -> str:
-    """The text with a single quote before it where a spreadsheet would run it as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text

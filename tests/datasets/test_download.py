@@ -469,7 +469,7 @@ def test_an_archive_is_fetched_unpacked_and_ingested(
     root = tmp_path / "root"
     folder = download_dataset(name, root, url=url)
     assert folder == root / name.replace("-", "_")
-    assert only(root) == [folder.name]
+    assert only(root) == [folder.name, f"{top}.zip.sha256"]
     assert server.ranges == [None, f"bytes={len(content) // 3}-"]
     store = ingest_dataset(name, root, tmp_path / "store", threads=1)
     assert store.num_nodes == 120
@@ -481,7 +481,7 @@ def test_an_archive_is_fetched_unpacked_and_ingested(
     download_dataset(name, root, url=url, keep_archive=True)
     assert first.exists()
     assert (folder / "raw" / "mine.txt").exists()
-    assert len(only(root)) == 2
+    assert len(only(root)) == 3
 
 
 def test_a_single_file_is_fetched_to_its_place(server: Server, tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ def test_a_single_file_is_fetched_to_its_place(server: Server, tmp_path: Path) -
     url = server.serve("/download?id=x", content=(made / "snap_patents.mat").read_bytes())
     root = tmp_path / "root"
     assert download_dataset("snap-patents", root, url=url) == root / "snap_patents"
-    assert only(root / "snap_patents") == ["snap_patents.mat"]
+    assert only(root / "snap_patents") == ["snap_patents.mat", "snap_patents.mat.sha256"]
     assert ingest_dataset("snap-patents", root, tmp_path / "store", threads=1).num_nodes == 120
 
 

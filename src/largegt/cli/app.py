@@ -55,7 +55,7 @@ class _Verbs(TyperGroup):
         _how_to_go_on.clear()
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
+                warnings.showwarning = _show_warning  # type: ignore[assignment]
                 return super().invoke(ctx)
         except _UsageError as error:
             raise SystemExit(_misread(error)) from None

@@ -38,6 +38,9 @@ def predict(
     feature_columns: Annotated[
         str | None, typer.Option(help="Feature columns of the new nodes; the store's own if not given.")
     ] = None,
+    csv_safe: Annotated[
+        bool, typer.Option("--csv-safe", help="In a .csv: put ' before text that a spreadsheet would run as a formula.")
+    ] = False,
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
@@ -58,6 +61,8 @@ def predict(
     from ..training.launch import launch
 
     check_prediction_file(out, overwrite)
+    if csv_safe and out.suffix != ".csv":
+        raise ConfigError(f"--csv-safe is for .csv files: leave it out, or write {out.with_suffix('.csv')}")
     is_new = bool(new_nodes or new_features)
     columns = {"source": source, "target": target, "id": id, "feature_columns": feature_columns}
     if is_new and (node or split or devices > 1):
@@ -70,10 +75,12 @@ def predict(
         if is_new:
             written = predict_new_to_file(
                 run, out, new_nodes, new_edges or None, probabilities, device, progress, draws, memory, overwrite,
-                features=new_features, **columns,
+                csv_safe, features=new_features, **columns,
             )  # fmt: skip
         else:
-            written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
+            written = predict_to_file(
+                run, out, node, split, probabilities, device, progress, draws, memory, overwrite, csv_safe
+            )
     if not is_first_here():
         return
     if as_json:

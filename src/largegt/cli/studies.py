@@ -116,13 +116,17 @@ def download(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a dataset, check it and unpack it. An interrupted download goes on where it stopped."""
-    from ..datasets.download import download_dataset
+    from ..datasets.download import download_dataset, noted_digest
+    from ..datasets.registry import dataset
 
     with shown_progress(as_json) as progress, goes_on():
         folder = download_dataset(name, root, progress, url=url, keep_archive=keep_archive)
+    digest = dataset(name).checksum or noted_digest(dataset(name).target(root))
     if as_json:
-        print_json({"folder": str(folder)})
+        print_json({"folder": str(folder), "checksum": digest})
     else:
+        if digest:
+            say(f"Checksum of the download: {digest}")
         say(f"{name} is in {folder}. Next: largegt datasets ingest {name} --root {quoted(root)} --out data/{name}")
 
 

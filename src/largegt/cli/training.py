@@ -135,7 +135,10 @@ def train(
         print_json(finished.metrics)
     else:
         print_metrics(finished.metrics)
-        say("", f"The run is in {finished.path}. Next: largegt predict {quoted(finished.path)} --out predictions.parquet")
+        say(
+            "",
+            f"The run is in {finished.path}. Next: largegt predict {quoted(finished.path)} --out predictions.parquet",
+        )
 
 
 @app.command()

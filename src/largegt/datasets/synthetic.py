@@ -42,8 +42,8 @@ from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
 from ..progress import Progress, silent
 from ..settings import build
-from ..threads import run_ranges
 from ..text import quoted
+from ..threads import run_ranges
 from ..types import Array, PathLike
 
 MAX_SCALE = 10.0

@@ -28,8 +28,8 @@ from ..model.local_module import Told
 from ..prepare.identity import is_prepared
 from ..prepare.prepared import Prepared
 from ..progress import Progress
-from ..tokens.loader import TokenLoader
 from ..text import quoted
+from ..tokens.loader import TokenLoader
 from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
 from ..training.metrics import Scores

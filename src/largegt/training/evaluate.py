@@ -66,8 +66,8 @@ def evaluate(
     scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {quoted(opened.path)} "
-            f"--split {split} names the first node that the model says no number of"
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
+            f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
         )
     return scores
 

@@ -62,7 +62,10 @@ def resume_advice(out: Path, devices: int) -> str:
     file = out / "checkpoints" / "last.pt"
     if not file.is_file():
         return f"there is no checkpoint yet; begin again with: {command}"
-    epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
+    try:
+        epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
+    except Exception:  # whoever goes on with it is told what is wrong with it
+        return f"go on with: {command}"
     return f"the last checkpoint is epoch {epoch}; go on with: {command}"
 
 

@@ -68,8 +68,12 @@ class Run:
         file = path / "config.toml"
         if not file.is_file():
             if (path / "manifest.json").is_file():
-                raise InputError(f"{path} is not a run but a store: train first, largegt train {quoted(path)} --out runs/a")
-            raise InputError(f"{path} is not a run: it has no config.toml; largegt train STORE --out {quoted(path)} makes one")
+                raise InputError(
+                    f"{path} is not a run but a store: train first, largegt train {quoted(path)} --out runs/a"
+                )
+            raise InputError(
+                f"{path} is not a run: it has no config.toml; largegt train STORE --out {quoted(path)} makes one"
+            )
         check_file(path, file)
         try:
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -85,7 +89,9 @@ class Run:
         """metrics.json: the final scores."""
         file = self.path / "metrics.json"
         if not file.is_file():
-            raise InputError(f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it")
+            raise InputError(
+                f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it"
+            )
         check_file(self.path, file)
         return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FINAL)
 
