@@ -7,6 +7,7 @@ other groups of that model.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,8 @@ class Group:
         return self.runs[0].model
 
     def mean(self, of: Callable[[Opened], float | None]) -> tuple[float | None, float]:
-        """Mean and standard deviation (0 of one) over the runs that have this number."""
-        values = [value for run in self.runs if (value := of(run)) is not None]
+        """Mean and standard deviation (0 of one) over the runs that have this number, a finite one."""
+        values = [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
         return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
 
     def score(self, split: str, metric: str) -> tuple[float | None, float]:

@@ -121,7 +121,7 @@ def load_checkpoint(
         _check_moments(optimizer)
         if average is not None:
             average.load_state_dict(state["average"])
-        return TypeAdapter(Progress).validate_python(state["progress"], strict=True)
+        return TypeAdapter(Progress).validate_python(state["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"

@@ -51,7 +51,7 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
         if code == 2:
             raise LostRank(f"rank {failed}: {words.splitlines()[-1].removeprefix('error: ')}")
         if words:
-            print(printable(words, keep="\n"), file=sys.stderr)
+            sys.stderr.write(printable(words, keep="\n") + "\n")
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise LostRank(f"rank {failed} died ({how}): {advice()}")
 
