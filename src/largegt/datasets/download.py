@@ -89,6 +89,8 @@ def download_dataset(
     except HeldError:
         raise
     except InputError as error:
+        if expected and expected != known.checksum:
+            error = InputError(f"{error}; if its authors have replaced it, remove {_digest_file(target)}")
         raise InputError(f"{error}. By hand: {known.how_to_get(folder, missing)}") from None
     if expected is None:
         write_text_atomically(_digest_file(target), f"{_digest(target, 'sha256')}  {target.name}\n")
