@@ -105,11 +105,12 @@ def predict_new_to_file(
     draws: int | None = None,
     memory: str | int | None = None,
     overwrite: bool = False,
+    csv_safe: bool = False,
     **files: Any,
 ) -> Written:
     """The same as `predict_new` into a file; the table is not held."""
     opened = _opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files)
-    num_rows, first = write_rows(opened, out, overwrite)
+    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
     return Written(Path(out), num_rows, first.column_names, first)
 
 

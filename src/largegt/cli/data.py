@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ..text import quoted
 from .app import app, goes_on
 from .options import (
     Address,
@@ -34,6 +34,7 @@ from .show import (
     print_json,
     print_metrics,
     print_table,
+    say,
     say_first_run,
     say_reused,
     say_stale,
@@ -135,7 +136,7 @@ def ingest(
             means = {"engine": engine_for(engine, address, shards, None, None, memory, progress)}
         store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, **means)
     if not as_json:
-        print("\n".join(given.notes))
+        say(*given.notes)
     show_folder(store.place, as_json, verify=False)
 
 
@@ -182,8 +183,7 @@ def append(
     from ..graph.append import append as run_append
     from ..graph.versions import earlier_states, touched_since
 
-    with shown_progress(as_json) as progress, goes_on(), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # one line each
+    with shown_progress(as_json) as progress, goes_on():
         grown = run_append(
             store, nodes, edges or None, out, overwrite, progress,
             threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,
@@ -257,9 +257,9 @@ def _verified(path: Path | str, as_json: bool) -> dict[str, Any]:
         if as_json:
             print_json({"path": str(path), **found.as_dict()})
         for damage in [] if as_json else found.damaged:
-            print(f"damaged: {damage}")
+            say(f"damaged: {damage}")
         for note in [] if as_json else found.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
         raise typer.Exit(1)
     return {"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes}
 
@@ -359,9 +359,9 @@ def clean(
         return
     for version, runs in cleaned.kept.items():
         needed = ", ".join(f"{run}{'' if Path(run).exists() else ' (no longer there)'}" for run in runs)
-        print(f"version {version} stays: {needed or 'a process has it open'}")
+        say(f"version {version} stays: {needed or 'a process has it open'}")
     verb = "Would remove" if dry_run else "Removed"
-    print(
+    say(
         f"{verb} {len(cleaned.versions)} versions, {len(cleaned.preparations)} preparations and stages; "
         f"{cleaned.num_files} arrays, {format_bytes(cleaned.num_bytes)}"
     )
@@ -396,5 +396,5 @@ def redis_load(
     if as_json:
         print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
     else:
-        next_step = f"largegt prepare {opened.place} --neighbors {url}"
-        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")
+        next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(url)}"
+        say(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")

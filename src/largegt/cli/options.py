@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import ConfigError, nearest
 from . import completion
+from .show import say_stderr
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
 Settings = Annotated[
@@ -123,7 +123,7 @@ def config_from(
     config, chosen = config_for(store, recipe or own, given, devices if devices > 1 else None)
     if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:
         for choice in chosen:
-            print(f"auto: {choice!s:<38} {choice.reason}", file=sys.stderr)
+            say_stderr(f"auto: {choice!s:<38} {choice.reason}")
     return config
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import AGAIN
+from ..text import quoted
 from .app import app, goes_on
 from .options import (
     Address,
@@ -31,6 +32,7 @@ from .show import (
     print_metrics,
     print_table,
     print_tuned,
+    say,
     say_few_steps,
     say_first_run,
     say_stale,
@@ -134,7 +136,10 @@ def train(
         print_json(finished.metrics)
     else:
         print_metrics(finished.metrics)
-        print(f"\nThe run is in {finished.path}. Next: largegt predict {finished.path} --out predictions.parquet")
+        say(
+            "",
+            f"The run is in {finished.path}. Next: largegt predict {quoted(finished.path)} --out predictions.parquet",
+        )
 
 
 @app.command()

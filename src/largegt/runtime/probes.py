@@ -124,4 +124,4 @@ def main(name: str, gpu: str = "0") -> Result:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])))

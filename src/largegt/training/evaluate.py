@@ -22,6 +22,7 @@ from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
+from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
@@ -64,8 +65,8 @@ def evaluate(
     scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {opened.path} "
-            f"--split {split} names the first node that the model says no number of"
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
+            f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
         )
     return scores
 
