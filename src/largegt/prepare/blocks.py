@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..memory import rows_within
 from ..progress import Progress, silent
 from ..ranged import window
 from ..types import Array
@@ -157,7 +158,9 @@ def _places(sources: Array | None, begin: int, end: int, low: int, high: int) ->
     if sources is None:
         return _NOWHERE
     places = np.full(high - low, -1, dtype=np.int32)
-    places[np.asarray(sources[begin:end], dtype=np.int64) - low] = np.arange(end - begin, dtype=np.int32)
+    for first in range(begin, end, _CHUNK_ROWS):
+        last = min(end, first + _CHUNK_ROWS)
+        places[numbers(sources[first:last]) - low] = np.arange(first - begin, last - begin, dtype=np.int32)
     return places
 
 
@@ -165,7 +168,7 @@ def _fill(load: Load, begin: int, end: int, dense: Array, threads: int | None) -
     def part(first: int, last: int) -> None:
         load(begin + first, begin + last, dense[first:last])
 
-    run_chunks(part, end - begin, _CHUNK_ROWS, threads)
+    run_chunks(part, end - begin, min(_CHUNK_ROWS, rows_within(4 * dense.shape[1])), threads)
 
 
 def _add(
