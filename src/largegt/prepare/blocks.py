@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ Finish = Callable[[int, int, Array], None]
 
 _CHUNK_ROWS = 2048
 _SMALL_LOT = 1 << 17
+_PIECE_ROWS = 1 << 16
 _NOWHERE = np.zeros(0, dtype=np.int32)
 
 
@@ -68,6 +70,16 @@ class Neighbors:
 def numbers(nodes: Array | range) -> Array:
     """int64 node numbers."""
     return np.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else np.asarray(nodes, dtype=np.int64)
+
+
+def marked_numbers(marked: Array, dtype: np.dtype[Any]) -> Array:
+    """The nodes that are marked in a boolean [N], sorted. NumPy's own makes int64 of all first."""
+    found, at = np.empty(np.count_nonzero(marked), dtype=dtype), 0
+    for first in range(0, len(marked), _SMALL_LOT):
+        some = np.flatnonzero(marked[first : first + _SMALL_LOT])
+        found[at : at + len(some)] = some + first
+        at += len(some)
+    return found
 
 
 def block_sums(
@@ -115,11 +127,18 @@ def block_sums(
                 show(stage, first + (last - first) * end // num_sources, len(nodes))
             if waiting is not None:
                 waiting.result()
-            waiting = behind.submit(finish, first, last, sums)
+            waiting = behind.submit(_finish_in_pieces, finish, first, sums)
             if len(rooms) == 1:
                 waiting.result()
         if waiting is not None:
             waiting.result()
+
+
+def _finish_in_pieces(finish: Finish, first: int, sums: Array) -> None:
+    """What `finish` makes of a piece, beside the sums, is small."""
+    for low in range(0, len(sums), _PIECE_ROWS):
+        piece = sums[low : low + _PIECE_ROWS]
+        finish(first + low, first + low + len(piece), piece)
 
 
 def plan(num_nodes: int, num_sources: int, width: int, memory: int) -> tuple[int, int]:

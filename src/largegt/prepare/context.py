@@ -27,7 +27,7 @@ from ..graph.store import GraphStore
 from ..memory import rows_within
 from ..progress import silent
 from ..types import OPPOSITE, Array, Direction
-from .blocks import Finish, Load, Neighbors
+from .blocks import Finish, Load, Neighbors, marked_numbers
 from .edge_means import EdgeMeans
 from .engines.engine import Engine
 from .engines.local import run_chunks
@@ -100,7 +100,7 @@ class _Walk:
         self.engine.mark_neighbors(self.neighbors, nodes, marked)
         if np.count_nonzero(marked) > 0.9 * num_nodes:
             return None
-        return np.flatnonzero(marked).astype(nodes.dtype)
+        return marked_numbers(marked, nodes.dtype)
 
 
 class ContextFeatures:

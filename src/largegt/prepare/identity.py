@@ -19,6 +19,7 @@ from ..graph.csr import index_dtype
 from ..graph.lineage import State, earlier_state
 from ..graph.store import GraphStore
 from ..types import Array, Direction
+from .blocks import marked_numbers
 
 _UNSAID = (("hops", 2), ("contexts", "together"), ("degrees", False), ("weighted", False), ("edge_features", False))
 
@@ -81,13 +82,13 @@ def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
     """The nodes that get a row: the labelled ones, or all."""
     if config.local_nodes.nodes == "all":
         return np.arange(store.num_nodes, dtype=np.dtype(index_dtype(store.num_nodes)))
-    nodes = np.flatnonzero(store.labelled)
+    nodes = marked_numbers(store.labelled, np.dtype(index_dtype(store.num_nodes)))
     if not len(nodes):
         raise InputError(
             f"{store.place} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
             "with --set prepare.local_nodes.nodes=all"
         )
-    return nodes.astype(np.dtype(index_dtype(store.num_nodes)))
+    return nodes
 
 
 def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> State | None:

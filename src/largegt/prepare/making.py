@@ -22,11 +22,11 @@ from ..graph.csr import index_dtype
 from ..graph.lineage import State, earlier_states
 from ..graph.splits import SPLIT_CODES
 from ..graph.store import GraphStore
-from ..memory import memory_budget
+from ..memory import memory_budget, rows_within
 from ..progress import Progress, silent
 from ..replacing import tidy
 from ..types import Array, Direction, PathLike
-from .blocks import Neighbors
+from .blocks import Neighbors, marked_numbers
 from .context import ContextFeatures
 from .edge_means import EdgeMeans
 from .engines.engine import SEGMENT_NODES, Engine
@@ -92,11 +92,11 @@ def prepare(
     identity = identity_of(store, config, then)
     with FolderWriter(path, KIND, identity=identity) as writer:
         run = _Stages(store, writer, stages)
+        writer.save("nodes", nodes)
+        nodes = writer.array("nodes")
         making = _Making(writer, store, nodes, config, engine, then, run.siblings, {})
         direction = config.local_nodes.direction
-        writer.save("nodes", nodes)
-        writer.save("labels", store.labels[nodes])
-        writer.save("split", _split_of(store, nodes, then))
+        _write_labels(making)
         run.stage(
             "local_nodes",
             ["local_rows", "token_nodes"],
@@ -136,6 +136,19 @@ def prepare(
     prepared.reused = making.reused
     _remove_superseded(store, prepared, run.siblings)
     return prepared
+
+
+def _write_labels(making: _Making) -> None:
+    """Labels and splits of the nodes."""
+    writer, store, nodes = making.writer, making.store, making.nodes
+    labels = writer.grow("labels", store.labels.dtype.name, store.labels.shape[1:])
+    split = writer.grow("split", store.split.dtype.name)
+    for start in range(0, len(nodes), SEGMENT_NODES):
+        some = np.asarray(nodes[start : start + SEGMENT_NODES])
+        labels.append(store.labels[some])
+        split.append(_split_of(store, some, making.then))
+    writer.close("labels")
+    writer.close("split")
 
 
 def _split_of(store: GraphStore, nodes: Array, then: State | None) -> Array:
@@ -227,16 +240,18 @@ def _write_local_nodes(making: _Making) -> None:
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
     sampled = nodes[:, None] if k == 1 else _sampled(making)
+    at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
         used = _within_two_hops(store, nodes, config.local_nodes.direction, engine)
     else:
         used = np.full(store.num_nodes, which == "all")
-        for start in range(0, len(nodes) if which == "sampled" else 0, SEGMENT_NODES):
-            used[sampled[start : start + SEGMENT_NODES].reshape(-1)] = True
-    writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
-    row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
-    for start in range(rows.rows, len(nodes), SEGMENT_NODES):
-        rows.append(row_of[sampled[start : start + SEGMENT_NODES]])
+        for start in range(0, len(nodes) if which == "sampled" else 0, at_once):
+            used[sampled[start : start + at_once].reshape(-1)] = True
+    writer.save("token_nodes", marked_numbers(used, dtype))
+    row_of = np.cumsum(used, dtype=dtype)
+    row_of -= dtype.type(1)
+    for start in range(rows.rows, len(nodes), at_once):
+        rows.append(row_of[sampled[start : start + at_once]])
         writer.commit()
     writer.close("local_rows")
     writer.drop(_SAMPLED)
