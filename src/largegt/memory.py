@@ -40,14 +40,14 @@ def format_bytes(size: float) -> str:
     raise AssertionError
 
 
-def memory_budget(memory: str | int | None) -> int:
+def memory_budget(memory: str | int | None, least: int = LEAST) -> int:
     """Bytes a stage may add to what the process holds: so that all of it stays within what was asked for, or half of
-    what this machine has free now."""
+    what this machine has free now. `least` is the smallest limit that the stage can keep."""
     if memory is None:
         return max(_LEAST, int(DEFAULT_SHARE * available_bytes()))
     asked = parse_bytes(memory)
-    if asked < LEAST:
-        raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(LEAST)}")
+    if asked < max(least, LEAST):
+        raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(max(least, LEAST))}")
     return max(_LEAST, asked - held_bytes())
 
 

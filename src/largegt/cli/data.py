@@ -316,7 +316,7 @@ def prepare(
         goes_on(),
     ):  # Ray speaks there
         worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
-        prepared = run_prepare(opened, config, engine=worker)
+        prepared = run_prepare(opened, config, memory=memory if engine == "local" else None, engine=worker)
     say_reused(prepared.reused, as_json)
     show_folder(prepared.place, as_json, verify=False)
 

@@ -30,6 +30,7 @@ from .blocks import Neighbors, marked_numbers
 from .context import ContextFeatures
 from .edge_means import EdgeMeans
 from .engines.engine import SEGMENT_NODES, Engine
+from .estimate import least_memory
 from .features import NodeFeatures, feature_scale
 from .identity import (
     as_told,
@@ -65,8 +66,8 @@ def prepare(
     """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
 
     `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
-    on it. A killed preparation goes on where it stopped when it is called again. `engine` is who does the work, with
-    its own threads, progress and memory: this process by default, or a RayEngine; the result does not depend on that
+    on it, but it has a least that grows with the nodes. A killed preparation goes on where it stopped when it is called
+    again. `engine` is who does the work, with its own threads, progress and memory: this process by default, or a RayEngine; the result does not depend on that
     either. `as_of` is the fingerprint of the store before it was appended to: features are scaled as then, and labels
     are told by the training nodes of then, as weights that were trained then expect.
     """
@@ -88,6 +89,7 @@ def prepare(
             storage.remove_folder(path)
     store.check(*directions_read(config), features=True, progress=engine.progress)
     nodes = nodes_to_prepare(store, config)
+    memory_budget(memory, least_memory(store, config, len(nodes)))
     stages = stage_fingerprints(store, config, then)
     identity = identity_of(store, config, then)
     with FolderWriter(path, KIND, identity=identity) as writer:
@@ -261,11 +263,12 @@ def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engi
     """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
     neighbors = Neighbors(*store.csr(direction), self_loops=False)
     reached = np.zeros(store.num_nodes, dtype=np.bool_)
-    if (neighbors.degrees(nodes) == 0).any():
+    starts = range(0, len(nodes), SEGMENT_NODES)
+    if any((neighbors.degrees(nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
         reached[:] = True
         return reached
     engine.mark_neighbors(neighbors, nodes, reached)
-    engine.mark_neighbors(neighbors, np.flatnonzero(reached), reached)
+    engine.mark_neighbors(neighbors, marked_numbers(reached, nodes.dtype), reached)
     reached[nodes] = True
     return reached
 

@@ -14,7 +14,7 @@ import numpy as np
 from ...config import LocalNodesConfig
 from ...memory import held_bytes, release_freed, rows_within
 from ...progress import Progress
-from ...threads import run_ranges
+from ...threads import num_threads, run_ranges
 from ...types import Array, Direction
 from .. import kernels
 from ..blocks import Finish, Load, Neighbors, block_sums
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits."""
 
-LEAST_ROOM = 1 << 25
+_LEAST_ROOM = 1 << 25
 """Bytes that sums have in any case."""
+_THREAD_BYTES = 1 << 21
+"""Of the pieces that a thread copies at once."""
 
 MakeRows = Callable[[Array, int | None, int | None], Array]
 """`make(nodes, threads, memory)`: their rows, made within `memory` bytes; as is best for mapped files when None."""
@@ -44,10 +46,12 @@ class Engine:
         self.memory, self.threads, self.progress, self.neighbors = memory, threads, progress, neighbors
         self._held = held_bytes()
 
-    def room(self) -> int:
-        """What is left of `memory`: kernels that were loaded and arrays that a stage holds meanwhile count too."""
+    def room(self, aside: int = 0) -> int:
+        """What is left of `memory`: kernels that were loaded and arrays that a stage holds meanwhile count too, and
+        `aside` bytes that it is going to hold."""
         release_freed()
-        return max(min(self.memory, LEAST_ROOM), self.memory - max(0, held_bytes() - self._held))
+        taken = aside + max(0, held_bytes() - self._held) + num_threads(self.threads) * _THREAD_BYTES
+        return max(min(self.memory, _LEAST_ROOM), self.memory - taken)
 
     def check_positions(self, method: str) -> None:
         """Refuse a method that this engine does not run."""
