@@ -476,7 +476,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small graph is prepared in many segments and blocks."""
     for home in (HOME, engine):
         monkeypatch.setattr(home, "SEGMENT_NODES", 7)
-    monkeypatch.setattr(HOME, "memory_budget", lambda memory: memory or 1 << 30)
+    monkeypatch.setattr(HOME, "memory_budget", lambda memory, *_: memory or 1 << 30)
     monkeypatch.setattr(blocks, "_SMALL_LOT", 16)
 
 
@@ -614,7 +614,7 @@ def test_node2vec_says_when_it_does_not_fit(half_labelled: Any) -> None:
 
 
 def test_laplacian_says_when_it_does_not_fit(half_labelled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HOME, "memory_budget", lambda memory: 10_000)
+    monkeypatch.setattr(HOME, "memory_budget", lambda *_: 10_000)
     with pytest.raises(ConfigError, match=r"laplacian holds .* KiB for 60 nodes.*method=projection, or a larger"):
         prepare(half_labelled, config_of(method="laplacian"))
 

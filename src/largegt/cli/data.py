@@ -318,7 +318,8 @@ def prepare(
         goes_on(),
     ):  # Ray speaks there
         worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
-        prepared = run_prepare(opened, config, engine=worker, wait=not no_wait)
+        least = memory if engine == "local" else None
+        prepared = run_prepare(opened, config, memory=least, engine=worker, wait=not no_wait)
     say_reused(prepared.reused, as_json)
     show_folder(prepared.place, as_json, verify=False)
 

@@ -150,9 +150,12 @@ class TrainingLabels:
 
 def known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
     """[N] how many of a node's neighbours are training nodes."""
-    bounds = [*range(0, neighbors.num_nodes, _RANGE), neighbors.num_nodes]
-    parts = list(engine.map(_Known(neighbors, own.is_train), bounds))
-    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+    known, at = np.empty(neighbors.num_nodes, dtype=np.int32), 0
+    bounds = [*range(0, len(known), _RANGE), len(known)]
+    for part in engine.map(_Known(neighbors, own.is_train), bounds):
+        known[at : at + len(part)] = part
+        at += len(part)
+    return known
 
 
 @dataclass(frozen=True)
