@@ -369,7 +369,7 @@ def test_a_damaged_preparation_is_made_again(bucket: str) -> None:
     expected = content(made.place)
     manifest = f"{made.place}/manifest.json"
     tree = json.loads(files().cat_file(manifest))
-    files().pipe_file(manifest, json.dumps(tree | {"arrays": {}}).encode())
+    files().pipe_file(manifest, json.dumps(tree | {"meta": {}}).encode())
     another_machine()
     prepare(f"{bucket}/g", CONFIG)
     assert content(made.place) == expected

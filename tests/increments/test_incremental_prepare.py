@@ -238,7 +238,7 @@ def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
     graph = grown()
     old = graph.store(tmp_path)
     store = append(old, graph.source_of("new"), threads=1)
-    with pytest.raises(InputError, match="was never what"):
+    with pytest.raises(InputError, match="did not come from its version"):
         prepare(store, config("raw"), as_of="0123456789abcdef")
     settings = build(PrepareConfig, {**SETTINGS["raw"], "positions": {"method": "laplacian", "dim": 2}})
     with pytest.raises(ConfigError, match="laplacian encodings are unlike those of the training"):

@@ -34,7 +34,7 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.model.largegt import LargeGT
 from largegt.predict import predict
 from largegt.prepare import blocks, context
-from largegt.prepare.cache_key import prepared_path
+from largegt.prepare.cache_key import prepared_path, settled
 from largegt.prepare.engines import engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.pipeline import prepare
@@ -308,7 +308,7 @@ def test_overflow_of_float16_is_refused_wherever_it_is(make_store: Any) -> None:
     )
     with pytest.raises(LargeGTError, match="float16"):
         prepare(store, config)
-    assert {path.name for path in (store.path / "prepared").iterdir()} == {"local_nodes"}, "no tokens, no preparation"
+    assert {path.name for path in (store.path / "prepared").iterdir()} == {"nodes", "local_nodes"}, "no tokens"
 
 
 # when stages run -------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges:
         assert not calls
         shutil.rmtree(together.path)
         fresh = prepare(store, config_of(contexts="apart"))
-        assert (fresh.path, fresh.config) == (together.path, config_of())
+        assert (fresh.path, fresh.config) == (together.path, settled(store, config_of()))
         assert fresh.token_names == ["H", "C0", "C1"]
         note = stale_note(store, config_of(contexts="apart", k=5))
         assert note is not None
