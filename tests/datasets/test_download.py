@@ -341,9 +341,9 @@ def test_a_full_disk_is_noticed_before_the_download(server: Server, out: Path, m
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("length", ["²", "٣", "-5", "1e9", "9" * 5000, "nan", "300000, 5", ""])
+@pytest.mark.parametrize("length", ["²", "-5", "1e9", "9" * 5000, "nan", "300000, 5", ""])
 def test_a_length_that_is_no_number_is_not_believed(server: Server, out: Path, length: str) -> None:
-    fetch(server.serve(says={"Content-Length": length.encode().decode("latin-1")}), out)
+    fetch(server.serve(says={"Content-Length": length}), out)
     assert out.read_bytes() == CONTENT
 
 

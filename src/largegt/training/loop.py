@@ -38,6 +38,7 @@ from ..progress import Progress as Show
 from ..progress import silent
 from ..ranks import Ranks, is_first_here
 from ..settings import seconds
+from ..text import quoted
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
@@ -373,6 +374,6 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: go on with its own, --recipe {out / 'config.toml'}, or "
+            f"{out} was started with other settings than these: go on with its own, --recipe {quoted(out / 'config.toml')}, or "
             "start anew with --overwrite"
         )
