@@ -60,6 +60,10 @@ class Lock:
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(_ourselves()).encode(), 0)
                     return descriptor
+            except OSError:  # it is ours, and cannot be written: no space is left
+                self._descriptor = descriptor
+                self.release()
+                raise
             except BaseException:
                 os.close(descriptor)
                 raise

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import AGAIN, DiskError, LargeGTError, machine_refusal
+from ..memory import check_address_space
 from ..stopping import end_with_parent, exit_code, listen
 
 _how_to_go_on: list[Callable[[], str]] = []
@@ -87,6 +88,7 @@ def main() -> None:
     if "LARGEGT_LAUNCHED" in os.environ:
         end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
+        check_address_space()
         app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
     except LargeGTError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -94,7 +96,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except Exception as error:
         _leave_ranks(error)
-        if not (reason := machine_refusal(error)):
+        if not (reason := machine_refusal(error, *sys.argv[1:2])):
             raise
         print(f"error: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
