@@ -51,7 +51,7 @@ def test_the_budget_is_what_is_left_of_what_was_asked_for(monkeypatch: pytest.Mo
     assert memory.memory_budget(None) == 4 << 30
     with pytest.raises(ConfigError, match="at least 256"):
         memory.memory_budget("10MB")
-    with pytest.raises(ConfigError, match="memory is 1GiB: it must be at least 1.5 GiB"):
+    with pytest.raises(ConfigError, match=r"memory is 1GiB: it must be at least 1\.5 GiB"):
         memory.memory_budget("1GiB", least=3 << 29)
 
 
