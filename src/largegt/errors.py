@@ -53,9 +53,18 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def machine_refusal(error: Exception) -> str:
+_LESS_MEMORY = "give a smaller --memory, or close other programs"
+_MEMORY_ADVICE = {
+    **dict.fromkeys(("ingest", "append", "synthesize", "datasets", "predict", "embed", "explain"), _LESS_MEMORY),
+    "prepare": f"{_LESS_MEMORY}; a smaller prepare.local_nodes.k takes less",
+    **dict.fromkeys(("evaluate", "report", "inspect"), "close other programs"),
+}
+_MEMORY_OF_TRAINING = "a smaller train.batch_size, model.hidden or prepare.local_nodes.k takes less"
+
+
+def machine_refusal(error: Exception, verb: str = "") -> str:
     """A line for what is neither the input's fault nor ours: a path that the system will not have, memory that it does
-    not have, no room for what we print, no thread. Empty for any other error."""
+    not have, with advice for the command `verb`, no room for what we print, no thread. Empty for any other error."""
     if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
         return str(InputError(f"{error.filename}: {os.strerror(error.errno or 0)}; give another path"))
     if isinstance(error, OSError) and error.errno in _FULL:  # writes to files are under `disk_errors`
@@ -68,13 +77,9 @@ def machine_refusal(error: Exception) -> str:
     if isinstance(error, RuntimeError) and str(error).startswith("cannot cache function"):
         return "numba finds no folder for what it compiles: set NUMBA_CACHE_DIR to one that you may write to"
     is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if is_memory or "can't allocate memory" in str(error):
-        return str(
-            InputError(
-                f"not enough memory ({first_line(error)}): a smaller train.batch_size, model.hidden or "
-                "prepare.local_nodes.k takes less"
-            )
-        )
+    if is_memory or re.search("can't allocate memory|failed to map segment", str(error)):
+        advice = _MEMORY_ADVICE.get(verb, _MEMORY_OF_TRAINING)
+        return str(InputError(f"not enough memory ({first_line(error)}): {advice}"))
     return ""
 
 

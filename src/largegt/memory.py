@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 from pathlib import Path
 
 from .errors import ConfigError
@@ -18,6 +19,8 @@ LEAST = 1 << 28
 """Python and the libraries hold about half of it before anything begins."""
 _LEAST = 1 << 26
 _PIECE_BYTES = 1 << 20
+_LEAST_ADDRESSES = 1 << 28
+"""Address space per core, and six times for the libraries themselves (measured: 1 GB fails on two cores)."""
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30,
           "ti": 2**40}  # fmt: skip
 
@@ -49,6 +52,17 @@ def memory_budget(memory: str | int | None, least: int = LEAST) -> int:
     if asked < max(least, LEAST):
         raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(max(least, LEAST))}")
     return max(_LEAST, asked - held_bytes())
+
+
+def check_address_space() -> None:
+    """Refuse a limit (`ulimit -v`) that the libraries do not start in. OpenBLAS tries again without end when it gets no
+    buffer for one of its threads, in native code."""
+    limit, least = resource.getrlimit(resource.RLIMIT_AS)[0], (6 + (os.cpu_count() or 1)) * _LEAST_ADDRESSES
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise ConfigError(
+            f"the address space of this process is limited to {format_bytes(limit)} (ulimit -v), and the libraries "
+            f"need {format_bytes(least)} before any work: raise that limit; --memory limits what is held"
+        )
 
 
 def rows_within(row_bytes: int) -> int:

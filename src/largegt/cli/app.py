@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import AGAIN, DiskError, InputError, LargeGTError, machine_refusal
+from ..memory import check_address_space
 from ..stopping import end_with_parent, exit_code, listen
 from ..text import printable
 from .show import say, say_stderr
@@ -92,6 +93,7 @@ def main() -> None:
     if "LARGEGT_LAUNCHED" in os.environ:
         end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
+        check_address_space()
         _check_words(sys.argv[1:])
         try:
             app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
@@ -104,7 +106,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except Exception as error:
         _leave_ranks(error)
-        if not (reason := machine_refusal(error)):
+        if not (reason := machine_refusal(error, *sys.argv[1:2])):
             raise
         say_stderr(f"error: {reason}")
         raise SystemExit(2) from None

@@ -19,7 +19,7 @@ from ..config import PrepareConfig
 from ..graph.csr import index_dtype
 from ..graph.labels import num_label_columns
 from ..graph.store import GraphStore
-from ..memory import held_bytes, memory_budget
+from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
@@ -90,6 +90,7 @@ def estimate(
     engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
     measured = _Speed(store, config, threads)
+    release_freed()
     room, held = engine.room, held_bytes()  # with the kernels loaded
     own, rings, labels = (size * store.num_nodes for size in _node_bytes(store, config, len(nodes)))
     stages = (

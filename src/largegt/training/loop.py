@@ -374,6 +374,6 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: go on with its own, --recipe {quoted(out / 'config.toml')}, or "
-            "start anew with --overwrite"
+            f"{out} was started with other settings than these: go on with its own, --recipe "
+            f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
         )
