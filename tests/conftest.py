@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from largegt.threads import num_threads
 from run_helpers import lg  # noqa: F401
 
 StoreMaker = Callable[..., GraphStore]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The URLs that tests give are not remembered in the settings of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("settings")
+        patch.setenv("LARGEGT_CONFIG", str(folder))
+        yield folder
 
 
 @pytest.fixture

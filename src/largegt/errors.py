@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+from .urls import redacted
+
 _LONGEST = 1200
 
 
@@ -22,8 +24,9 @@ class LargeGTError(Exception):
     """Base of every error that is the user's to mend."""
 
     def __str__(self) -> str:
-        """One line of moderate length that a terminal can show, however odd the names and values in it."""
-        text = super().__str__()
+        """One line of moderate length that a terminal can show, however odd the names and values in it. Logins in URLs
+        are left out."""
+        text = redacted(super().__str__())
         if not text.isprintable():
             text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
         if len(text) > _LONGEST:

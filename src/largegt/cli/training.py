@@ -21,6 +21,7 @@ from .options import (
     Original,
     Recipe,
     Settings,
+    TrustRemote,
     check_engine,
     check_original,
     config_from,
@@ -58,6 +59,7 @@ def train(
     ] = "local",
     address: Address = None,
     memory: Memory = None,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; prepares the store first where that is missing.
@@ -204,6 +206,7 @@ def evaluate(
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a run's best weights on a split.
