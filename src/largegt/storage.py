@@ -273,15 +273,18 @@ def talking(url: str, done: str) -> Iterator[None]:
     except LargeGTError:
         raise
     except Exception as error:
-        missing = isinstance(error, FileNotFoundError)
+        answered = getattr(error.__cause__, "status", 404) != 404  # fsspec calls any refusal of a web server missing
+        reason = error.__cause__ if answered and error.__cause__ else error
+        missing = isinstance(reason, FileNotFoundError)
         kind = InputError if missing and done == "read" else DiskError
-        advice = "" if missing else _advice(error)
-        raise kind(f"{url} cannot be {done}: {first_line(error).rstrip('.')}{advice}") from error
+        advice = "" if missing else _advice(reason)
+        raise kind(f"{url} cannot be {done}: {first_line(reason).rstrip('.')}{advice}") from error
 
 
-def _advice(error: Exception) -> str:
-    status = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # of aiohttp, Azure, gcsfs
-    if isinstance(error, PermissionError) or "redential" in str(error) or {401, 403} & set(status):
+def _advice(error: BaseException) -> str:
+    names = ("status", "status_code", "code")  # of aiohttp, Azure, gcsfs
+    status = next((getattr(error, name) for name in names if hasattr(error, name)), None)
+    if isinstance(error, PermissionError) or "redential" in str(error) or status in (401, 403):
         return ": see that your credentials are set (for s3://: AWS_ACCESS_KEY_ID, AWS_PROFILE or a role) and suffice"
     return ": see that the bucket, the network and AWS_ENDPOINT_URL are right, then run the same command again"
 
