@@ -23,6 +23,15 @@ from run_helpers import lg  # noqa: F401
 StoreMaker = Callable[..., GraphStore]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The URLs that tests give are not remembered in the settings of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("settings")
+        patch.setenv("LARGEGT_CONFIG", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def make_store(tmp_path: Path) -> StoreMaker:
     """`make_store(edges, num_nodes, ...)`: a small store with random features and labels unless given."""

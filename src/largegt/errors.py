@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from .text import printable
+from .urls import redacted
 
 _LONGEST = 1200
 
@@ -24,8 +25,9 @@ class LargeGTError(Exception):
     """Base of every error that is the user's to mend."""
 
     def __str__(self) -> str:
-        """One line of moderate length that a terminal can show, however odd the names and values in it."""
-        text = printable(super().__str__())
+        """One line of moderate length that a terminal can show, however odd the names and values in it. Logins in URLs
+        are left out."""
+        text = printable(redacted(super().__str__()))
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
         return text

@@ -23,6 +23,7 @@ from .options import (
     Recipe,
     Settings,
     Threads,
+    TrustRemote,
     config_from,
     engine_for,
     without_prefix,
@@ -210,6 +211,7 @@ def append(
 def inspect(
     path: Annotated[Path, typer.Argument(help="A store, a preparation or a run; the first two may be URLs.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a folder holds: sizes, degrees, labels, splits, scores.
@@ -382,6 +384,8 @@ def redis_load(
     Example:  largegt redis-load data/g redis://localhost:6379/g
 
     Then:  largegt prepare data/g --neighbors redis://localhost:6379/g
+
+    A server with a password: set REDIS_PASSWORD (and REDIS_USERNAME), because others can see what is on a command line.
     """
     from typing import get_args
 
@@ -395,7 +399,7 @@ def redis_load(
     with shown_progress(as_json) as progress:
         lists = load_lists(opened, url, direction, progress)  # type: ignore[arg-type]
     if as_json:
-        print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
+        print_json({"url": lists.url, "num_nodes": lists.num_nodes, "direction": direction})
     else:
-        next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(url)}"
+        next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(lists.url)}"
         say(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")

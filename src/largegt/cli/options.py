@@ -71,6 +71,23 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Stop where another process is making the same preparation, do not wait.")
 ]
+
+
+def _trust_remote(is_given: bool) -> bool:
+    """Trust every URL from here on, also in processes that this one starts."""
+    if is_given:
+        os.environ["LARGEGT_TRUST_REMOTE"] = "1"
+    return is_given
+
+
+TrustRemote = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote",
+        help="Open the URL that a run names as its store, even if it was never given on this machine.",
+        callback=_trust_remote,
+    ),
+]
 Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Devices = Annotated[
     int,

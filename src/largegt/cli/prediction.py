@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from .app import app
-from .options import AsJson, Device, Devices, Draws, Memory, Replace
+from .options import AsJson, Device, Devices, Draws, Memory, Replace, TrustRemote
 from .show import plain, print_json, print_table, say, say_reused, short, shown_progress
 
 
@@ -46,6 +46,7 @@ def predict(
     devices: Devices = 1,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result.
@@ -110,6 +111,7 @@ def embed(
     devices: Devices = 1,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one.
@@ -156,6 +158,7 @@ def explain(
     device: Device = None,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node.
@@ -189,6 +192,7 @@ def report(
     ] = True,
     max_nodes: Annotated[int, typer.Option(help="Test nodes to look at, at most.", min=1)] = 20_000,
     device: Device = None,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of runs: scores, learning curves, time and memory, where a model errs and why.

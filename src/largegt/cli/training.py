@@ -23,6 +23,7 @@ from .options import (
     Original,
     Recipe,
     Settings,
+    TrustRemote,
     check_engine,
     check_original,
     config_from,
@@ -62,6 +63,7 @@ def train(
     address: Address = None,
     memory: Memory = None,
     no_wait: NoWait = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; prepares the store first where that is missing.
@@ -210,6 +212,7 @@ def evaluate(
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a run's best weights on a split.

@@ -196,9 +196,9 @@ def _store_of(path: Path, data: dict[str, Any]) -> Path:
     """Where a run's store is: where it was, seen from the run, so that both may be moved together; or where it was on
     this machine, so that a run may be moved alone. A URL is where it was."""
     if remote.is_url(data["store"]):
-        return remote.local_path(data["store"])
+        return remote.local_path(data["store"], named_by=path)
     beside = Path(os.path.normpath(path.resolve() / data["store"]))
-    before = Path(data["absolute"])
+    before = Path(os.path.abspath(data["absolute"]))  # absolute, so that nobody takes it for a URL
     return before if before.exists() and not beside.exists() else beside
 
 
