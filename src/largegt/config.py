@@ -68,16 +68,9 @@ class LocalNodesConfig(Settings):
     """Also note which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that a sample depends on: where nothing is sampled, not those of the sample. Without weights
-        nothing is said of them, as before there were any."""
-        every = self.named()
+        """The settings that a sample depends on: where nothing is sampled, not those of the sample."""
         sampling = {"hop1_share", "seed", "weighted"} if self.k == 1 else set()
-        return {name: value for name, value in every.items() if name not in {*sampling, "near"}}
-
-    def named(self) -> dict[str, Any]:
-        """The settings that name a sample, settled for a store, and nothing of what is not asked for."""
-        unsaid = {name for name in ("weighted", "near") if getattr(self, name) is not True}
-        return self.model_dump(mode="json", exclude=unsaid)
+        return self.model_dump(mode="json", exclude={*sampling, "near"})
 
 
 class TokensConfig(Settings):
@@ -151,10 +144,6 @@ class LabelContextsConfig(Settings):
     """Count training labels so many hops around each node, its own left out; set by model.label_contexts."""
     local: bool = False
     """Count training labels around every node that has token rows as well; set by model.label_surroundings."""
-
-    def named(self) -> dict[str, Any]:
-        """What is asked for."""
-        return {name: value for name, value in self.model_dump(mode="json").items() if value}
 
 
 class PrepareConfig(Settings):

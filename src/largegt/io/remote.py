@@ -275,7 +275,7 @@ def remove_folder(path: Path) -> None:
         remove(f"{url}/{MANIFEST}")
         remove(url)
     (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # how fsspec is met

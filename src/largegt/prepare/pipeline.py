@@ -169,6 +169,8 @@ class _Preparation:
                     folder = ArrayFolder(path, kind)
                     folder.check(progress=self.engine.progress)
                     return folder
+                except InputError:  # removed between the two lines
+                    continue
                 except FormatError as error:
                     warnings.warn(f"{path} is made again: {error}", stacklevel=2)
                     remote.remove_folder(path)
