@@ -73,8 +73,6 @@ def directions_read(config: PrepareConfig) -> set[Direction]:
         along |= {"in", "out"}  # degrees of the other side
     reads_labels = bool(config.labels.hops) or config.labels.local
     reads_both = reads_labels or config.local_nodes.near or config.positions.method == "laplacian"
-        config.labels.hops or config.labels.local or config.local_nodes.near or config.positions.method == "laplacian"
-    )
     return along | ({"both"} if reads_both else set())
 
 
