@@ -84,6 +84,7 @@ class Zygote:
         how = [str(theirs_in), str(theirs_out), str(folder / "phase"), str(int(alone))]
         command = [sys.executable, str(Path(__file__).resolve()), _SERVE, *how]
         self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out))
+        self._streams: dict[int, Path] = {}
         self.pid = self._process.pid
         os.close(theirs_in)
         os.close(theirs_out)
@@ -104,14 +105,18 @@ class Zygote:
         self._process.wait()
 
     def start(self, *arguments: Any, **how: Any) -> int:
-        """Start `largegt` with these arguments; its process id. `how`: see `_child`."""
+        """Start `largegt` with these arguments; its process id. `how`: see `_child`. Commands that run side by side
+        need a folder each for their output, `streams`."""
         request = {"arguments": [str(each) for each in arguments], "streams": str(self.folder), **how}
-        return int(self._ask(request)["pid"])
+        pid = int(self._ask(request)["pid"])
+        self._streams[pid] = Path(request["streams"])
+        return pid
 
-    def wait(self) -> Ended:
-        """Until the command that was started has ended."""
-        code = int(self._ask({"wait": True})["code"])
-        words = [(self.folder / name).read_text(errors="replace") for name in ("out", "err")]
+    def wait(self, pid: int | None = None) -> Ended:
+        """Until the command that was started last, or this one, has ended."""
+        pid = pid or list(self._streams)[-1]
+        code, streams = int(self._ask({"wait": pid})["code"]), self._streams.pop(pid)
+        words = [(streams / name).read_text(errors="replace") for name in ("out", "err")]
         phase = (self.folder / "phase").read_bytes().rstrip(b"\0").decode()
         return Ended(code, words[0], words[1], phase)
 
@@ -139,7 +144,7 @@ class Zygote:
 
 def _serve(requests: IO[str], answers: IO[str], phase: Path, alone: bool) -> None:
     """The forking process: a line of JSON for each request, and one for its answer. It never returns."""
-    child, said = 0, ""
+    said = ""
     try:
         warm()
         for name in _IMPORTED:
@@ -152,7 +157,7 @@ def _serve(requests: IO[str], answers: IO[str], phase: Path, alone: bool) -> Non
         for line in requests:
             request = json.loads(line)
             if "wait" in request:
-                answer = {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+                answer = {"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])}
             elif "shell" in request:
                 done = subprocess.run(["sh", "-c", request["shell"]], capture_output=True, text=True)
                 answer = {"code": done.returncode, "said": done.stderr.strip()}
@@ -186,7 +191,8 @@ def _take_mounts() -> str:
 
 def _child(request: dict[str, Any], phase: Path) -> None:
     """One command, in a process of its own. `tiny`: in tiny steps; `pause_s`: for each rename; `file_bytes`: no file
-    may grow larger; `folder`: to work in."""
+    may grow larger; `folder`: to work in; `streams`: for its output; `kill_at`: see `_die_in_commit`."""
+    Path(request["streams"]).mkdir(exist_ok=True)
     for number, name in ((1, "out"), (2, "err")):
         descriptor = os.open(Path(request["streams"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, number)
@@ -201,6 +207,8 @@ def _child(request: dict[str, Any], phase: Path) -> None:
     if request.get("tiny"):
         _take_tiny_steps()
     _say_phases(phase, request.get("pause_s", 0.0))
+    if "kill_at" in request:
+        _die_in_commit(request["kill_at"])
     from largegt.cli import main
 
     sys.argv = ["largegt", *request["arguments"]]
@@ -282,6 +290,31 @@ def _say_phases(file: Path, pause_s: float) -> None:
         os.unlink = slowly(os.unlink)
 
 
+def _die_in_commit(step: int) -> None:
+    """SIGKILL before the so-manyth change of the file system after the first commit of a folder began."""
+    writer: Any = import_module("largegt.io.array_writer").ArrayWriter
+    place, count, began = writer._place, 0, False
+
+    def begin(*args: Any) -> None:
+        nonlocal began
+        began = True
+        place(*args)
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **rest: Any) -> Any:
+            nonlocal count
+            count += began
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **rest)
+
+        return call
+
+    writer._place = begin
+    for name in ("link", "mkdir", "replace", "rmdir", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
 # what is killed ---------------------------------------------------------------------------------------------------
 
 _MODEL = (
@@ -347,7 +380,7 @@ def stages() -> dict[str, Stage]:
 
 
 def write_inputs(folder: Path, num_nodes: int = 180) -> None:
-    """Edges by text id and a node table, in small pieces."""
+    """Edges by text id and a node table, in small pieces; nodes and edges that come later, and other features."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.csv as pacsv
@@ -364,6 +397,13 @@ def write_inputs(folder: Path, num_nodes: int = 180) -> None:
     columns = {f"f{number}": features[:, number] for number in range(5)}
     split = np.array(["train", "train", "valid", "test"])[rng.integers(0, 4, num_nodes)]
     pacsv.write_csv(pa.table({"id": names, **columns, "label": classes, "split": split}), folder / "n.csv")
+    others = {name: column + 1 for name, column in columns.items()}
+    pacsv.write_csv(pa.table({"id": names, **others, "label": classes, "split": split}), folder / "other.csv")
+    new = np.array([f"new-{number}" for number in range(20)])
+    joined = {"source": np.repeat(new, 3), "target": names[rng.integers(0, num_nodes, 60)]}
+    pq.write_table(pa.table(joined), folder / "e-new.parquet")
+    later = {name: column[:20] for name, column in columns.items()}
+    pacsv.write_csv(pa.table({"id": new, **later, "label": classes[:20]}), folder / "n-new.csv")
 
 
 @cache
@@ -387,12 +427,14 @@ def _digest(file: Path) -> str:
 
 
 def _folder(folder: Path) -> Content:
-    """Every file of a store or a preparation."""
+    """Every file of the newest version of a store or of a preparation."""
     return {file.name: _digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
 def _prepared(store: Path) -> Content:
-    return {folder.name: _folder(folder) for folder in sorted((store / "prepared").iterdir())}
+    """Every file of all preparations and stages."""
+    files = sorted(file for file in (store / "prepared").rglob("*") if file.is_file())
+    return {file.relative_to(store).as_posix(): _digest(file) for file in files}
 
 
 def _timeless(tree: Any) -> Any:

@@ -1,5 +1,5 @@
 """Is every damaged byte found? Flips one random bit, byte or run of bytes, or cuts a file off at a random place, in
-every file of a store, a preparation and a run, many times over, and counts what finds it.
+every file of a store, an older version of it, a preparation and a run, many times over, and counts what finds it.
 
     python bench/flip.py --cases 5000
 
@@ -30,6 +30,7 @@ from largegt.errors import LargeGTError
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import files
 from largegt.graph.store import GraphStore
+from largegt.graph.versions import clean
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.checksums import check_file
@@ -49,13 +50,19 @@ class Folders:
     """What is damaged."""
 
     store: Path
+    version: str
+    """The version that the run was trained on, and the preparation was made from; the store has a newer one."""
     prepared: Path
     run: Path
 
     def parts(self) -> list[tuple[str, Path]]:
         """(name of the part, file) of every file; locks and the like are none."""
-        found = [("store", file) for file in self.store.iterdir() if file.is_file()]
-        found += [("prepared", file) for file in self.prepared.iterdir()]
+        arrays = GraphStore.open(self.store).folder.manifest["arrays"].values()
+        newest = {"manifest.json", *(entry["file"] for entry in arrays)}
+        own = [file for file in self.store.iterdir() if file.is_file()]
+        found = [("store" if file.name in newest else "version", file) for file in own]
+        found += [("version", file) for name in ("versions", "refs") for file in (self.store / name).iterdir()]
+        found += [("prepared", file) for file in (self.store / "prepared").rglob("*") if file.is_file()]
         found += [("run", file) for file in self.run.rglob("*") if file.is_file()]
         return sorted((part, file) for part, file in found if not file.name.startswith("."))
 
@@ -105,7 +112,10 @@ def make_folders(out: Path, num_nodes: int = 3000, width: int = 128) -> Folders:
     from largegt.report.analysis import analyse
 
     analyse(run)
-    return Folders(store.path, prepared.path, run.path)
+    columns["x"] = list(features + 1)
+    pq.write_table(pa.table(columns), out / "nodes.parquet")
+    ingest(files(out / "edges.parquet", nodes=out / "nodes.parquet"), out / "g", overwrite=True)
+    return Folders(store.path, store.fingerprint, prepared.path, run.path)
 
 
 def damaged(data: bytes, kind: str, rng: np.random.Generator) -> bytes:
@@ -129,7 +139,7 @@ KINDS = ("bit", "byte", "zeros", "cut off")
 
 def who_finds(folders: Folders, part: str, file: Path) -> tuple[str, bool]:
     """(who is the first to find what is wrong now, whether --verify does)."""
-    top = {"store": folders.store, "prepared": folders.prepared, "run": folders.run}[part]
+    top = {"prepared": folders.prepared, "run": folders.run}.get(part, folders.store)
     told = False
     with suppress(LargeGTError):
         found = verify(top)
@@ -142,8 +152,8 @@ def who_finds(folders: Folders, part: str, file: Path) -> tuple[str, bool]:
 
 
 def _open(folders: Folders, part: str) -> None:
-    if part == "store":
-        GraphStore.open(folders.store)
+    if part in ("store", "version"):
+        GraphStore.open(folders.store, None if part == "store" else folders.version)
     elif part == "prepared":
         Prepared.open(folders.prepared)
     else:
@@ -152,10 +162,12 @@ def _open(folders: Folders, part: str) -> None:
 
 def _use(folders: Folders, part: str) -> None:
     """What a stage does before it works with what it reads."""
-    if part == "store":
-        store = GraphStore.open(folders.store)
+    if part in ("store", "version"):
+        store = GraphStore.open(folders.store, None if part == "store" else folders.version)
         store.check("out", "in", "both", features=True)
         store.ids_of(np.arange(3))
+        if part == "version":
+            clean(folders.store, dry_run=True)
     elif part == "prepared":
         Prepared.open(folders.prepared).check()
     else:
@@ -177,8 +189,8 @@ def _refuses(work: Callable[[], None]) -> bool:
 def harness(folders: Folders, cases: int, seed: int) -> Report:
     """Damage the files in turn, `cases` times in all."""
     parts, report = folders.parts(), Report()
-    for part, top in (("store", folders.store), ("prepared", folders.prepared), ("run", folders.run)):
-        found = verify(top)
+    for part in ("store", "version", "prepared", "run"):
+        found = verify(folders.run)
         assert not found.damaged, (part, found.damaged)
         assert not _refuses(lambda part=part: (_open(folders, part), _use(folders, part))[0]), part  # type: ignore[misc]
     for case in range(cases):

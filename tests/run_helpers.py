@@ -60,13 +60,15 @@ def thirds(num_nodes: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"train": order[:half], "valid": order[half:most], "test": order[most:]}
 
 
-def easy_store(path: Path, labels: Any = None, splits: Any = "thirds", **settings: Any) -> GraphStore:
+def easy_store(
+    path: Path, labels: Any = None, splits: Any = "thirds", seed: int = 0, overwrite: bool = False, **settings: Any
+) -> GraphStore:
     """A store of the homophilous graph; other labels and splits on request."""
-    edges, features, classes = homophilous()
+    edges, features, classes = homophilous(seed=seed)
     labels = classes if labels is None else labels
     given = thirds(len(classes)) if isinstance(splits, str) else splits
     source = arrays(edges, features, labels, given)
-    return ingest(source, path, IngestConfig(undirected=True, **settings), threads=1)
+    return ingest(source, path, IngestConfig(undirected=True, **settings), overwrite, threads=1)
 
 
 def small(*overrides: str, recipe: str = "plain") -> Config:
@@ -92,6 +94,24 @@ def final(run: Path) -> dict[str, Any]:
 def all_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of a store."""
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """The file of an array in a store, a preparation or a stage with one version."""
+    (found,) = folder.glob(f"{name}-*.npy")
+    return found
+
+
+def prepared_folder(store: Path) -> Path:
+    """The only preparation of a store."""
+    (found,) = (store / "prepared").glob("*/manifest.json")
+    return found.parent
+
+
+def stage_array(store: Path, name: str) -> Path:
+    """The file of an array in a stage of the only preparation."""
+    (found,) = (store / "prepared").glob(f"*/*/{name}-*.npy")
+    return found
 
 
 def refusal(call: Callable[[], Any]) -> str:

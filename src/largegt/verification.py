@@ -16,6 +16,7 @@ from typing import Any
 from .errors import FormatError, InputError, LargeGTError
 from .io import remote
 from .io.array_folder import ArrayFolder, manifest_files
+from .io.atomic import leaves
 from .io.checksums import Damage, read_sealed
 from .io.remote import MANIFEST
 from .progress import Progress
@@ -58,6 +59,8 @@ def verify(path: PathLike, progress: Progress | None = None) -> Verified:
     if (path / "config.toml").is_file():
         _run(path, found, progress)
     elif _is_folder(path):
+        for stage in _stages(path) if _kind(path) == "prepared" else []:
+            _folder(stage, "stage", found, progress)
         _folder(path, _kind(path), found, progress)
     else:
         raise FormatError(f"{remote.shown(path)} is neither a store, nor a preparation, nor a run of largegt")
@@ -77,9 +80,19 @@ def _kind(path: Path) -> str:
     return "prepared" if path.parent.name == "prepared" else "store"
 
 
+def _stages(path: Path) -> list[Path]:
+    """The folders that a preparation names; none where its manifest is damaged, which is found later."""
+    try:
+        stages = ArrayFolder(path, "prepared", check=False).meta["stages"].items()
+    except (LargeGTError, KeyError, AttributeError):
+        return []
+    folders = [path.parent / str(stage) / str(key) for stage, key in stages]
+    return [folder for folder in folders if not leaves(path.parent, folder) and _is_folder(folder)]
+
+
 def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -> None:
-    """All versions of a folder; of a store also its preparations."""
-    before, named = len(found.damaged), {MANIFEST}
+    """All versions of a folder; of a store also its preparations. Where no byte is damaged, it is opened too."""
+    named = {MANIFEST}
     for manifest in manifest_files(path):
         remote.refresh(path, str(manifest.relative_to(path)))
         version = None if manifest.name == MANIFEST else manifest.stem
@@ -94,17 +107,27 @@ def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -
         named |= set(arrays)
         found.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
         found.damaged += folder.damages(new, progress, _bounds(folder, kind))
-        if len(found.damaged) == before:
+        if not found.damaged:
             _sound(manifest, found, partial(_open, path, kind, version, progress))
     files = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
     if extra := sorted(files - named):
         found.notes.append(f"{path} has files that no version names: {_named(extra)}")
     if kind == "store":
-        prepared = path / "prepared"
-        for stage in (prepared, *(prepared / name for name in remote.names(prepared))):
-            for folder_path in remote.folders(stage):
-                if (folder_path / MANIFEST).is_file() or remote.url_of(folder_path) is not None:
-                    _folder(folder_path, _kind(folder_path), found, progress)
+        _parts_of_store(path, found, progress)
+
+
+def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> None:
+    """The runs that are registered in a store, its stages and its preparations."""
+    from .graph.versions import PREPARED, REFS, read_ref
+
+    for ref in sorted((path / REFS).glob("*.json")):
+        found.count(ref.stat().st_size)
+        _sound(ref, found, partial(read_ref, ref))
+    prepared = path / PREPARED
+    for stage in (*(prepared / name for name in remote.names(prepared)), prepared):
+        for folder in remote.folders(stage):
+            if (folder / MANIFEST).is_file() or remote.url_of(folder) is not None:
+                _folder(folder, _kind(folder), found, progress)
 
 
 def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
@@ -178,7 +201,7 @@ def _sealed(file: Path, found: Verified) -> None:
     found.count(file.stat().st_size)
 
 
-def _sound(file: Path, found: Verified, work: Callable[[], None]) -> None:
+def _sound(file: Path, found: Verified, work: Callable[[], object]) -> None:
     """Count an error of `work` as damage to this file."""
     try:
         work()

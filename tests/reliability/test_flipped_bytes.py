@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import shutil
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt import integrity
 from largegt.config import Config
 from largegt.errors import FormatError
 from largegt.graph.store import GraphStore
+from largegt.io import checksums
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.checksums import BlockDigests, file_checksum
@@ -28,7 +27,7 @@ from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
 from largegt.verification import verify
-from run_helpers import FULL, easy_store, one_thread  # noqa: F401
+from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array  # noqa: F401
 
 _BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
 
@@ -56,10 +55,6 @@ def _flip(file: Path, at: int = -1) -> None:
     file.write_bytes(data)
 
 
-def _prepared(folder: Path) -> Path:
-    return next((folder / "g" / "prepared").iterdir())
-
-
 def test_no_damage_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("largegt.io.array_folder.SMALL_BYTES", 4096)  # a larger one is then found on use
     flip = _flip_harness()
@@ -74,9 +69,9 @@ def test_no_damage_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["features", "out_indices", "labels"])
 def test_prepare_does_not_begin_with_a_damaged_store(copy: Path, name: str) -> None:
     shutil.rmtree(copy / "g" / "prepared")
-    _flip(copy / "g" / f"{name}.npy")
+    _flip(array_path(copy / "g", name))
     store = GraphStore.open(copy / "g")
-    with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum.*ingest .* again"):
+    with pytest.raises(FormatError, match=rf"{name}-\w+\.npy does not match its checksum.*ingest .* again"):
         prepare(store, Config.from_recipe("default", FULL).preparation)
     assert not (copy / "g" / "prepared").exists()
 
@@ -84,30 +79,37 @@ def test_prepare_does_not_begin_with_a_damaged_store(copy: Path, name: str) -> N
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize("name", ["tokens", "local_rows", "positions"])
 def test_a_damaged_preparation_is_not_trained_on(copy: Path, tmp_path: Path, name: str) -> None:
-    _flip(_prepared(copy) / f"{name}.npy")
-    prepared = Prepared.open(_prepared(copy))
-    with pytest.raises(FormatError, match=rf"{name}\.npy does not match its checksum"):
+    _flip(stage_array(copy / "g", name))
+    prepared = Prepared.open(prepared_folder(copy / "g"))
+    with pytest.raises(FormatError, match=rf"{name}-\w+\.npy does not match its checksum"):
         train(prepared, Config.from_recipe("default", FULL), tmp_path / "again")
 
 
 @pytest.mark.usefixtures("as_if_large")
-def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy: Path) -> None:
-    path = _prepared(copy)
-    _flip(path / "tokens.npy")
-    with pytest.warns(UserWarning, match=r"is made again: .*tokens\.npy does not match its checksum"):
+@pytest.mark.parametrize("name", ["tokens", "labels"])
+def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy: Path, name: str) -> None:
+    """The stage, or the folder that names the stages; what is whole stays."""
+    path = prepared_folder(copy / "g")
+    file = stage_array(copy / "g", name) if name == "tokens" else array_path(path, name)
+    other = stage_array(copy / "g", "local_rows")
+    before = other.stat().st_ino
+    _flip(file)
+    with pytest.warns(UserWarning, match=rf"is made again: .*{name}-\w+\.npy does not match its checksum"):
         again = prepare(GraphStore.open(copy / "g"), Config.from_recipe("default", FULL).preparation)
     assert again.path == path
-    for file in _prepared(original).iterdir():
-        assert file.read_bytes() == (path / file.name).read_bytes()
+    assert other.stat().st_ino == before
+    for file in (original / "g" / "prepared").rglob("*.*"):
+        assert file.read_bytes() == (copy / "g" / file.relative_to(original / "g")).read_bytes()
 
 
 @pytest.mark.usefixtures("as_if_large")
-def test_a_damaged_array_is_not_taken_over(original: Path, copy: Path) -> None:
-    """Another preparation of the same samples takes them from the first one, unless they are damaged."""
-    _flip(_prepared(copy) / "local_rows.npy")
+def test_a_damaged_stage_is_not_taken_over(original: Path, copy: Path) -> None:
+    """Another preparation of the same samples has the same stage, unless that is damaged."""
+    _flip(stage_array(copy / "g", "local_rows"))
     other = Config.from_recipe("default", (*FULL, "prepare.positions.dim=2")).preparation
-    made = prepare(GraphStore.open(copy / "g"), other)
-    assert (made.path / "local_rows.npy").read_bytes() == (_prepared(original) / "local_rows.npy").read_bytes()
+    with pytest.warns(UserWarning, match=r"local_nodes/\w+ is made again: .*local_rows-\w+\.npy does not match"):
+        prepare(GraphStore.open(copy / "g"), other)
+    assert stage_array(copy / "g", "local_rows").read_bytes() == stage_array(original / "g", "local_rows").read_bytes()
 
 
 @pytest.mark.parametrize("work", [lambda run: evaluate(run, split="valid"), lambda run: predict(run)])
@@ -154,7 +156,10 @@ def test_the_place_of_the_store_may_be_changed_and_nothing_else(copy: Path) -> N
 
 def test_verify_names_each_damaged_file(copy: Path, lg: Any) -> None:
     assert lg("inspect", str(copy / "run"), "--verify").code == 0
-    wrong = [copy / "g" / "features.npy", _prepared(copy) / "labels.npy", copy / "run" / "metrics.csv"]
+    wrong = [
+        array_path(copy / "g", "features"), array_path(prepared_folder(copy / "g"), "labels"),
+        stage_array(copy / "g", "tokens"), copy / "run" / "metrics.csv",
+    ]  # fmt: skip
     for file in wrong:
         _flip(file)
     said = lg("inspect", str(copy / "run"), "--verify")
@@ -166,36 +171,36 @@ def test_verify_names_each_damaged_file(copy: Path, lg: Any) -> None:
     assert said.code == 1
     found = json.loads(said.out)
     assert found["verified"] is False
-    assert {one["file"] for one in found["damaged"]} == {str(file) for file in wrong[:2]}
+    assert {one["file"] for one in found["damaged"]} == {str(file) for file in wrong[:3]}
 
 
-def test_folders_from_before_are_read_and_verified(copy: Path) -> None:
-    """Version 2: BLAKE2b of blocks, and no checksum of the manifest; runs without a checksums.json."""
-    for folder in (copy / "g", _prepared(copy)):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest["checksum"]
-        manifest["version"] = 2
-        for name, entry in manifest["arrays"].items():
-            block = hashlib.blake2b((folder / f"{name}.npy").read_bytes(), digest_size=16).digest()
-            entry["checksum"] = hashlib.blake2b(block, digest_size=16).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+def test_a_run_without_checksums_is_read_and_verified(copy: Path) -> None:
     (copy / "run" / "checksums.json").unlink()
     found = verify(copy / "run")
     assert found.damaged == []
-    assert any("no checksums.json" in note for note in found.notes)
-    assert sum("no checksum of its own" in note for note in found.notes) == 2
+    assert any("files without a checksum: checkpoints/last.pt" in note for note in found.notes)
     assert evaluate(copy / "run", split="valid")
-    _flip(copy / "g" / "features.npy")
-    assert [damage.file.name for damage in verify(copy / "g").damaged] == ["features.npy"]
+
+
+def test_an_old_version_is_verified_and_its_damage_is_found(copy: Path) -> None:
+    """The run's version stays in the store when another graph replaces it; so do its checksums."""
+    mine = array_path(copy / "g", "features")
+    easy_store(copy / "g", seed=1, overwrite=True)
+    assert verify(copy / "run").damaged == []
+    _flip(mine)
+    assert [damage.file for damage in verify(copy / "g").damaged] == [mine]
+    assert GraphStore.open(copy / "g").num_nodes == 150  # the newest is whole
+    with pytest.raises(FormatError, match=rf"{mine.name} does not match its checksum"):
+        evaluate(copy / "run", split="valid")
 
 
 def test_a_checksum_taken_while_writing_is_the_one_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1000)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (1500, 3), dtype=np.uint8)
     hashed: list[int] = []
-    original = integrity._digest
-    monkeypatch.setattr(integrity, "_digest", lambda path, low, *rest: hashed.append(low) or original(path, low, *rest))
+    original = checksums._digest
+    monkeypatch.setattr(checksums, "_digest", lambda path, low, *rest: hashed.append(low) or original(path, low, *rest))
     for number, cuts in enumerate(([], [1], [290, 291], [400, 1000, 1499])):
         with ArrayWriter(tmp_path / str(number), "store", identity="rows") as writer:
             array = writer.grow("rows", "uint8", (3,))
@@ -206,12 +211,12 @@ def test_a_checksum_taken_while_writing_is_the_one_of_the_file(tmp_path: Path, m
             writer.finish({})
         assert hashed == []  # nothing is read again at the end
     sums = {ArrayFolder(tmp_path / str(number), "store").checksum("rows") for number in range(4)}
-    assert sums == {file_checksum(tmp_path / "0" / "rows.npy")}
+    assert sums == {file_checksum(array_path(tmp_path / "0", "rows"))}
     assert len({(tmp_path / str(number) / "manifest.json").read_bytes() for number in range(4)}) == 1
 
 
 def test_digests_of_whole_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 10)
     digests = BlockDigests(at=13)
     digests.add(memoryview(b"x" * 30))
     assert sorted(digests.known) == [2, 3]
@@ -219,12 +224,12 @@ def test_digests_of_whole_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_process_of_a_machine_reads_large_arrays(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("largegt.io.array_folder.SMALL_BYTES", 0)
-    _flip(copy / "g" / "features.npy")
+    _flip(array_path(copy / "g", "features"))
     for name, value in (("LOCAL_RANK", "1"), ("LARGEGT_CHECK", "open")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             GraphStore.open(copy / "g").check(features=True)
-    with pytest.raises(FormatError, match=r"features\.npy"):
+    with pytest.raises(FormatError, match=r"features-\w+\.npy"):
         GraphStore.open(copy / "g").check(features=True)
 
 

@@ -34,6 +34,7 @@ from largegt.graph.sources import arrays, files
 from largegt.graph.splits import npz_splits
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
+from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
 from largegt.predict import predict
 from largegt.prepare.local_nodes import local_nodes
@@ -47,7 +48,16 @@ from largegt.tuning.output import Tuned, _markdown
 from largegt.tuning.page import write_tuning_page
 from largegt.tuning.space import Choices, Space
 from largegt.tuning.study import Trial
-from run_helpers import FULL, SMALL, easy_store, homophilous, one_thread, thirds  # noqa: F401
+from run_helpers import (  # noqa: F401
+    FULL,
+    SMALL,
+    array_path,
+    homophilous,
+    one_thread,
+    prepared_folder,
+    stage_array,
+    thirds,
+)
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>{{7*7}}&lt;"
 
@@ -65,15 +75,17 @@ def no_more_than(num_bytes: int) -> Iterator[None]:
 
 
 def forge(folder: Path, change: Callable[[dict[str, Any]], Any], **arrays_of: Any) -> None:
-    """What a stranger can do: write other arrays, change the manifest, and make every checksum fit."""
+    """What a stranger can do: write other arrays, change the manifest, and make every name and checksum fit."""
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["checksum"]
     for name, array in arrays_of.items():
-        np.save(folder / f"{name}.npy", array)
-        manifest["arrays"][name] = {"shape": list(array.shape), "dtype": array.dtype.name}
+        np.save(folder / manifest["arrays"][name]["file"], array)
+        manifest["arrays"][name].update(shape=list(array.shape), dtype=array.dtype.name)
     for name, entry in manifest["arrays"].items():
-        entry["bytes"] = (folder / f"{name}.npy").stat().st_size
-        entry["checksum"] = file_checksum(folder / f"{name}.npy")
+        file = folder / entry["file"]
+        checksum = file_checksum(file)
+        entry.update(bytes=file.stat().st_size, checksum=checksum, file=array_file(name, checksum))
+        file.rename(folder / entry["file"])
     change(manifest)
     (folder / "manifest.json").write_text(sealed(manifest))
 
@@ -89,14 +101,14 @@ def test_an_array_cannot_be_called_by_a_path(copy: Path, name: str) -> None:
 
 
 def test_a_link_does_not_lead_out_of_a_store(copy: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.npy"
-    shutil.move(copy / "g" / "features.npy", secret)
-    (copy / "g" / "features.npy").symlink_to(secret)
-    with pytest.raises(FormatError, match=r"features\.npy leads out of its folder"):
+    secret, features = tmp_path / "secret.npy", array_path(copy / "g", "features")
+    shutil.move(features, secret)
+    features.symlink_to(secret)
+    with pytest.raises(FormatError, match=r"features-\w+\.npy leads out of its folder"):
         GraphStore.open(copy / "g")
-    (copy / "g" / "features.npy").unlink()
+    features.unlink()
     shutil.move(secret, copy / "g" / "other.npy")
-    (copy / "g" / "features.npy").symlink_to("other.npy")
+    features.symlink_to("other.npy")
     assert GraphStore.open(copy / "g").num_features == 5  # inside, a link is as good as a file
     os.symlink(copy / "g", tmp_path / "link")
     assert GraphStore.open(tmp_path / "link").num_nodes == 150
@@ -129,11 +141,11 @@ def test_a_header_that_claims_a_planet(copy: Path, tmp_path: Path) -> None:
     with no_more_than(1 << 30):
         with pytest.raises(InputError, match=r"x\.npy"):
             files(tmp_path / "edges.npy", features=tmp_path / "x.npy")
-        (copy / "g" / "features.npy").write_bytes(huge)
-        with pytest.raises(FormatError, match=r"features\.npy has shape"):
+        array_path(copy / "g", "features").write_bytes(huge)
+        with pytest.raises(FormatError, match=r"features-\w+\.npy has shape"):
             GraphStore.open(copy / "g")
         forge(copy / "g", lambda tree: tree["arrays"]["features"].update(shape=[10**15, 4]))
-        with pytest.raises(FormatError, match=r"features\.npy has 1152 bytes, its header promises"):
+        with pytest.raises(FormatError, match=r"features-\w+\.npy has 1152 bytes, its header promises"):
             GraphStore.open(copy / "g")
 
 
@@ -154,7 +166,7 @@ def test_a_store_that_does_not_say_what_it_is(copy: Path, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["config", "stages", "store"])
 def test_a_preparation_that_does_not_say_what_it_is(copy: Path, name: str) -> None:
-    folder = next((copy / "g" / "prepared").iterdir())
+    folder = prepared_folder(copy / "g")
     forge(folder, lambda tree: tree["meta"].pop(name))
     with pytest.raises(FormatError, match=name):
         Prepared.open(folder)
@@ -229,7 +241,7 @@ def test_a_sparse_matrix_with_indices_outside(tmp_path: Path) -> None:
 
 
 def _out_indices(folder: Path) -> np.ndarray:
-    return np.load(folder / "out_indices.npy", allow_pickle=False)
+    return np.load(array_path(folder, "out_indices"), allow_pickle=False)
 
 
 @pytest.mark.parametrize("value", [-1, 150, 2**31 - 1])
@@ -240,13 +252,13 @@ def test_neighbours_that_are_no_nodes(copy: Path, value: int) -> None:
     forge(copy / "g", lambda tree: None, out_indices=wrong)
     store = GraphStore.open(copy / "g")
     for work in (lambda: prepare(store), lambda: local_nodes(store, [1, 2], k=4)):
-        with pytest.raises(FormatError, match=r"out_indices\.npy holds numbers from .* 0 to 149 are possible"):
+        with pytest.raises(FormatError, match=r"out_indices-\w+\.npy holds numbers from .* 0 to 149 are possible"):
             work()
 
 
 def test_rows_that_begin_elsewhere(copy: Path) -> None:
     shutil.rmtree(copy / "g" / "prepared")
-    indptr = np.load(copy / "g" / "out_indptr.npy", allow_pickle=False)
+    indptr = np.load(array_path(copy / "g", "out_indptr"), allow_pickle=False)
     for change in (
         lambda a: a.__setitem__(5, 10**9),
         lambda a: a.__setitem__(0, 3),
@@ -255,24 +267,24 @@ def test_rows_that_begin_elsewhere(copy: Path) -> None:
         wrong = indptr.copy()
         change(wrong)
         forge(copy / "g", lambda tree: None, out_indptr=wrong)
-        with pytest.raises(FormatError, match=r"out_indptr\.npy is no list of rows"):
+        with pytest.raises(FormatError, match=r"out_indptr-\w+\.npy is no list of rows"):
             prepare(GraphStore.open(copy / "g"))
 
 
 def test_samples_that_are_no_rows(copy: Path) -> None:
-    folder = next((copy / "g" / "prepared").iterdir())
-    rows = np.load(folder / "local_rows.npy", allow_pickle=False)
+    file = stage_array(copy / "g", "local_rows")
+    rows = np.load(file, allow_pickle=False)
     rows[7, 1] = 10**6
-    forge(folder, lambda tree: None, local_rows=rows)
-    with pytest.raises(FormatError, match=r"local_rows\.npy holds numbers"):
-        train(Prepared.open(folder), Config.from_recipe("default", FULL), copy / "again")
+    forge(file.parent, lambda tree: None, local_rows=rows)
+    with pytest.raises(FormatError, match=r"local_rows-\w+\.npy holds numbers"):
+        train(Prepared.open(prepared_folder(copy / "g")), Config.from_recipe("default", FULL), copy / "again")
 
 
 def test_labels_without_a_class(copy: Path) -> None:
-    labels = np.load(copy / "g" / "labels.npy", allow_pickle=False)
+    labels = np.load(array_path(copy / "g", "labels"), allow_pickle=False)
     labels[0] = 2**31 - 1  # counting classes up to there would take 16 GB
     forge(copy / "g", lambda tree: None, labels=labels)
-    with no_more_than(1 << 30), pytest.raises(FormatError, match=r"labels\.npy has labels without a class"):
+    with no_more_than(1 << 30), pytest.raises(FormatError, match=r"labels-\w+\.npy has labels without a class"):
         prepare(GraphStore.open(copy / "g"))
 
 
@@ -281,10 +293,10 @@ def test_ids_that_begin_elsewhere(tmp_path: Path) -> None:
     store = ingest(
         arrays(edges, np.ones((3, 2), np.float32), np.array([0, 1, 0]), node_ids=["a", "b", "c"]), tmp_path / "g"
     )
-    offsets = np.load(store.path / "node_id_offsets.npy", allow_pickle=False)
+    offsets = np.load(array_path(store.path, "node_id_offsets"), allow_pickle=False)
     offsets[1] = 2**40
     forge(store.path, lambda tree: None, node_id_offsets=offsets)
-    with pytest.raises(FormatError, match=r"node_id_offsets\.npy is damaged"):
+    with pytest.raises(FormatError, match=r"node_id_offsets-\w+\.npy is damaged"):
         GraphStore.open(store.path).ids_of(np.arange(3))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,12 +13,10 @@ import numpy as np
 import pytest
 from crash import Field, Zygote, stages
 
-from largegt.errors import InputError
-from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import write_text_atomically
 from largegt.training.loop import train
-from run_helpers import Killed, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
+from run_helpers import array_path, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
 
 KILLS = {"ingest": 3, "prepare": 3, "train": 2, "predict": 2}
 
@@ -44,7 +43,7 @@ def test_the_harness_sees_what_differs(zygote: Zygote, tmp_path: Path) -> None:
     field.unbroken("ingest")
     content = stages()["ingest"].content(field.folder)
     assert content == field.expected["ingest"]
-    file = field.folder / "g" / "labels.npy"
+    file = array_path(field.folder / "g", "labels")
     file.write_bytes(file.read_bytes()[:-1] + b"\x07")
     assert stages()["ingest"].content(field.folder) != content
     (field.folder / ".g.partial").mkdir()
@@ -61,72 +60,30 @@ def _write(path: Path, values: list[int], replace: bool = False) -> None:
         writer.finish({})
 
 
-def _values(path: Path) -> list[int]:
-    found: list[int] = ArrayFolder(path, "store").array("values").tolist()
-    return found
-
-
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_store_killed_while_it_is_replaced_is_the_old_one_or_the_new_one(tmp_path: Path, call: int) -> None:
-    """The last renames: of the journal, of the old folder out of the way, of the new one into its place."""
-    _write(tmp_path / "g", [1])
-    with stopped_at(os, "replace", call):
-        _write(tmp_path / "g", [2], replace=True)
-    found = tmp_path / "g" if (tmp_path / "g").exists() else next(tmp_path.glob(".g.old-*"))
-    assert _values(found) == [1]
-    with pytest.raises(InputError, match="already exists"):
-        _write(tmp_path / "g", [3])  # it is put back before anything else is decided
-    assert _values(tmp_path / "g") == [1]
-    _write(tmp_path / "g", [2], replace=True)
-    assert _values(tmp_path / "g") == [2]
-    assert left_in(tmp_path) == ["g", "g/manifest.json", "g/values.npy"]
-
-
-def _link_and_die(path: Path, source: Path) -> None:
-    with ArrayWriter(path, "store", identity="x") as writer:
-        writer.commit()
-        writer.link("values", ArrayFolder(source, "store"))
-        raise Killed
-
-
-def test_what_was_linked_from_another_folder_is_never_written_into(tmp_path: Path) -> None:
-    """Killed between linking an array and noting it, the next writer makes it itself, in a file of its own."""
-    _write(tmp_path / "first", [1, 2, 3])
-    for make in ("save", "grow"):
-        with pytest.raises(Killed):
-            _link_and_die(tmp_path / "g", tmp_path / "first")
-        with ArrayWriter(tmp_path / "g", "store", identity="x") as writer:
-            if make == "save":
-                writer.save("values", np.array([9]))
-            else:
-                writer.grow("values", "int64").append(np.array([9]))
-                writer.close("values")
-            writer.finish({})
-        ArrayFolder(tmp_path / "first", "store").verify()
-        assert _values(tmp_path / "first") == [1, 2, 3]
-        shutil.rmtree(tmp_path / "g")
-
-
-def test_everything_is_on_the_disk_before_a_folder_gets_its_name(
+def test_everything_is_on_the_disk_before_a_version_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut keeps what was flushed: files, then the names in the folder, then the folder's own."""
+    """A power cut keeps what was flushed: arrays, the old manifest's second name, the names of both, and only then the
+    new manifest."""
+    _write(tmp_path / "g", [1])
     done: list[str] = []
     real_sync, real_replace = os.fsync, os.replace
 
     def sync(descriptor: int) -> None:
-        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        done.append(re.sub(r"partial-\d+$", "partial", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
         real_sync(descriptor)
 
     def replace(source: str, target: str) -> None:
-        if Path(target).name == "g":
-            done.append("renamed")
+        if Path(target).name == "manifest.json":
+            done.append("committed")
         real_replace(source, target)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
-    _write(tmp_path / "g", [1])
-    assert done == ["values.npy", "manifest.json", ".g.partial", "renamed", tmp_path.name]
+    _write(tmp_path / "g", [2], replace=True)
+    assert done == [
+        "values.npy", "versions", "g", ".manifest.json.partial", "committed", "g", tmp_path.name
+    ]  # fmt: skip
 
 
 def test_a_run_killed_while_it_is_overwritten_is_overwritten_again(tmp_path: Path) -> None:

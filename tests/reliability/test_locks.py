@@ -20,7 +20,7 @@ import largegt.io.locks as home
 from largegt.errors import DiskError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import HeldError, Lock, check_free
-from run_helpers import Cli, easy_store, left_in, small
+from run_helpers import Cli, array_path, easy_store, left_in, small
 
 HOLD = """
 import sys, time
@@ -38,7 +38,7 @@ def holder(tmp_path: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def hold(path: Path) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[1])}
+        environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[2])}
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -126,7 +126,7 @@ while done < 25:
         pass
 """
     (tmp_path / "number").write_text("0")
-    environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[2])}
     command = [sys.executable, "-c", work, str(tmp_path / "number")]
     processes = [subprocess.Popen(command, env=environment) for _ in range(4)]
     assert [process.wait(timeout=120) for process in processes] == [0] * 4
@@ -162,7 +162,7 @@ def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) ->
     prepared = prepared_path(GraphStore.open(store), config.preparation)
     verbs = {
         tmp_path / "new": ["ingest", "--edges", tmp_path / "e.npy", "--out", tmp_path / "new"],
-        prepared: ["prepare", store, "--set", "prepare.local_nodes.k=3"],
+        prepared: ["prepare", store, "--set", "prepare.local_nodes.k=3", "--no-wait"],
         run.path: ["train", "--resume", "--out", run.path],
         tmp_path / "run": ["train", store, "--out", tmp_path / "run", *SET],
         tmp_path / "tune": ["tune", store, "--out", tmp_path / "tune", *SET],
@@ -182,19 +182,19 @@ def test_a_folder_that_appears_while_the_lock_is_taken_is_not_replaced(
 ) -> None:
     real = Lock.__init__
 
-    def late(lock: Lock, *args: Any) -> None:
-        real(lock, *args)
+    def late(lock: Lock, *args: Any, **rest: Any) -> None:
+        real(lock, *args, **rest)
         monkeypatch.undo()
         lock.release()
         with ArrayWriter(tmp_path / "f", "store") as first:
             first.save("a", np.arange(3))
             first.finish({"who": "first"})
-        real(lock, *args)
+        real(lock, *args, **rest)
 
     monkeypatch.setattr(Lock, "__init__", late)
     with pytest.raises(InputError, match="already exists"):
         ArrayWriter(tmp_path / "f", "store")
-    assert left_in(tmp_path) == ["f", "f/a.npy", "f/manifest.json"]
+    assert left_in(tmp_path) == ["f", f"f/{array_path(tmp_path / 'f', 'a').name}", "f/manifest.json"]
 
 
 def test_a_full_disk_leaves_no_lock(tmp_path: Path) -> None:

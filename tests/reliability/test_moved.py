@@ -17,7 +17,7 @@ from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
-from run_helpers import easy_store, final, left_in, one_thread, small  # noqa: F401
+from run_helpers import easy_store, final, left_in, one_thread, prepared_folder, small  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _works(folder: Path, home: Path) -> None:
     """Everything there opens, and gives what it gave where it was made."""
     GraphStore.open(folder / "data" / "g").folder.verify()
-    (prepared,) = (folder / "data" / "g" / "prepared").iterdir()
-    Prepared.open(prepared).folder.verify()
+    Prepared.open(prepared_folder(folder / "data" / "g")).verify()
     assert evaluate(folder / "runs" / "a") == final(home / "runs" / "a")["test"]
     assert predict(folder / "runs" / "a").equals(predict(home / "runs" / "a"))
     assert Run.open(folder / "runs" / "a").store_path.resolve() == (folder / "data" / "g").resolve()

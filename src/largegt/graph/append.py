@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, LargeGTError
-from ..io.array_writer import ArrayWriter
+from ..io.array_writer import ArrayWriter, remove_leftovers
 from ..io.atomic import require_space
 from ..io.remote import refuse_url
 from ..memory import memory_budget
@@ -78,6 +78,7 @@ def append(
     if in_place or not overwrite:
         there = old if in_place else _found(target)
         if there is not None and _is_appended(there, source, None if in_place else old.fingerprint):
+            remove_leftovers(target, KIND)
             warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
             return there
     identity = None if source.identity is None else [old.fingerprint, source.identity]

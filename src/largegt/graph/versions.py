@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,16 +25,17 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LargeGTError
 from ..io import remote
-from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
+from ..io.array_folder import ARRAY_FILE, FINGERPRINT, VERSIONS, ArrayFolder, read_manifest
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import refuse_links_out, write_text_atomically
+from ..io.checksums import read_sealed, sealed
 from ..io.locks import HeldError, Lock
 from ..io.remote import MANIFEST
 from ..types import Array, PathLike
 from .store import KIND, GraphStore
 
 PREPARED = "prepared"
-_REFS = "refs"
+REFS = "refs"
 
 
 # what it was before
@@ -54,13 +54,18 @@ class State:
     def of(cls, store: GraphStore) -> State:
         return cls(store.fingerprint, store.num_nodes, store.num_edges, store.directed)
 
+    @classmethod
+    def read(cls, entry: Any, folder: Path) -> State:
+        """A state as the manifest of a folder has it."""
+        types = {"fingerprint": str, "num_nodes": int, "num_edges": int, "directed": bool}
+        if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != types:
+            raise FormatError(f"{folder / MANIFEST} has no lineage that this version knows")
+        return cls(**entry)
+
 
 def earlier_states(store: GraphStore) -> list[State]:
     """The versions that this one came from by `append`, oldest first."""
-    try:
-        return [State(**entry) for entry in _notes(store).get("earlier", [])]
-    except TypeError:
-        raise FormatError(f"{store.path / MANIFEST} has no lineage that this version knows") from None
+    return _states(store.folder.manifest, store.path)
 
 
 def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
@@ -70,12 +75,12 @@ def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
 
 def is_branch(store: GraphStore) -> bool:
     """Whether this version was added beside the newest one, with labels of its own (store_cache.py)."""
-    return bool(_notes(store).get("branch", False))
+    return bool(_notes(store.folder.manifest).get("branch", False))
 
 
 def last_source(store: GraphStore) -> str | None:
     """The identity of the files that were appended last, if files were."""
-    source = _notes(store).get("source")
+    source = _notes(store.folder.manifest).get("source")
     return None if source is None else str(source)
 
 
@@ -102,8 +107,13 @@ def touched_since(store: GraphStore, state: State) -> Array:
     return touched[touched < state.num_nodes]
 
 
-def _notes(store: GraphStore) -> dict[str, Any]:
-    notes = store.folder.manifest.get("notes", {})
+def _states(manifest: dict[str, Any], path: Path) -> list[State]:
+    states = _notes(manifest).get("earlier", [])
+    return [State.read(entry, path) for entry in (states if isinstance(states, list) else [states])]
+
+
+def _notes(manifest: dict[str, Any]) -> dict[str, Any]:
+    notes = manifest.get("notes", {})
     return notes if isinstance(notes, dict) else {}
 
 
@@ -116,7 +126,7 @@ def register(store: GraphStore, run: Path) -> None:
     file = store.path / _ref(run)
     refuse_links_out(store.path, file)
     file.parent.mkdir(exist_ok=True)
-    write_text_atomically(file, json.dumps({"run": str(run), "version": store.fingerprint}) + "\n")
+    write_text_atomically(file, sealed({"run": str(run), "version": store.fingerprint}))
     remote.upload(file)
 
 
@@ -135,20 +145,26 @@ def release(store: PathLike, run: PathLike, dry_run: bool = False) -> None:
 def registered(path: Path) -> dict[str, list[Path]]:
     """The runs that need each version."""
     found: dict[str, list[Path]] = {}
-    for name in remote.names(path / _REFS):
+    refuse_links_out(path, path / REFS)
+    for name in remote.names(path / REFS):
         if name.endswith(".json"):
-            remote.refresh(path / _REFS, name)
-            file = path / _REFS / name
-            try:
-                ref = json.loads(file.read_text(encoding="utf-8"))
-                found.setdefault(str(ref["version"]), []).append(Path(str(ref["run"])))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise FormatError(f"{file} is damaged: delete it to go on without it") from error
+            remote.refresh(path / REFS, name)
+            version, run = read_ref(path / REFS / name)
+            found.setdefault(version, []).append(run)
     return found
 
 
+def read_ref(file: Path) -> tuple[str, Path]:
+    """(version, run) of a registration."""
+    ref = read_sealed(file, "delete it to go on without it")
+    version, run = ref.get("version"), ref.get("run")
+    if not isinstance(version, str) or not isinstance(run, str):
+        raise FormatError(f"{file} names no run and version: delete it to go on without it")
+    return version, Path(run)
+
+
 def _ref(run: Path) -> str:
-    return f"{_REFS}/{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}.json"
+    return f"{REFS}/{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}.json"
 
 
 # what can be removed
@@ -191,9 +207,9 @@ def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sou
         known = {str(manifest["fingerprint"]) for manifest in manifests}
         prepared = {_version_of(_manifest(folder, PREPARED)) for folder in remote.folders(path / PREPARED)}
         if keep_sources or newest["fingerprint"] not in prepared:
-            known |= {str(state["fingerprint"]) for state in newest.get("notes", {}).get("earlier", [])}
+            known |= {state.fingerprint for state in _states(newest, path)}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
-        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / _REFS):
+        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / REFS):
             with suppress(OSError):  # not empty
                 folder.rmdir()
     return cleaned
@@ -212,7 +228,7 @@ def _clean_versions(
     """Remove versions that nobody needs; the manifests of the others."""
     for name in remote.names(path / VERSIONS):
         version = name.removesuffix(".json")
-        if not name.endswith(".json"):
+        if version == name or not FINGERPRINT.fullmatch(version):
             continue
         remote.refresh(path, f"{VERSIONS}/{name}")
         with _unless_held(path / VERSIONS / name) as is_free:
@@ -232,6 +248,7 @@ def _clean_preparations(path: Path, versions: set[str], cleaned: Cleaned, dry_ru
         if _version_of(manifest) in versions or not _removed(folder, manifest, cleaned, dry_run):
             named |= {(str(stage), str(key)) for stage, key in manifest.get("meta", {}).get("stages", {}).items()}
     for stage in remote.names(path):
+        refuse_links_out(path, path / stage)
         for folder in remote.folders(path / stage):
             if (stage, folder.name) not in named:
                 _removed(folder, _manifest(folder, "stage"), cleaned, dry_run)
@@ -252,20 +269,16 @@ def _manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
-    """Remove a finished folder that no process writes or has open; whether it was removed."""
-    try:
-        lock = Lock(folder, "cleaning")
-    except HeldError:
-        return False
-    with lock, _unless_held(folder / MANIFEST) as is_free:
-        if not is_free:
-            return False
-        cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
-        cleaned.num_files += len(manifest.get("arrays", {}))
-        cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
-        if not dry_run:
-            remote.remove_folder(folder)
-    return True
+    """Remove a folder that no process has open or is writing; whether it was removed."""
+    with suppress(HeldError), Lock(folder, "cleaning"), _unless_held(folder / MANIFEST) as is_free:
+        if is_free:
+            cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
+            cleaned.num_files += len(manifest.get("arrays", {}))
+            cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
+            if not dry_run:
+                remote.remove_folder(folder)
+            return True
+    return False
 
 
 @contextmanager

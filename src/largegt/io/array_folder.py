@@ -48,7 +48,7 @@ from .remote_array import RemoteArray
 FORMAT_VERSION = 4
 VERSIONS = "versions"
 ARRAY_FILE = re.compile(r"[A-Za-z_]\w*-[0-9a-f]{16}\.npy")
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _FREE: Mapping[str, int] = {}
 _MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out "
 
@@ -229,7 +229,8 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
 
 def manifest_files(path: Path) -> list[Path]:
     """The manifests of all versions of a folder, the newest first."""
-    return [path / MANIFEST, *sorted((path / VERSIONS).glob("*.json"))]
+    older = sorted(file for file in (path / VERSIONS).glob("*.json") if FINGERPRINT.fullmatch(file.stem))
+    return [path / MANIFEST, *older]
 
 
 def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes] | None]:
@@ -247,7 +248,7 @@ def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any],
     if version is None or manifest["fingerprint"] == version:
         return manifest, held
     file = f"{VERSIONS}/{version}.json"
-    if _FINGERPRINT.fullmatch(version):
+    if FINGERPRINT.fullmatch(version):
         remote.refresh(path, file)
         if (path / file).is_file() and not leaves(path, path / file):
             return _read(path / file, path, kind)
@@ -268,7 +269,7 @@ def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes] 
         )
     fingerprint = manifest.get("fingerprint")
     if not all(isinstance(manifest.get(part), dict) for part in ("arrays", "meta")) or not (
-        isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
+        isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)
     ):
         raise FormatError(f"{file} is incomplete; {_advice(path, kind)}")
     for name, entry in manifest["arrays"].items():

@@ -23,9 +23,9 @@ from ..progress import Progress, silent
 from ..types import Array, PathLike
 from . import remote
 from .array_folder import ARRAY_FILE, FORMAT_VERSION, VERSIONS, ArrayFolder, array_file, read_manifest
-from .atomic import refuse_links_out, sync, write_text_atomically
+from .atomic import link_or_copy, refuse_links_out, sync, write_text_atomically
 from .checksums import BlockDigests, file_checksum, fingerprint, sealed
-from .locks import Lock
+from .locks import Lock, remove_stale
 from .remote import MANIFEST
 
 _JOURNAL = "progress.json"
@@ -121,7 +121,7 @@ class ArrayWriter:
         self.kind = kind
         remote.refresh(self.path)
         _check_target(self.path, kind, replace)
-        self.partial = self.path.parent / f".{self.path.name}.partial"
+        self.partial = _partial_of(self.path)
         self.resumable = identity is not None
         self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
         self._lock = Lock(self.path, wait=wait)
@@ -129,11 +129,16 @@ class ArrayWriter:
             with disk_errors(self.path):
                 remote.refresh(self.path)
                 _check_target(self.path, kind, replace)  # another process may have made it just now
-                refuse_links_out(self.path.parent, self.partial)
+                refuse_links_out(self.path, self.path / VERSIONS)
+                if self.partial.is_symlink():  # nothing of ours
+                    self.partial.unlink()
                 self.partial.mkdir(exist_ok=True)
                 found = self._read_journal() if self.resumable else {}
                 if not found:
                     _empty(self.partial)
+                for name in found.get("arrays", {}):  # a killed commit has moved it
+                    if not self._file(name).exists():
+                        link_or_copy(self._made(name), self._file(name))
             remote.announce(self.partial)
         except BaseException:
             self._lock.release()
@@ -252,14 +257,17 @@ class ArrayWriter:
                 "arrays": self._arrays,
                 **({"notes": dict(notes)} if notes else {}),
             }
+            self.commit(committing=manifest["fingerprint"])
             self.path.mkdir(exist_ok=True)
             self._place(show)
             if newest:
                 self._keep_version()
             name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
             (self.path / name).parent.mkdir(exist_ok=True)
+            sync(self.path)
             write_text_atomically(self.path / name, sealed(manifest), durable=True)
             sync((self.path / name).parent)
+            sync(self.path.parent)
             remote.upload(self.path / name)
         return str(manifest["fingerprint"])
 
@@ -291,7 +299,6 @@ class ArrayWriter:
                 show("upload", done, total)
                 remote.put(file, url)
             done += entry["bytes"]
-        sync(self.path)
 
     def _keep_version(self) -> None:
         """Give the manifest that is about to be replaced a second name, under which its readers' locks are found."""
@@ -302,10 +309,8 @@ class ArrayWriter:
         kept = self.path / VERSIONS / f"{old['fingerprint']}.json"
         kept.parent.mkdir(exist_ok=True)
         if not kept.exists():
-            try:
-                os.link(self.path / MANIFEST, kept)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(self.path / MANIFEST, kept)
+            link_or_copy(self.path / MANIFEST, kept)
+            sync(kept.parent)
         remote.upload(kept)
 
     def _leave_url(self) -> None:
@@ -332,11 +337,36 @@ class ArrayWriter:
             self._arrays = journal["arrays"]
             plain = all(name.isidentifier() for name in (*self._arrays, *journal["rows"]))
             plain &= not any(file.is_symlink() for file in self.partial.rglob("*"))
+            placed = [entry["file"] for entry in self._arrays.values() if "file" in entry]
+            plain &= all(ARRAY_FILE.fullmatch(file) and not (self.path / file).is_symlink() for file in placed)
             there = plain and all(self._made(name).is_file() for name in self._arrays)
             there &= all(self._file(name).stat().st_size >= size for name, (_, size) in journal["rows"].items())
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         return dict(journal) if same and there else {}
+
+
+def remove_leftovers(path: Path, kind: str) -> None:
+    """Remove what a process left that was killed after its commit: its lock file and its partial folder."""
+    partial = _partial_of(path)
+    remove_stale(path)
+    if partial.is_dir() and not partial.is_symlink():
+        with suppress(LargeGTError), Lock(path):
+            if _is_committed(partial, read_manifest(path, kind)):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_committed(partial: Path, newest: dict[str, Any]) -> bool:
+    """Whether nothing is lost with a partial folder: this is its version, or it has no journal to resume from."""
+    try:
+        journal = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))
+        return bool(journal["state"].get("committing") == newest["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+def _partial_of(path: Path) -> Path:
+    return path.parent / f".{path.name}.partial"
 
 
 def _check_target(path: Path, kind: str, replace: bool) -> None:
@@ -345,6 +375,7 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
     if not path.exists() or _is_unfinished(path):
         return
     if not replace:
+        remove_leftovers(path, kind)
         raise ExistsError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
     if not _replaceable(path, kind):
         raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")

@@ -66,6 +66,15 @@ def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> N
         partial.write_text(text, encoding="utf-8", newline="")
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with replacing(target, durable=True) as partial:
+            shutil.copyfile(source, partial)
+
+
 def remove_partial(folder: Path) -> None:
     """Remove temporary files that a killed process left in this folder."""
     for file in folder.glob(".*.partial*"):

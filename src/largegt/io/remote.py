@@ -261,7 +261,7 @@ def remove(url: str) -> None:
 def remove_file(file: Path, dry_run: bool = False) -> int:
     """Remove a file, also where it belongs; its bytes."""
     url = url_of(file)
-    num_bytes = (size(url) if url is not None else file.stat().st_size) or 0
+    num_bytes = (size(url) if url is not None else file.lstat().st_size) or 0
     if not dry_run:
         if url is not None:
             remove(url)
@@ -274,6 +274,9 @@ def remove_folder(path: Path) -> None:
     if (url := url_of(path)) is not None:
         remove(f"{url}/{MANIFEST}")
         remove(url)
+    if path.is_symlink():
+        path.unlink()
+        return
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 

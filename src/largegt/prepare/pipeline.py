@@ -24,7 +24,7 @@ from ..graph.store import GraphStore
 from ..graph.versions import State, clean_quietly, earlier_states
 from ..io import remote
 from ..io.array_folder import VERSIONS, ArrayFolder
-from ..io.array_writer import ArrayWriter, ExistsError
+from ..io.array_writer import ArrayWriter, ExistsError, remove_leftovers
 from ..io.atomic import refuse_links_out, require_space
 from ..memory import memory_budget, rows_within
 from ..progress import Progress, silent
@@ -81,11 +81,13 @@ def prepare(
     engine.check_positions(config.positions.method)
     store = engine.opened(store)
     path = prepared_path(store, config, as_of)
+    refuse_links_out(store.path, path)
     preparation = _Preparation(store, config, engine, state_as_of(store, config, as_of))
     if (path / remote.MANIFEST).is_file() or store.folder.url is not None:
         try:
             prepared = Prepared.open(path)
             prepared.check(engine.progress)
+            remove_leftovers(path, KIND)
             return prepared
         except InputError:  # not at its URL yet
             pass
@@ -168,6 +170,7 @@ class _Preparation:
                 try:
                     folder = ArrayFolder(path, kind)
                     folder.check(progress=self.engine.progress)
+                    remove_leftovers(path, kind)
                     return folder
                 except InputError:  # removed between the two lines
                     continue

@@ -159,7 +159,7 @@ class Prepared:
     @property
     def as_of(self) -> State | None:
         """The state of the store whose scale and training labels it has; None: those of the store it was made of."""
-        return State(**self.folder.meta["as_of"]) if "as_of" in self.folder.meta else None
+        return State.read(self.folder.meta["as_of"], self.path) if "as_of" in self.folder.meta else None
 
     @property
     def num_trained_nodes(self) -> int:

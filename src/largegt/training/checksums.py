@@ -45,6 +45,7 @@ def put_text(run: Path, path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with disk_errors(path):
         try:
+            partial.unlink(missing_ok=True)  # it could be a link to another file
             partial.write_text(text, encoding="utf-8", newline="")
             put(run, partial, path)
         finally:

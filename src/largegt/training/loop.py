@@ -344,7 +344,7 @@ def _tidy(out: Path, overwrite: bool) -> None:
     if overwrite and out.exists():
         out.replace(out.parent / f".{out.name}.old")
     shutil.rmtree(out.parent / f".{out.name}.old", ignore_errors=True)
-    refuse_links_out(out, out / "checkpoints", out / "tensorboard")
+    refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
     for folder in (out, out / "checkpoints"):
         remove_partial(folder)
 
