@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from largegt import streams
 from largegt.config import TrainConfig
-from largegt.io import remote, streams
+from largegt.io import remote
 from largegt.runtime import hardware, probes
 from largegt.runtime.hardware import Ability
 from largegt.training.setup import is_worth_compiling
