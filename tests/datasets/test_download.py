@@ -202,6 +202,19 @@ def test_another_process_goes_on_where_the_first_was_stopped(server: Server, out
     assert out.read_bytes() == CONTENT
 
 
+def test_the_signature_of_a_mirror_is_not_kept(server: Server, out: Path) -> None:
+    served = "/file.bin?X-Amz-Signature=hunter2"
+    url = server.serve(served, cuts=[100_000] + [0] * 10)
+    with pytest.raises(InputError, match="cannot be downloaded") as caught:
+        fetch(url, out)
+    kept = (out.parent / "file.bin.partial.json").read_text()
+    assert "X-Amz-Signature=***" in kept
+    assert "hunter2" not in kept + str(caught.value)
+    server.serve(served)
+    fetch(url, out)
+    assert server.ranges[-1] == "bytes=100000-", "it goes on"
+
+
 @pytest.mark.parametrize("if_range", [True, False])
 @pytest.mark.parametrize(
     "change",

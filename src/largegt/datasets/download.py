@@ -41,6 +41,7 @@ from ..io.locks import HeldError, Lock
 from ..memory import format_bytes
 from ..progress import Progress, silent
 from ..types import PathLike
+from ..urls import redacted
 from .registry import dataset
 
 ATTEMPTS = 6
@@ -267,7 +268,7 @@ def _fetch_all(url: str, partial: _Partial, show: Progress, max_bytes: int) -> N
 def _fetch_some(url: str, partial: _Partial, show: Progress, max_bytes: int) -> None:
     """One connection: from where the partial file ends, or from the beginning, to the end of the file."""
     known = partial.remote()
-    if known is None or known.url != url or not partial.size:
+    if known is None or known.url != redacted(url) or not partial.size:
         known = None
     have = partial.size if known else 0
     if known and known.size == have:
@@ -346,7 +347,7 @@ def _remote_of(url: str, answer: Any) -> tuple[_Remote, int]:
             raise InputError(f"{url} cannot be downloaded: the server sends a part and does not say which")
         start = begin
     total = _count(size)
-    return _Remote(url, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), total), start
+    return _Remote(redacted(url), answer.headers.get("ETag"), answer.headers.get("Last-Modified"), total), start
 
 
 def _count(text: str | None) -> int | None:
