@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import shutil
@@ -308,6 +309,7 @@ def test_a_store_is_replaced_as_a_whole(bucket: str, tmp_path: Path, monkeypatch
     assert np.array_equal(GraphStore.open(url).features, here.features)
     assert np.array_equal(GraphStore.open(url, reader.fingerprint).labels, reader.labels)
     reader.folder.close()
+    gc.collect()  # preparations that were opened on the way
     clean(url)
     assert content(url) == local_content(here.path), "nothing of the old one is left"
 

@@ -20,10 +20,11 @@ import pytest
 
 import largegt as library
 from bucket_helpers import forget_connections, serving
+from largegt import urls
 from largegt.errors import ConfigError, InputError, LargeGTError
 from largegt.graph.files import RemoteFile, expand, facts_of
 from largegt.graph.store import GraphStore
-from largegt.io import remote, urls
+from largegt.io import remote
 from largegt.prepare.redis_lists import RedisLists, load_lists, split_login
 from largegt.training.loop import train
 from run_helpers import easy_store, one_thread, refusal, small  # noqa: F401

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ..errors import DiskError, FormatError, InputError
+from ..errors import DiskError, FormatError, InputError, first_line
 from ..progress import Progress, silent
 from ..text import quoted
 from ..types import Array, PathLike
@@ -66,19 +67,19 @@ class ArrayFolder:
         self.path = remote.local_path(path)
         self.url = remote.url_of(self.path)
         remote.refresh(self.path)
-        self.manifest, self._held = _opened(self.path, kind, version)
+        self.manifest, held = _opened(self.path, kind, version)
+        self._release = weakref.finalize(self, held.close)
         self._open: dict[str, Array] = {}
         if check and self.url is None:  # an array at a URL is checked when it is fetched
             for name, entry in self.manifest["arrays"].items():
                 self._refuse(name, self._fault(name, full=int(entry["bytes"]) <= SMALL_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_held": None}  # another process reads under the lock of this one
+        return {name: value for name, value in vars(self).items() if name != "_release"}  # the lock stays here
 
     def close(self) -> None:
         """Let `clean` remove this version; arrays that are mapped stay readable."""
-        if self._held is not None:
-            self._held.close()
+        self._release()
 
     @property
     def place(self) -> str:
@@ -224,7 +225,9 @@ class ArrayFolder:
 
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:
     """The newest manifest of the folder at `path`."""
-    return _opened(path, kind, None)[0]
+    manifest, held = _opened(path, kind, None)
+    held.close()
+    return manifest
 
 
 def manifest_files(path: Path) -> list[Path]:
@@ -233,7 +236,7 @@ def manifest_files(path: Path) -> list[Path]:
     return [path / MANIFEST, *older]
 
 
-def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes] | None]:
+def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes]]:
     """A manifest, and its file with a shared lock."""
     place = remote.shown(path)
     if not path.exists():
@@ -247,6 +250,7 @@ def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any],
     manifest, held = _read(path / MANIFEST, path, kind)
     if version is None or manifest["fingerprint"] == version:
         return manifest, held
+    held.close()
     file = f"{VERSIONS}/{version}.json"
     if FINGERPRINT.fullmatch(version):
         remote.refresh(path, file)
@@ -255,9 +259,18 @@ def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any],
     raise InputError(f"{place} has no version {version}: it was removed, or {place} is another {kind}")
 
 
-def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes] | None]:
-    held = _held(file)
-    manifest = read_sealed(file, _advice(path, kind), held)
+def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes]]:
+    held = _held(file, path, kind)
+    try:
+        manifest = read_sealed(file, _advice(path, kind), held)
+        _check_manifest(manifest, file, path, kind)
+    except FormatError:
+        held.close()
+        raise
+    return manifest, held
+
+
+def _check_manifest(manifest: dict[str, Any], file: Path, path: Path, kind: str) -> None:
     if manifest.get("format") != f"largegt-{kind}":
         raise FormatError(
             f"{remote.shown(path)} is not a largegt {kind} (its manifest says {manifest.get('format')!r})"
@@ -277,16 +290,15 @@ def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes] 
             raise FormatError(f"{file} names an array {name!r}, which is no plain name")
         if not _is_entry(name, entry):
             raise FormatError(f"{file} does not describe its array {name!r}; {_advice(path, kind)}")
-    return manifest, held
 
 
-def _held(file: Path) -> IO[bytes] | None:
+def _held(file: Path, path: Path, kind: str) -> IO[bytes]:
     """The file, open and with a shared lock until it is closed; `versions.clean` removes no manifest that has one."""
     while True:
         try:
             stream = open(file, "rb")  # noqa: SIM115 - closed with the ArrayFolder
-        except OSError:
-            return None  # reading it says why
+        except OSError as error:
+            raise FormatError(f"{file} cannot be read ({first_line(error)}); {_advice(path, kind)}") from error
         with suppress(OSError):  # a file system that knows no locks
             fcntl.flock(stream, fcntl.LOCK_SH)
         if os.fstat(stream.fileno()).st_nlink:
