@@ -67,7 +67,7 @@ def measured(name: str, args: argparse.Namespace) -> str:
     overrides = ["prepare.positions.method=projection", f"train.epochs={args.epochs}", "train.inference=sampled"]
     config = lg.Config.from_recipe(f"ogbn-products-{name}", [*overrides, *args.overrides])
     prepared: Prepared = lg.prepare(args.out / "store", config.preparation)
-    fabric = make_fabric(config.train, config.model)
+    fabric = make_fabric(config.train)
     model = build_model(config.model, prepared)
     loader = make_loader(prepared, model, config.train, fabric.device, config.tokens.table)
     rows = prepared.split_rows("train")

@@ -41,7 +41,7 @@ class Bench:
     """One model, trained from tables in different places."""
 
     def __init__(self, path: Path, config: lg.Config) -> None:
-        self.path, self.config, self.fabric = path, config, make_fabric(config.train, config.model)
+        self.path, self.config, self.fabric = path, config, make_fabric(config.train)
         self.device = self.fabric.device
         prepared = lg.Prepared.open(path)
         self.head = TaskHead.for_training(prepared, config.train)

@@ -91,7 +91,7 @@ class Bare:
 
     def __init__(self, prepared: Prepared, config: lg.Config) -> None:
         self.prepared, self.config = prepared, config
-        self.fabric = make_fabric(config.train, config.model)
+        self.fabric = make_fabric(config.train)
         self.device = self.fabric.device
         torch.manual_seed(0)
         self.model = build_model(config.model, prepared).to(self.device).train()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,20 @@ from largegt.config import IngestConfig
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
+from largegt.runtime import hardware
 from largegt.threads import num_threads
 from run_helpers import lg  # noqa: F401
 
 StoreMaker = Callable[..., GraphStore]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The URLs that tests give are not remembered in the settings of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("settings")
+        patch.setenv("LARGEGT_CONFIG", str(folder))
+        yield folder
 
 
 @pytest.fixture
@@ -59,6 +69,29 @@ def random_edges() -> Callable[[int, int, int], np.ndarray]:
         return np.random.default_rng(seed).integers(0, num_nodes - 2, size=(num_edges, 2))
 
     return make
+
+
+@pytest.fixture
+def bfloat16_cpu() -> None:
+    """Skip where this CPU cannot compute in bfloat16: it would stop the tests."""
+    if not (found := hardware.ability("bfloat16_cpu")).works:
+        pytest.skip(found.reason)
+
+
+@pytest.fixture
+def use_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`use_probe("…")`: this program tries abilities of the hardware from now on, with a cache of its own."""
+
+    def use(program: str) -> Path:
+        file = tmp_path / "probe.py"
+        file.write_text(program)
+        monkeypatch.setattr(hardware, "_PROBES", file)
+        monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
+        hardware.ability.cache_clear()
+        return file
+
+    yield use
+    hardware.ability.cache_clear()
 
 
 def pytest_xdist_auto_num_workers() -> int:

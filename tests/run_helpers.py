@@ -157,6 +157,7 @@ def lg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> C
 
     def call(*arguments: Any) -> Result:
         monkeypatch.setattr(sys, "argv", ["largegt", *(str(argument) for argument in arguments)])
+        monkeypatch.setenv("LARGEGT_TRUST_REMOTE", "")  # --trust-remote sets it for the whole process
         capsys.readouterr()
         code: Any = 0
         try:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,46 @@ def test_facts_in_words() -> None:
     assert not found.works
 
 
+# what the hardware can do
+
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+BY_SIGNAL = "the probe was stopped by SIGILL (Illegal instruction)"
+
+
+def test_bfloat16_that_kills_its_process_is_shown(
+    lg: Cli, use_probe: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_self_check", lambda *_: {})
+    use_probe(DIES)
+    result = lg("doctor", "--json")
+    assert result.code == 0
+    assert result.json["abilities"]["bfloat16_cpu"] == {"works": False, "reason": BY_SIGNAL}
+    shown = " ".join(lg("doctor", "--quick").out.split())  # as kept by the call before
+    assert f"bfloat16 cpu works no, reason {BY_SIGNAL}" in shown
+    assert "This machine can do the work." in shown
+
+
+def test_abilities_are_shown_and_what_failed_is_tried_again(
+    use_probe: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_self_check", lambda *_: {})
+    file = use_probe("""import sys
+from collections.abc import Callable
+from pathlib import Path
+if sys.argv[1] == "bfloat16_cpu" and not Path(__file__).with_name("again").exists():
+    raise OSError("not yet")
+print('{"works": true, "speedup": 1.5}')""")
+    untried = diagnose(quick=True).facts["abilities"]["bfloat16_cpu"]
+    assert untried == {"tried": False, "reason": "not tried yet"}
+    assert diagnose().facts["abilities"]["bfloat16_cpu"] == {"works": False, "reason": "OSError: not yet"}
+    file.with_name("again").touch()
+    found = diagnose()
+    assert found.facts["abilities"]["bfloat16_cpu"] == {
+        "works": True, "reason": None, "faster_than_float32": True, "speedup": 1.5
+    }  # fmt: skip
+    assert ("abilities", "bfloat16 cpu works yes, faster than float32 yes, speedup 1.5") in found.rows()
+
+
 # GPUs
 
 
@@ -230,3 +271,4 @@ def test_a_gpu_computes() -> None:
     assert found.works, found.problems
     assert found.facts["gpu"]["cuda:0"]["computes"]
     assert found.facts["gpu"]["cuda:0"]["memory_bytes"] > 0
+    assert all(about["works"] for about in found.facts["abilities"].values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
+import json
 import pickle
 import re
 import runpy
@@ -20,8 +21,9 @@ import scipy.sparse
 import torch
 
 import largegt as lg
-from largegt import workbench
+from largegt import store_cache
 from largegt.estimators import SampleError
+from largegt.training.run import Run
 from run_helpers import easy_store, homophilous, left_in, one_thread  # noqa: F401
 
 base = pytest.importorskip("sklearn.base")
@@ -51,8 +53,8 @@ def fitted() -> Any:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of this test's own for temporary files, and no graph from before."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(workbench, "_last", None)
-    monkeypatch.setattr(workbench, "_benches", WeakValueDictionary())
+    monkeypatch.setattr(store_cache, "_last", None)
+    monkeypatch.setattr(store_cache, "_caches", WeakValueDictionary())
     return tmp_path
 
 
@@ -89,7 +91,7 @@ def test_it_learns_and_says_the_users_own_classes(fitted: Any) -> None:
 
 def test_it_is_what_the_library_trains(fitted: Any, tmp_path: Path) -> None:
     """An ordinary ingest, train and predict with the same split and settings say the same."""
-    store = lg.GraphStore.open(fitted.run_path_.parent / "store")
+    store = Run.open(fitted.run_path_).store()
     assert sorted(np.concatenate([store.splits["train"], store.splits["valid"]])) == list(range(100))
     valid = WORDS[store.splits["valid"]]
     assert [int((valid == word).sum()) for word in ("art", "law", "zoo")] == pytest.approx([10 / 3] * 3, abs=1)
@@ -121,6 +123,8 @@ def test_every_form_of_the_graph_is_the_same_graph(fitted: Any, work: Path) -> N
     for graph, features in ((EDGES, sparse), (data, None), (work / "store", None)):
         found = quick(graph, features).fit(NODES[:100], WORDS[:100]).predict_proba(NODES[100:])
         np.testing.assert_allclose(found, expected, atol=1e-6)
+    store_cache._last = None
+    gc.collect()
     assert left_in(work / "store") == before
     assert store.splits["test"].size  # the store's own labels and split are not looked at
 
@@ -151,7 +155,7 @@ def test_two_classes_several_labels_and_values(work: Path) -> None:
 
 def test_validation_that_is_given_and_none(work: Path) -> None:
     clf = quick(epochs=1).fit(NODES[:80], WORDS[:80], validation=(NODES[80:100], WORDS[80:100]))
-    store = lg.GraphStore.open(clf.run_path_.parent / "store")
+    store = Run.open(clf.run_path_).store()
     assert store.splits["train"].tolist() == list(range(80))
     assert store.splits["valid"].tolist() == list(range(80, 100))
     clf = quick(epochs=1, validation_fraction=0).fit(NODES[:20], WORDS[:20])
@@ -159,7 +163,7 @@ def test_validation_that_is_given_and_none(work: Path) -> None:
     alone = np.r_[0, 1, 2, 3, 6, 9, 4]  # one node of the third class: it trains
     for seed in range(2):
         clf = quick(epochs=1, validation_fraction=0.5, random_state=seed).fit(alone, WORDS[alone])
-        assert 2 in lg.GraphStore.open(clf.run_path_.parent / "store").splits["train"]
+        assert 2 in Run.open(clf.run_path_).store().splits["train"]
 
 
 # what scikit-learn does with it
@@ -178,7 +182,7 @@ def test_folds_are_scored_on_nodes_they_never_saw(work: Path) -> None:
         quick(epochs=1), NODES, WORDS, cv=3, return_estimator=True, return_indices=True
     )
     for clf, train, test in zip(found["estimator"], *found["indices"].values(), strict=True):
-        store = lg.GraphStore.open(clf.run_path_.parent / "store")
+        store = Run.open(clf.run_path_).store()
         assert np.flatnonzero(store.labelled).tolist() == train.tolist()
         assert not store.labelled[test].any()
 
@@ -254,9 +258,11 @@ def test_temporary_folders_go_with_the_estimator(work: Path) -> None:
     gc.collect()
     assert not first.exists()
     assert second.exists()
-    assert (second.parent / "store" / "features.npy").stat().st_nlink == 2  # the graph's and this one's
+    cached = Run.open(second).store_path
+    assert len(list(cached.glob("features-*.npy"))) == 1, "both fits share the graph's arrays"
+    assert [json.loads(ref.read_text())["run"] for ref in (cached / "refs").iterdir()] == [str(second)]
     del other
-    workbench._last = None
+    store_cache._last = None
     gc.collect()
     assert not list(work.glob("largegt-*"))
 
@@ -281,7 +287,7 @@ def test_a_user_s_preparation_is_used(work: Path, stages: list[str]) -> None:
     lg.prepare(store, clf.config_.preparation)
     stages.clear()
     del clf
-    workbench._last = None
+    store_cache._last = None
     gc.collect()
     quick(store, None, epochs=1).fit(NODES[:60], WORDS[:60])
     assert set(stages) == {"labels"}

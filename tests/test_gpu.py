@@ -472,3 +472,21 @@ def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepare
     carried = [{piece.name: piece.carried for piece in found.pieces} for found in (here, there)]
     assert carried[1] == pytest.approx(carried[0], abs=2e-2)  # by name: two that carry as much may change places
     np.testing.assert_allclose(there.score, here.score, atol=2e-2)
+
+
+def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(prepared: lg.Prepared, tmp_path: Path) -> None:
+    from largegt.training import loop
+    from run_helpers import history, stopped_at
+
+    config = lg.Config.from_recipe(
+        "plain",
+        ["model.hidden=32", "train.epochs=4", "train.batch_size=64", "train.device=cuda", "train.precision=16-mixed"],
+    )
+    alone = lg.train(prepared, config, tmp_path / "alone")
+    with stopped_at(loop, "score_rows", 3):
+        lg.train(prepared, config, tmp_path / "run")
+    lg.train(prepared, config, tmp_path / "run", resume=True)
+    assert history(tmp_path / "run") == history(alone.path)
+    scale = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)["precision"]
+    assert scale == torch.load(alone.path / "checkpoints" / "last.pt", weights_only=True)["precision"]
+    assert scale["_growth_tracker"] > 0

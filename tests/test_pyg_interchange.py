@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import largegt as lg
-from largegt import workbench
+from largegt import store_cache
 from oracles.context import token_rows
 from run_helpers import homophilous, left_in, one_thread  # noqa: F401
 
@@ -38,8 +38,8 @@ def a_graph(y: Any = CLASSES, **parts: Any) -> Any:
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(workbench, "_last", None)
-    monkeypatch.setattr(workbench, "_benches", WeakValueDictionary())
+    monkeypatch.setattr(store_cache, "_last", None)
+    monkeypatch.setattr(store_cache, "_caches", WeakValueDictionary())
     return tmp_path
 
 
@@ -196,7 +196,7 @@ def test_nothing_is_left_behind(work: Path) -> None:
     batches = lg.pyg.loader(a_graph(), k=4)
     assert next(iter(batches)).tokens.shape == (150, 12, 5)
     del batches
-    workbench._last = None
+    store_cache._last = None
     gc.collect()
     assert not left_in(work)
 

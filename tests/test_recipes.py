@@ -155,6 +155,7 @@ def test_what_the_paper_s_recipes_share(name: str) -> None:
     assert config.train.budget == ("48h" if "papers100m" in name else "4h")
     assert config.prepare.local_nodes.direction == ("out" if name.startswith("snap-patents") else "both")
     assert config.train.optimizer == ("adamw" if config.model.name == "nagphormer" else "adam")
+    assert config.model.codebook.revive_below == 0, "the paper moves no centroid to a node of the batch"
     assert config.model.norm == "none" or config.model.name not in ("graphsage", "gat", "gt-sparse")
     assert config.model.norm == "batch" or not config.model.name.startswith(("goat", "largegt"))
 
@@ -166,8 +167,8 @@ def test_what_the_paper_s_recipes_share(name: str) -> None:
         ("gat", {"model.fanouts": [10, 10, 10]}),
         ("gt-sparse", {"model.fanouts": [10, 10, 10]}),
         ("goat-local", {"model.fanouts": [20, 10, 5]}),
-        ("goat-full", {"model.fanouts": [20, 10, 5]}),
-        ("goat-global", {}),
+        ("goat-full", {"model.fanouts": [20, 10, 5], "model.codebook.variant": "goat"}),
+        ("goat-global", {"model.codebook.variant": "goat"}),
         ("nagphormer", {"prepare.tokens.hops": 3, "train.batch_size": 2000, "prepare.positions.method": "laplacian"}),
     ],
 )

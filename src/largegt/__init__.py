@@ -23,6 +23,7 @@ _HOMES = {
     "sources": ".graph.sources",
     "ingest": ".graph.ingest",
     "append": ".graph.append",
+    "clean": ".graph.versions",
     "GraphStore": ".graph.store",
     "local_nodes": ".prepare.local_nodes",
     "prepare": ".prepare.pipeline",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .graph.append import append
     from .graph.ingest import ingest
     from .graph.store import GraphStore
+    from .graph.versions import clean
     from .model.largegt import LargeGT
     from .new_nodes import predict_new
     from .predict import predict
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
-    "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "embed", "evaluate", "explain",
+    "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain",
     "from_pyg", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
     "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip

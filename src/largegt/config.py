@@ -68,16 +68,9 @@ class LocalNodesConfig(Settings):
     """Also note which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that a sample depends on: where nothing is sampled, not those of the sample. Without weights
-        nothing is said of them, as before there were any."""
-        every = self.named()
+        """The settings that a sample depends on: where nothing is sampled, not those of the sample."""
         sampling = {"hop1_share", "seed", "weighted"} if self.k == 1 else set()
-        return {name: value for name, value in every.items() if name not in {*sampling, "near"}}
-
-    def named(self) -> dict[str, Any]:
-        """The settings that name a sample, settled for a store, and nothing of what is not asked for."""
-        unsaid = {name for name in ("weighted", "near") if getattr(self, name) is not True}
-        return self.model_dump(mode="json", exclude=unsaid)
+        return self.model_dump(mode="json", exclude={*sampling, "near"})
 
 
 class TokensConfig(Settings):
@@ -152,10 +145,6 @@ class LabelContextsConfig(Settings):
     local: bool = False
     """Count training labels around every node that has token rows as well; set by model.label_surroundings."""
 
-    def named(self) -> dict[str, Any]:
-        """What is asked for."""
-        return {name: value for name, value in self.model_dump(mode="json").items() if value}
-
 
 class PrepareConfig(Settings):
     """Everything that is computed once, offline."""
@@ -215,7 +204,9 @@ class CodebookConfig(Settings):
     epsilon: float = Field(default=1e-5, gt=0)
     """Laplace smoothing of the cluster sizes."""
     revive_below: float = Field(default=0.05, ge=0)
-    """A centroid whose EMA size falls below this moves to a random node of the batch; 0 never moves any."""
+    """A centroid whose EMA size falls below this moves to a random node of the batch. 0, as published: never."""
+    variant: Literal["largegt", "goat"] = "largegt"
+    """goat: GOAT's own attention and start of the codebook, for goat-global and goat-full; never revives centroids."""
 
 
 _OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
@@ -277,7 +268,7 @@ class ModelConfig(Settings):
     label_contexts: int = Field(default=0, ge=0, le=2)
     """LargeGT: hops around a node whose training labels it is told, as shares, without its own. 0 as published."""
     label_tokens: bool = False
-    """LargeGT: training nodes among a node's local nodes tell it their labels, never its own. Off as published."""
+    """LargeGT: labels of training nodes among a node's local nodes are inputs, its own is not. Off as published."""
     label_surroundings: bool = False
     """LargeGT: each local node tells the shares of training labels around it, the node's own left out. Off: paper."""
     distances: bool = False
@@ -311,6 +302,12 @@ class ModelConfig(Settings):
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), or give head_width")
         if self.codebook.head_width is None and self.hidden % self.codebook.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of codebook.heads ({self.codebook.heads})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_variant(self) -> ModelConfig:
+        if self.codebook.variant == "goat" and self.name in ("largegt-full", "largegt-global"):
+            raise ValueError(f"codebook.variant=goat is for goat-global and goat-full, not for {self.name}")
         return self
 
 
@@ -364,13 +361,13 @@ class TrainConfig(Settings):
     budget: str | None = None
     """Wall-clock limit such as 90s, 30m or 4h: training ends cleanly there with the best result kept."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
-    """auto: bf16-mixed on a GPU that has it, and on a CPU that has it if hidden is 128 or more; else 32-true."""
+    """auto: bf16-mixed on a GPU that supports it, 32-true otherwise and on every CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Fuse the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
     distinct: Literal["auto", "yes", "no"] = "auto"
-    """Compute a repeated token once, with log(multiplicity) in its score: the same result, less work. auto: on CPU."""
+    """Compute a repeated token once, with log(multiplicity) in its score; its copies share dropout. auto: on a CPU."""
     reuse: Literal["auto", "yes", "no"] = "auto"
     """Predicting many nodes: compute what precedes attention once per token row, and gather that. auto: on a CPU."""
     inference: Literal["full", "sampled"] = "full"

@@ -2,7 +2,8 @@
 
 Enters: nothing; the machine itself is looked at. Leaves: a `Diagnosis`, facts by section and problems, each with what
 to do. Cost: the imports of torch and numba (2 s); the self-check, a whole walk on a tiny graph, takes 5 s more, and 20
-where numba compiles for the first time. Nothing here raises: what cannot be found out is a problem itself.
+where numba compiles for the first time. What the hardware can do is tried once (15 s, 50 with a GPU) and kept; what
+did not work is tried again. Nothing here raises: what cannot be found out is a problem itself.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ _NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "lightning
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CGROUP = Path("/sys/fs/cgroup")
+_NEEDS_COMPILER = "a C compiler and the Python headers are needed for it; without them training is slower"
+_SLOWER = "nothing needs to be done: training works without, more slowly"
+_WITHOUT = {
+    "triton": _NEEDS_COMPILER, "compile_cuda": _NEEDS_COMPILER, "cuda_graphs": _SLOWER, "pinned_memory": _SLOWER,
+}  # fmt: skip
+"""What to do where an ability is missing that training would use by itself."""
 _NO_CACHE = "set NUMBA_CACHE_DIR to a folder that you may write to"
 
 
@@ -76,7 +83,9 @@ class Diagnosis:
         for section, named in self.facts.items():
             single = {name: value for name, value in named.items() if not isinstance(value, dict)}
             texts = [f"{name} {text}" for name, text in single.items()] if section == "extras" else [_words(single)]
-            texts += [f"{name} {_words(value)}" for name, value in named.items() if isinstance(value, dict)]
+            texts += [
+                f"{name.replace('_', ' ')} {_words(value)}" for name, value in named.items() if isinstance(value, dict)
+            ]
             first, *others = [text for text in texts if text] or ["none"]
             title = section.removesuffix("_s").replace("_", " ") + (", s" if section.endswith("_s") else "")
             found += [(title, first), *(("", text) for text in others)]
@@ -84,10 +93,11 @@ class Diagnosis:
 
 
 def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
-    """Look at everything; `quick` leaves out the self-check."""
+    """Look at everything; `quick` leaves out the self-check, and tries no ability of the hardware."""
     found = Diagnosis()
     looks: dict[str, Callable[[list[Problem]], dict[str, Any]]] = {
         "versions": _versions, "cpu": _cpu, "memory": _memory, "disk": _disk, "gpu": _gpus, "numba_cache": _cache,
+        "abilities": lambda problems: _abilities(problems, quick or not found.works, progress),
     }  # fmt: skip
     for section, look in looks.items():
         try:
@@ -232,13 +242,6 @@ def _gpus(problems: list[Problem]) -> dict[str, Any]:
         if not computes:
             continue
         found[name]["free_bytes"] = torch.cuda.mem_get_info(number)[0]
-        if number == 0:
-            from .model.fused_readout import kernels_work
-
-            found[name]["fused_kernels"] = kernels_work()
-            if not found[name]["fused_kernels"]:
-                do = "a C compiler and the Python headers are needed for it; without them training is slower"
-                problems.append(Problem("fused kernels cannot be compiled for the GPU", do))
     return found
 
 
@@ -254,6 +257,28 @@ def _computes(device: str, problems: list[Problem]) -> bool:
         do = "install a torch that fits its driver, or leave it out with CUDA_VISIBLE_DEVICES="
         problems.append(Problem(f"{device} does not compute ({reason})", do, stops=True))
     return right
+
+
+def _abilities(problems: list[Problem], only_known: bool, progress: Progress) -> dict[str, Any]:
+    """What the hardware can do, by trying it (runtime/hardware.py); `only_known`: as far as it was tried before."""
+    from .runtime import hardware
+
+    found: dict[str, Any] = {}
+    names = hardware.names_here()
+    for number, name in enumerate(names):
+        progress(f"try {name}", number, len(names))
+        known = hardware.known(name)
+        if not only_known and (known is None or not known.works):
+            known = hardware.probe(name)
+        if known is None or known.works is None:
+            found[name] = {"tried": False, "reason": known.reason if known else "not tried yet"}
+            continue
+        found[name] = {"works": known.works, "reason": known.reason or None}
+        if known.speedup is not None:
+            found[name] |= {"faster_than_float32": known.speedup > 1, "speedup": known.speedup}
+        if not known.works and name in _WITHOUT:
+            problems.append(Problem(f"{name} does not work ({known.reason})", _WITHOUT[name]))
+    return found
 
 
 # what numba compiled ---------------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+from .text import printable
+from .urls import redacted
+
 _LONGEST = 1200
 
 
@@ -22,10 +25,9 @@ class LargeGTError(Exception):
     """Base of every error that is the user's to mend."""
 
     def __str__(self) -> str:
-        """One line of moderate length that a terminal can show, however odd the names and values in it."""
-        text = super().__str__()
-        if not text.isprintable():
-            text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+        """One line of moderate length that a terminal can show, however odd the names and values in it. Logins in URLs
+        are left out."""
+        text = printable(redacted(super().__str__()))
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
         return text
@@ -53,22 +55,40 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def machine_refusal(error: Exception) -> str:
+_LESS_MEMORY = "give a smaller --memory, or close other programs"
+_MEMORY_ADVICE = {
+    **dict.fromkeys(("ingest", "append", "synthesize", "datasets", "predict", "embed", "explain"), _LESS_MEMORY),
+    "prepare": f"{_LESS_MEMORY}; a smaller prepare.local_nodes.k takes less",
+    **dict.fromkeys(("evaluate", "report", "inspect"), "close other programs"),
+}
+_MEMORY_OF_TRAINING = "a smaller train.batch_size, model.hidden or prepare.local_nodes.k takes less"
+
+
+def machine_refusal(error: Exception, verb: str = "") -> str:
     """A line for what is neither the input's fault nor ours: a path that the system will not have, memory that it does
-    not have. Empty for any other error."""
+    not have, with advice for the command `verb`, no room for what we print, no thread. Empty for any other error."""
     if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
         return str(InputError(f"{error.filename}: {os.strerror(error.errno or 0)}; give another path"))
+    if isinstance(error, OSError) and error.errno in _FULL:  # writes to files are under `disk_errors`
+        return f"cannot write the output: {os.strerror(error.errno)}; free some space or send it elsewhere"
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        part = str(error.object)[max(0, error.start - 60) : error.end + 30]
+        return str(InputError(f"a path or name is not valid UTF-8 (… {part} …): rename it"))
+    if _is_out_of_threads(error):
+        return "the system refuses another thread or process: end other programs, or raise the limit (ulimit -u)"
     if isinstance(error, RuntimeError) and str(error).startswith("cannot cache function"):
         return "numba finds no folder for what it compiles: set NUMBA_CACHE_DIR to one that you may write to"
     is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if is_memory or "can't allocate memory" in str(error):
-        return str(
-            InputError(
-                f"not enough memory ({first_line(error)}): a smaller train.batch_size, model.hidden or "
-                "prepare.local_nodes.k takes less"
-            )
-        )
+    if is_memory or re.search("can't allocate memory|failed to map segment", str(error)):
+        advice = _MEMORY_ADVICE.get(verb, _MEMORY_OF_TRAINING)
+        return str(InputError(f"not enough memory ({first_line(error)}): {advice}"))
     return ""
+
+
+def _is_out_of_threads(error: Exception) -> bool:
+    if isinstance(error, BlockingIOError):  # fork
+        return error.filename is None
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

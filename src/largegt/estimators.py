@@ -212,6 +212,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             )
             _, folder, store = fitted.opened()
             config = self._config(store, seed)
+            cache.prepared(store, config.preparation, show)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
                 run = train(store, config, folder.path / "run", progress=show, score_test=False)

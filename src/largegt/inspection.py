@@ -10,6 +10,7 @@ import numpy as np
 
 from .errors import FormatError, InputError
 from .io import remote
+from .text import quoted
 from .types import PathLike
 
 _BLOCK_NODES = 1 << 20
@@ -27,7 +28,7 @@ def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
 
         for damage in verified(path).damaged:
             raise FormatError(
-                f"{damage}: it was damaged or changed; largegt inspect {path} --verify names all such files"
+                f"{damage}: it was damaged or changed; largegt inspect {quoted(path)} --verify names all such files"
             )
     path = remote.local_path(path)
     remote.refresh(path)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import resource
 from pathlib import Path
 
 from .errors import ConfigError
@@ -16,6 +18,9 @@ DEFAULT_SHARE = 0.5
 LEAST = 1 << 28
 """Python and the libraries hold about half of it before anything begins."""
 _LEAST = 1 << 26
+_PIECE_BYTES = 1 << 20
+_LEAST_ADDRESSES = 1 << 28
+"""Address space per core, and six times for the libraries themselves (measured: 1 GB fails on two cores)."""
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30,
           "ti": 2**40}  # fmt: skip
 
@@ -38,15 +43,39 @@ def format_bytes(size: float) -> str:
     raise AssertionError
 
 
-def memory_budget(memory: str | int | None) -> int:
+def memory_budget(memory: str | int | None, least: int = LEAST) -> int:
     """Bytes a stage may add to what the process holds: so that all of it stays within what was asked for, or half of
-    what this machine has free now."""
+    what this machine has free now. `least` is the smallest limit that the stage can keep."""
     if memory is None:
         return max(_LEAST, int(DEFAULT_SHARE * available_bytes()))
     asked = parse_bytes(memory)
-    if asked < LEAST:
-        raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(LEAST)}")
+    if asked < max(least, LEAST):
+        raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(max(least, LEAST))}")
     return max(_LEAST, asked - held_bytes())
+
+
+def check_address_space() -> None:
+    """Refuse a limit (`ulimit -v`) that the libraries do not start in. OpenBLAS tries again without end when it gets no
+    buffer for one of its threads, in native code."""
+    limit, least = resource.getrlimit(resource.RLIMIT_AS)[0], (6 + (os.cpu_count() or 1)) * _LEAST_ADDRESSES
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise ConfigError(
+            f"the address space of this process is limited to {format_bytes(limit)} (ulimit -v), and the libraries "
+            f"need {format_bytes(least)} before any work: raise that limit; --memory limits what is held"
+        )
+
+
+def rows_within(row_bytes: int) -> int:
+    """How many rows of a large array a thread takes at once: some temporary copies of them stay small."""
+    return max(1, _PIECE_BYTES // max(1, row_bytes))
+
+
+def release_freed() -> None:
+    """Give memory that was freed back to the system. glibc keeps it for the next allocation, in an arena per thread,
+    which may be of another size or in another thread."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def held_bytes() -> int:

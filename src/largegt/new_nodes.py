@@ -105,11 +105,12 @@ def predict_new_to_file(
     draws: int | None = None,
     memory: str | int | None = None,
     overwrite: bool = False,
+    csv_safe: bool = False,
     **files: Any,
 ) -> Written:
     """The same as `predict_new` into a file; the table is not held."""
     opened = _opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files)
-    num_rows, first = write_rows(opened, out, overwrite)
+    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
     return Written(Path(out), num_rows, first.column_names, first)
 
 
@@ -150,7 +151,7 @@ class NewNodes:
         self.graph = _extended(additions, memory_budget(memory))
         self.prepared = run.prepared(self.show, memory=memory, store=self.store)
         self.engine = Engine(memory_budget(memory))
-        self.fabric = make_fabric(config, run.config.model)
+        self.fabric = make_fabric(config)
         self.model = run.load_model(self.prepared).to(self.fabric.device).eval()
         self.head = run.head(self.prepared)
         self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table
@@ -318,7 +319,9 @@ class NewNodes:
         is_train = np.zeros(len(self.prepared.nodes) + 1, dtype=np.bool_)  # the last is for nodes that have no row
         is_train[self.prepared.split_rows("train")] = True
         told = np.where(is_train[rows] & (nodes < self.graph.num_old), rows, -1)
-        return LocalLabels(torch.from_numpy(told).to(device), self.local_labels.labels.to(device))
+        label_rows = torch.from_numpy(told).to(device)
+        half_r = None if self.local_labels.half_r is None else torch.zeros_like(label_rows, dtype=torch.uint8)
+        return LocalLabels(label_rows, self.local_labels.labels.to(device), half_r)
 
 
 def _extended(additions: Additions, memory: int) -> Extended:

@@ -36,6 +36,8 @@ from .prepare.pipeline import prepare
 from .prepare.prepared import Prepared
 from .progress import Progress, silent
 from .ranks import Ranks
+from .streams import pinned_buffer
+from .text import quoted
 from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
@@ -107,10 +109,12 @@ def predict_to_file(
     draws: int | None = None,
     memory: str | int | None = None,
     overwrite: bool = False,
+    csv_safe: bool = False,
 ) -> Written:
-    """The same as `predict` into a file, in memory that does not grow with the number of nodes."""
+    """The same as `predict` into a file, in memory that does not grow with the number of nodes. `csv_safe` puts a
+    single quote before ids and classes that a spreadsheet would run as formulas."""
     opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    num_rows, first = write_rows(opened, out, overwrite)
+    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
     return Written(Path(out), num_rows, first.column_names, first, opened.prepared.reused)
 
 
@@ -137,14 +141,15 @@ class Predicts(Protocol):
 
 
 def write_rows(
-    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None
-) -> tuple[int, pa.Table]:
+    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None,
+    csv_safe: bool = False,
+) -> tuple[int, pa.Table]:  # fmt: skip
     """Write what is predicted to `out` and to the list, where they are given; how many rows, and some of them."""
     num_rows = 0
     with ExitStack() as stack:
         file = None
         if out is not None and prediction.ranks.is_first:
-            file = stack.enter_context(prediction_file(out, overwrite))
+            file = stack.enter_context(prediction_file(out, overwrite, csv_safe))
         first = prediction.table(0, np.empty((0, prediction.width), np.float32))
         for table in chain([first], prediction.tables(Path(out or ".").parent)):
             if file is not None:
@@ -178,7 +183,7 @@ class Prediction:
         """The nodes that were named, in that order."""
         if ids is not None:
             self.nodes = self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
-        self.fabric = make_fabric(config, opened.config.model, self.ranks)
+        self.fabric = make_fabric(config, self.ranks)
         self.model, self.head = self.opened_model(opened, prepared)
         self.model = self.model.to(self.fabric.device)
         self.every = all_probabilities or self.store.task in ("multilabel", "regression")
@@ -310,7 +315,8 @@ class Prediction:
             return ConfigError(f"{said}, since its weights are not: train it again")
         return ConfigError(
             f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
-            f"with --set prepare.tokens.standardize=true (largegt inspect {self.store.path} --verify looks for damage)"
+            f"with --set prepare.tokens.standardize=true (largegt inspect {quoted(self.store.path)} "
+            "--verify looks for damage)"
         )
 
 
@@ -404,7 +410,7 @@ def _copied(found: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """On its way to this machine's memory, and what says that it is there."""
     if not found.is_cuda:
         return found, None
-    copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    copy = pinned_buffer(found.shape, found.dtype)
     copy.copy_(found, non_blocking=True)
     return copy, torch.cuda.current_stream(found.device).record_event()
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .errors import ConfigError, InputError, disk_errors
 from .io.locks import Lock, check_free
@@ -46,12 +47,15 @@ def check_prediction_file(
 class PredictionFile:
     """A file in the making: `add` tables to it. Made by `prediction_file`."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, csv_safe: bool = False) -> None:
         self.out, self.partial = out, out.with_name(f".{out.name}.partial")
+        self._csv_safe = csv_safe
         self._writer: Any = None
 
     def add(self, table: pa.Table) -> None:
         """Write these rows behind those before."""
+        if self._csv_safe:
+            table = _without_formulas(table)
         with disk_errors(self.out):
             if self._writer is None:
                 self._writer = self._made(table.schema)
@@ -91,10 +95,11 @@ class PredictionFile:
 
 
 @contextmanager
-def prediction_file(out: PathLike, overwrite: bool = False) -> Iterator[PredictionFile]:
-    """A file to add tables to, one at least. It gets its name at the end; nothing is left of it after an error."""
+def prediction_file(out: PathLike, overwrite: bool = False, csv_safe: bool = False) -> Iterator[PredictionFile]:
+    """A file to add tables to, one at least. It gets its name at the end; nothing is left of it after an error.
+    `csv_safe` puts a single quote before text that a spreadsheet would run as a formula."""
     with Lock(out):
-        file = PredictionFile(Path(out))
+        file = PredictionFile(Path(out), csv_safe)
         try:
             yield file
             file.finish(overwrite)
@@ -163,6 +168,14 @@ class _Column:
         for kind, count in self.parts:
             values = np.frombuffer(self.stream.read(kind.itemsize * count), dtype=kind)
             member.write(values.astype(dtype).tobytes())
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    for number, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            safe = pc.replace_substring_regex(table.column(number), r"^([=+\-@\t\r\n＝＋－＠])", r"'\1")
+            table = table.set_column(number, field, safe)
+    return table
 
 
 def _plain(column: Any) -> Array:

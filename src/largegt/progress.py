@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .text import printable
+
 Progress = Callable[[str, int, "int | None"], None]
 
 
@@ -29,7 +31,7 @@ def console_progress(quiet: bool = False) -> Iterator[Progress]:
         yield silent
         return
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<28}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -40,6 +42,7 @@ def console_progress(quiet: bool = False) -> Iterator[Progress]:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int | None) -> None:
+            stage = printable(stage)
             name = stage.split(":")[0]
             if name not in tasks:
                 tasks[name] = bars.add_task(stage, total=total, rate="")

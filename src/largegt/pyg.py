@@ -25,7 +25,6 @@ from .graph.splits import SPLIT_CODES, given_split
 from .graph.store import GraphStore
 from .model.largegt import LargeGT
 from .prepare.local_nodes import node_numbers
-from .prepare.pipeline import prepare as run_prepare
 from .prepare.prepared import Prepared
 from .progress import Progress
 from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
@@ -149,8 +148,8 @@ class Loader:
         config = config.model_copy(update={"local_nodes": everyone})
         encoded, split = _labels_of(data)
         self._cache = StoreCache.of(GraphInput.of(data, edge_weights=True), work_dir, progress)
-        store = self._cache.labelled(encoded, split)
-        self.prepared: Prepared = run_prepare(store, config, progress=progress)
+        self._store = store = self._cache.labelled(encoded, split)
+        self.prepared: Prepared = self._cache.prepared(store, config, progress)
         self.nodes = _chosen(nodes, store.num_nodes)
         self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
         rows = TokenTable(self.prepared, device, table)
@@ -190,7 +189,7 @@ class LargeGTTransform:
     def __call__(self, data: Any) -> Any:
         config = preparation(self.k, self.seed, self.positions)
         cache = StoreCache.of(GraphInput.of(data, edge_weights=True))
-        prepared = run_prepare(cache.graph, config)
+        prepared = cache.prepared(cache.graph, config)
         data = copy.copy(data)
         data.local_nodes = torch.from_numpy(np.array(prepared.local_rows, dtype=np.int64))
         data.token_rows = torch.from_numpy(np.array(prepared.tokens))

@@ -25,6 +25,7 @@ import numpy as np
 import scipy.sparse
 import xxhash
 
+from .config import PrepareConfig
 from .errors import InputError, LargeGTError, disk_errors
 from .graph import sources
 from .graph.ingest import ingest
@@ -33,12 +34,16 @@ from .graph.sources import as_numpy
 from .graph.store import KIND, GraphStore
 from .graph.versions import clean, release
 from .io import remote
+from .io.array_folder import ArrayFolder
 from .io.array_writer import ArrayWriter
 from .io.locks import Lock
+from .prepare.pipeline import prepare
+from .prepare.prepared import Prepared
 from .progress import Progress
 from .types import Array, PathLike
 
 _OF_LABELS = ("labels", "split")
+_WITHOUT_LABELS = ("local_nodes", "tokens", "positions", "near")
 
 
 @dataclass(frozen=True)
@@ -140,12 +145,16 @@ class StoreCache:
 
     def __init__(self, given: GraphInput, folder: Folder, progress: Progress | None = None) -> None:
         self.folder = folder
+        self._shared: dict[str, ArrayFolder] = {}
+        """Stages that labels do not enter, open so that they stay for the next labels."""
         path = folder.path / f"graph-{given.name}"
         if given.is_store:
             self.graph = given.make(path, progress)
         else:
             with Lock(path.with_name(f"{path.name}.cache"), wait=True):  # another process may be making it
                 self.graph = GraphStore.open(path) if path.exists() else given.make(path, progress)
+        if given.is_store:
+            weakref.finalize(self, _tidy, self.graph.path, self._shared)
 
     @classmethod
     def of(cls, given: GraphInput, work_dir: PathLike | None = None, progress: Progress | None = None) -> StoreCache:
@@ -175,6 +184,12 @@ class StoreCache:
             writer.save("split", split.astype(np.uint8))
             version = writer.finish(graph.folder.meta | facts, notes={"branch": True}, newest=False)
         return GraphStore.open(graph.path, version)
+
+    def prepared(self, store: GraphStore, config: PrepareConfig, progress: Progress | None = None) -> Prepared:
+        """`prepare` of a labelled version."""
+        prepared = prepare(store, config, progress=progress)
+        self._shared |= {str(stage.path): stage for name, stage in prepared.stages.items() if name in _WITHOUT_LABELS}
+        return prepared
 
     def new_folder(self, keep: bool) -> Folder:
         """A folder for what is made of the graph; removed with its holder unless kept."""
@@ -206,6 +221,14 @@ def _remove(path: Path, store: Path | None, owner: int) -> None:
             release(store, path / "run")
             clean(store)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _tidy(store: Path, shared: dict[str, ArrayFolder]) -> None:
+    """Leave a user's store as it was found."""
+    for stage in shared.values():
+        stage.close()
+    with suppress(LargeGTError, OSError):
+        clean(store)
 
 
 _caches: weakref.WeakValueDictionary[str, StoreCache] = weakref.WeakValueDictionary()

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.goat import GOAT, NeighborhoodAttention, NeighborhoodBatch
+from largegt.baselines.goat import GOAT, GOATCodebook, GOATGlobalModule, NeighborhoodAttention, NeighborhoodBatch
 from largegt.baselines.neighbors import NeighborSampler, neighborhoods
-from largegt.config import ModelConfig
+from largegt.config import CodebookConfig, Config, ModelConfig
 from largegt.errors import ConfigError
 from oracles import attention, convolutions
+from oracles.goat_codebook import GOATKMeans, attend
 
 MEMBERS = [
     [(9, 0), (3, 1), (4, 1), (5, 2), (1, 2), (6, 2)],
@@ -138,6 +139,91 @@ def test_the_codebook_moves_when_told() -> None:
     local.update_codebook(local(batch))
 
 
+def own_codebook(seed: int = 0) -> GOATCodebook:
+    torch.manual_seed(seed)
+    return GOATCodebook(30, 3, CodebookConfig(centroids=6, variant="goat")).double()
+
+
+def as_oracle(book: GOATCodebook) -> GOATKMeans:
+    tables = (book.centroids, book.output, book.ema_sum)
+    return GOATKMeans(*(table.numpy().copy() for table in tables), assignment=book.assignment.tolist())
+
+
+def test_its_own_codebook_starts_at_random_with_every_node_assigned() -> None:
+    book = own_codebook()
+    assert not torch.equal(book.centroids, book.output)
+    assert not torch.equal(book.centroids, book.ema_sum)
+    assert (book.ema_size == 0).all()
+    assert book.counts.tolist() == torch.bincount(book.assignment.long(), minlength=6).tolist()
+    assert int(book.counts.sum()) == 30
+    large = GOATCodebook(100_000, 1, CodebookConfig(centroids=10, variant="goat"))
+    assert 9_000 < int(large.counts.min()) < int(large.counts.max()) < 11_000
+
+
+def test_its_own_codebook_against_numpy() -> None:
+    book = own_codebook()
+    oracle = as_oracle(book)
+    used = set()
+    for step in range(300):
+        rng = np.random.default_rng([3, step])
+        nodes = rng.permutation(30)[:8]
+        z = 3.0 * rng.normal(size=(8, 3)) + 5.0 * (nodes % 3)[:, None] + 1.0
+        book.update(torch.from_numpy(z), torch.from_numpy(nodes))
+        oracle.step(z, nodes)
+        np.testing.assert_allclose(book.centroids, oracle.centroids, rtol=1e-6)
+        np.testing.assert_allclose(book.output, oracle.output, rtol=1e-6)
+        np.testing.assert_allclose(book.ema_size, oracle.sizes, rtol=1e-6)
+        np.testing.assert_allclose(book.variance, oracle.variance, rtol=1e-6)
+        assert book.counts.tolist() == oracle.counts()
+        used |= set(oracle.assignment)
+    assert len(used) > 1
+
+
+def test_a_batch_of_one_node_changes_no_statistics() -> None:
+    book = own_codebook()
+    before = book.mean.clone()
+    book.update(torch.full((1, 3), 4.0, dtype=torch.float64), torch.tensor([2]))
+    assert torch.equal(book.mean, before)
+    assert torch.isfinite(book.output).all()
+
+
+@pytest.mark.parametrize("name", ["goat-global", "goat-full"])
+def test_its_own_form_against_a_loop(name: str) -> None:
+    """Joined vector → query as it is; keys and values of output centroids; heads go straight to the FFN."""
+    codebook = CodebookConfig(centroids=5, width=4, variant="goat")
+    model, batch = make_model(name, codebook=codebook).train(), make_batch()
+    for _ in range(3):
+        model.update_codebook(model(batch))
+    module = model.eval().global_module
+    assert isinstance(module, GOATGlobalModule)
+    book = module.codebook
+    assert isinstance(book, GOATCodebook)
+    found, joined = module(batch.features[batch.member[:, 0]], batch.positions)
+    keys, values = (part.detach().numpy() for part in (module.key(book.output), module.value(book.output[:, :4])))
+    query = module.query(joined).detach().numpy()
+    counts = np.bincount(book.assignment.numpy(), minlength=5).tolist()
+    expected = [attend(q, keys, values, counts, module.heads) for q in query]
+    np.testing.assert_allclose(found.detach(), expected, rtol=1e-9)
+    assert found.shape == (4, module.out_width)
+    parts = [found]
+    if name == "goat-full":
+        parts.insert(0, torch.stack([convolutions.goat(model.local_module, batch.features, a) for a in MEMBERS]))
+    torch.testing.assert_close(model(batch).hidden, model.ffn(torch.cat(parts, dim=1)))
+
+
+def test_its_own_form_learns_every_weight() -> None:
+    model = make_model(codebook=CodebookConfig(centroids=5, width=4, variant="goat"), norm="layer", dropout=0.0)
+    F.cross_entropy(model(make_batch()).logits, make_batch().labels).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_its_own_form_is_not_for_largegt() -> None:
+    with pytest.raises(ConfigError, match=r"variant=goat is for goat-global and goat-full"):
+        Config.from_recipe("plain", ["model.codebook.variant=goat"])
+
+
 def test_global_needs_no_members() -> None:
     model, batch = make_model("goat-global"), make_batch()
     alone = NeighborhoodBatch(
@@ -178,6 +264,7 @@ def test_attention_dropout_is_right_on_average() -> None:
     assert ((drawn.mean(dim=0) - plain) / drawn.std(dim=0) * copies**0.5).abs().max() < 5
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_mixed_precision_and_every_weight_learns() -> None:
     batch = make_batch()
     model = make_model(norm="layer", dropout=0.0).float().train()

@@ -404,6 +404,7 @@ def test_a_step_changes_every_weight(kind: type[MessagePassing]) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 @pytest.mark.parametrize("kind", MODELS)
 def test_mixed_precision(kind: type[MessagePassing]) -> None:
     batch, features = whole_graph(graph(), 2)

@@ -559,12 +559,13 @@ def test_a_store_of_a_newer_format(verb: str, lg: Cli, tmp_path: Path) -> None:
 
 
 def test_verify_finds_a_flipped_byte(lg: Cli, tmp_path: Path) -> None:
-    path = easy_store(tmp_path / "g").path
-    data = bytearray((path / "features.npy").read_bytes())
+    store = easy_store(tmp_path / "g")
+    file = store.folder.file("features")
+    data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    (path / "features.npy").write_bytes(data)
-    said = lg("inspect", path, "--verify")
-    assert (said.code, said.out) == (1, f"damaged: {path / 'features.npy'} does not match its checksum\n")
+    file.write_bytes(data)
+    said = lg("inspect", store.path, "--verify")
+    assert (said.code, said.out) == (1, f"damaged: {file} does not match its checksum\n")
 
 
 def test_predict_mistakes(lg: Cli, run: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from largegt.datasets import download as module
 from largegt.datasets.download import download_dataset, fetch, unpack
 from largegt.datasets.registry import ingest_dataset
 from largegt.errors import ConfigError, DiskError, InputError
+from run_helpers import Cli
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
@@ -49,6 +50,10 @@ class Served:
     """What the next requests are answered with instead."""
     then: Served | None = None
     """What the file becomes after the first request."""
+    says: dict[str, str] = field(default_factory=dict)
+    """Headers that are sent instead of the true ones."""
+    redirect: str = ""
+    """Where the request is sent instead."""
 
 
 class Server:
@@ -94,6 +99,10 @@ class Server:
             return handler.send_error(404)
         if file.codes:
             return handler.send_error(file.codes.pop(0))
+        if file.redirect:
+            handler.send_response(302)
+            handler.send_header("Location", file.redirect)
+            return handler.end_headers()
         if file.then is not None:
             self.files[handler.path] = file.then
         start, size = 0, len(file.content)
@@ -109,12 +118,13 @@ class Server:
         part = file.content[start:]
         handler.send_response(206 if start else 200)
         if start:
-            handler.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+            span = file.says.get("Content-Range", f"bytes {start}-{size - 1}/{size}")
+            handler.send_header("Content-Range", span)
         for name, value in (("ETag", file.etag), ("Last-Modified", date)):
             if value:
                 handler.send_header(name, value)
         if file.length:
-            handler.send_header("Content-Length", str(len(part)))
+            handler.send_header("Content-Length", file.says.get("Content-Length", str(len(part))))
         handler.end_headers()
         handler.wfile.write(part[: file.cuts.pop(0)] if file.cuts else part)
         return None
@@ -331,6 +341,72 @@ def test_a_full_disk_is_noticed_before_the_download(server: Server, out: Path, m
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("length", ["²", "-5", "1e9", "9" * 5000, "nan", "300000, 5", ""])
+def test_a_length_that_is_no_number_is_not_believed(server: Server, out: Path, length: str) -> None:
+    fetch(server.serve(says={"Content-Length": length}), out)
+    assert out.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("span", ["bytes ²-300000/300001", "bytes", "bytes x-y/z"])
+def test_a_part_that_is_not_said_which_is_refused(server: Server, out: Path, span: str) -> None:
+    url = server.serve(cuts=[100_000], says={"Content-Range": span})
+    with pytest.raises(InputError, match="sends a part and does not say which"):
+        fetch(url, out)
+
+
+def test_a_download_larger_than_it_can_be_is_refused(server: Server, out: Path) -> None:
+    with pytest.raises(InputError, match=r"gives 293\.0 KiB, where 97\.7 KiB are the most that it can be; nothing"):
+        fetch(server.serve(), out, max_bytes=100_000)
+    with pytest.raises(InputError, match=r"gives more, where 97\.7 KiB are the most"):
+        fetch(server.serve(length=False), out, max_bytes=100_000)
+    assert only(out.parent) == []
+    assert fetch(server.serve(length=False), out, max_bytes=len(CONTENT)).read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_more_than_it_promised_is_refused(server: Server, out: Path) -> None:
+    url = server.serve(cuts=[100_000], says={"Content-Range": "bytes 100000-149999/150000"}, then=None)
+    server.files["/file.bin"].etag = server.files["/file.bin"].date = None
+    facts = {"url": url, "etag": None, "date": None, "size": 150_000}
+    out.parent.mkdir()
+    (out.parent / "file.bin.partial").write_bytes(CONTENT[:100_000])
+    (out.parent / "file.bin.partial.json").write_text(json.dumps(facts))
+    server.files["/file.bin"].cuts.clear()
+    with pytest.raises(InputError, match="gives more, where"):
+        fetch(url, out)
+    assert only(out.parent) == []
+
+
+@pytest.mark.parametrize("facts", [{"etag": 5}, {"size": "300000"}, {"date": []}, {"size": [1]}])
+def test_facts_of_the_wrong_type_are_not_believed(server: Server, out: Path, facts: dict[str, Any]) -> None:
+    out.parent.mkdir()
+    (out.parent / "file.bin.partial").write_bytes(b"something else")
+    whole = {"url": server.url(), "etag": '"one"', "date": None, "size": None} | facts
+    (out.parent / "file.bin.partial.json").write_text(json.dumps(whole))
+    fetch(server.serve(), out)
+    assert out.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("where", ["ftp://127.0.0.1:9/x", "file:///etc/passwd", "data:,x", "gopher://x"])
+def test_redirects_lead_to_web_addresses_only(server: Server, out: Path, where: str) -> None:
+    with pytest.raises(InputError, match="cannot be downloaded"):
+        fetch(server.serve(redirect=where), out)
+    assert len(server.requests) == 1
+    assert only(out.parent) == []
+
+
+def test_redirects_to_the_web_are_followed(server: Server, out: Path) -> None:
+    server.serve("/real")
+    fetch(server.serve(redirect=server.url("/real")), out)
+    assert out.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a..b/x", "http://127.0.0.1/é\x1b", "http://127.0.0.1:x/"])
+def test_addresses_that_cannot_be_asked_are_one_line(server: Server, out: Path, url: str) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        fetch(url, out)
+    assert str(caught.value).isprintable()
+
+
 def test_two_do_not_download_the_same_file_at_once(server: Server, out: Path) -> None:
     url = server.serve()
 
@@ -380,6 +456,24 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str
     file = zipped(tmp_path / "a.zip", {"good/x": b"1", name: b"2"})
     with pytest.raises(InputError, match=r"is not unpacked: .* leads out of its folder"):
         unpack(file, tmp_path / "in" / "out")
+    assert only(tmp_path) == ["a.zip"]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_clashing_names_and_too_many_files_are_refused(tmp_path: Path, method: int) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("top/x", CONTENT)
+    with pytest.raises(InputError, match="compressed by an unknown method"):
+        unpack(file, tmp_path / "out")
+    with pytest.raises(InputError, match="damaged"):
+        unpack(zipped(file, {"top/x": b"1", "top/x/y": b"2"}), tmp_path / "out")
+    with pytest.raises(InputError, match="1,001 files, which no dataset does"):
+        unpack(zipped(file, {f"top/{number}": b"1" for number in range(1001)}), tmp_path / "out")
+    raw = zipped(file, {"top/é": b"1"}).read_bytes()
+    file.write_bytes(raw.replace("é".encode(), b"\xff\xfe"))
+    with pytest.raises(InputError, match="damaged"):
+        unpack(file, tmp_path / "out")
     assert only(tmp_path) == ["a.zip"]
 
 
@@ -469,7 +563,7 @@ def test_an_archive_is_fetched_unpacked_and_ingested(
     root = tmp_path / "root"
     folder = download_dataset(name, root, url=url)
     assert folder == root / name.replace("-", "_")
-    assert only(root) == [folder.name]
+    assert only(root) == [folder.name, f"{top}.zip.sha256"]
     assert server.ranges == [None, f"bytes={len(content) // 3}-"]
     store = ingest_dataset(name, root, tmp_path / "store", threads=1)
     assert store.num_nodes == 120
@@ -481,7 +575,7 @@ def test_an_archive_is_fetched_unpacked_and_ingested(
     download_dataset(name, root, url=url, keep_archive=True)
     assert first.exists()
     assert (folder / "raw" / "mine.txt").exists()
-    assert len(only(root)) == 2
+    assert len(only(root)) == 3
 
 
 def test_a_single_file_is_fetched_to_its_place(server: Server, tmp_path: Path) -> None:
@@ -489,8 +583,37 @@ def test_a_single_file_is_fetched_to_its_place(server: Server, tmp_path: Path) -
     url = server.serve("/download?id=x", content=(made / "snap_patents.mat").read_bytes())
     root = tmp_path / "root"
     assert download_dataset("snap-patents", root, url=url) == root / "snap_patents"
-    assert only(root / "snap_patents") == ["snap_patents.mat"]
+    assert only(root / "snap_patents") == ["snap_patents.mat", "snap_patents.mat.sha256"]
     assert ingest_dataset("snap-patents", root, tmp_path / "store", threads=1).num_nodes == 120
+
+
+def test_later_downloads_are_held_to_the_digest_of_the_first(server: Server, tmp_path: Path, lg: Cli) -> None:
+    made = write_patents(tmp_path / "made", random_graph(), np.arange(120.0)) / "snap_patents.mat"
+    url, root = server.serve("/x", content=made.read_bytes()), tmp_path / "root"
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    file = root / "snap_patents" / "snap_patents.mat"
+    assert f"sha256:{digest}" in lg("datasets", "download", "snap-patents", "--root", root, "--url", url).out
+    assert (root / "snap_patents" / "snap_patents.mat.sha256").read_text() == f"{digest}  snap_patents.mat\n"
+    file.unlink()
+    server.serve("/x", content=made.read_bytes() + b"more")
+    code, _, err = lg("datasets", "download", "snap-patents", "--root", root, "--url", url)
+    assert code == 2
+    assert f"expected {digest}: it is damaged or another file" in err
+    assert f"remove {root / 'snap_patents' / 'snap_patents.mat.sha256'}" in err
+    assert not file.exists()
+    (root / "snap_patents" / "snap_patents.mat.sha256").write_text("nonsense")
+    with pytest.raises(InputError, match="holds no SHA-256 digest: remove it"):
+        download_dataset("snap-patents", root, url=url)
+
+
+def test_an_archive_is_verified_before_it_is_unpacked(server: Server, tmp_path: Path) -> None:
+    content = archive_of(write_products(tmp_path / "made", random_graph()), "products")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "products.zip.sha256").write_text("0" * 64 + "  products.zip\n")
+    with pytest.raises(InputError, match=r"expected 0{64}: it is damaged"):
+        download_dataset("ogbn-products", root, url=server.serve(content=content))
+    assert only(root) == ["products.zip.sha256"]
 
 
 def test_what_cannot_be_fetched_is_told_how_to_get_by_hand(server: Server, tmp_path: Path) -> None:

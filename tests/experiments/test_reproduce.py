@@ -157,7 +157,7 @@ def test_tables_in_every_format() -> None:
     assert "| a_b\\|c | **1.0±0.1** |" in table.to_markdown()
     latex = table.to_latex()
     assert r"\caption{A \& B}" in latex
-    assert r"a\_b|c & \textbf{1.0$\pm$0.1} \\" in latex
+    assert r"a\_b\textbar{}c & \textbf{1.0$\pm$0.1} \\" in latex
     assert latex.count("{") == latex.count("}")
 
 

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bucket_helpers import files, serving
 from largegt.errors import InputError
 from largegt.graph import sources
 from largegt.graph.files import RemoteFile, expand
@@ -98,20 +98,26 @@ def test_globs_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         expand(Path("e/more").rename("e/less").joinpath("part-3.csv.gz").rename("y") and "e/less")
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
 @pytest.fixture
-def bucket() -> Iterator[Any]:
-    fs = fsspec.filesystem("memory")
-    fs.makedirs("/bucket/edges")
-    yield fs
-    fs.rm("/bucket", recursive=True)
+def bucket(server: str) -> Iterator[Any]:
+    """The files of an empty bucket, s3://graphs."""
+    yield files()
+    for name in files().find(server):
+        files().rm_file(name)
 
 
-@pytest.mark.parametrize("place", ["memory://bucket/edges/*", "memory://bucket/edges", Path("memory://bucket/edges")])
+@pytest.mark.parametrize("place", ["s3://graphs/edges/*", "s3://graphs/edges", Path("s3://graphs/edges")])
 @pytest.mark.parametrize("make", [text_files, parquet_files])
 def test_files_at_urls(tmp_path: Path, bucket: Any, make: Any, place: Any) -> None:
     (tmp_path / "in").mkdir()
     for file in make(tmp_path / "in"):
-        bucket.pipe_file(f"/bucket/edges/{file.name}", file.read_bytes())
+        bucket.pipe_file(f"graphs/edges/{file.name}", file.read_bytes())
     ingest(sources.files(tmp_path / "in"), tmp_path / "here" / "g")
     given = sources.files(place)
     assert given.identity != sources.files(tmp_path / "in").identity
@@ -121,25 +127,26 @@ def test_files_at_urls(tmp_path: Path, bucket: Any, make: Any, place: Any) -> No
 
 
 def test_what_urls_refuse(bucket: Any) -> None:
+    bucket.pipe_file("graphs/texts/a.txt", b"1 2")
     for place, message in (
-        ("memory://bucket/edges/*.parquet", r"no file is named like memory://bucket/edges/\*.parquet"),
-        ("memory://bucket/edges", "holds no Parquet, CSV or TSV files"),
-        ("memory://bucket/none.parquet", "memory://bucket/none.parquet cannot be read"),
-        ("memory://bucket/x.npy", "is an array at a URL, which is read from a path only"),
+        ("s3://graphs/edges/*.parquet", r"no file is named like s3://graphs/edges/\*.parquet"),
+        ("s3://graphs/texts", "holds no Parquet, CSV or TSV files"),
+        ("s3://graphs/none.parquet", "s3://graphs/none.parquet cannot be read"),
+        ("s3://graphs/x.npy", "is an array at a URL, which is read from a path only"),
     ):
         with pytest.raises(InputError, match=message):
             sources.files(place)
-    bucket.pipe_file("/bucket/edges/half.parquet", b"PAR1 and no more")
+    bucket.pipe_file("graphs/edges/half.parquet", b"PAR1 and no more")
     with pytest.raises(InputError, match=r"half\.parquet cannot be read"):
-        sources.files("memory://bucket/edges/half.parquet")
+        sources.files("s3://graphs/edges/half.parquet")
 
 
 def test_a_changed_file_is_another_input(bucket: Any) -> None:
-    bucket.pipe_file("/bucket/edges/a.csv", b"u,v\n1,2\n")
-    before = sources.files("memory://bucket/edges/a.csv").identity
-    assert sources.files("memory://bucket/edges/a.csv").identity == before
-    bucket.pipe_file("/bucket/edges/a.csv", b"u,v\n1,2\n2,3\n")
-    assert sources.files("memory://bucket/edges/a.csv").identity != before
+    bucket.pipe_file("graphs/edges/a.csv", b"u,v\n1,2\n")
+    before = sources.files("s3://graphs/edges/a.csv").identity
+    assert sources.files("s3://graphs/edges/a.csv").identity == before
+    bucket.pipe_file("graphs/edges/a.csv", b"u,v\n1,2\n2,3\n")
+    assert sources.files("s3://graphs/edges/a.csv").identity != before
 
 
 class Ranges(BaseHTTPRequestHandler):

@@ -14,6 +14,7 @@ from largegt.errors import FormatError, InputError
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
+from largegt.io.checksums import sealed
 
 NAMES = ["zoë", "bob", "日本", "a", " ", "carol"]
 
@@ -99,9 +100,10 @@ def test_stores_that_cannot_be_opened(tmp_path: Path, six: Any) -> None:
         GraphStore.open(tmp_path)
     store = _named(tmp_path, six)
     manifest = json.loads((store.path / "manifest.json").read_text())
-    (store.path / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(FormatError, match="format version 99, this largegt reads 3"):
+    del manifest["checksum"]
+    (store.path / "manifest.json").write_text(sealed({**manifest, "version": 99}))
+    with pytest.raises(FormatError, match="format version 99, this largegt reads 4"):
         GraphStore.open(store.path)
-    (store.path / "manifest.json").write_text(json.dumps({**manifest, "format": "largegt-prepared"}))
+    (store.path / "manifest.json").write_text(sealed({**manifest, "format": "largegt-prepared"}))
     with pytest.raises(FormatError, match="not a largegt store"):
         GraphStore.open(store.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from largegt.errors import ConfigError, LargeGTError
 from largegt.graph import sources
 from largegt.graph.append import append
 from largegt.graph.store import GraphStore
+from largegt.io.remote import folders
 from largegt.predict import predict, predict_to_file
+from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
@@ -94,11 +97,10 @@ def test_two_nights(tmp_path: Path) -> None:
         assert {"local nodes", "token rows"} <= set(written.reused)
         assert all(kept > made for kept, made in written.reused.values())
     assert second.reused["local nodes of labelled nodes"][1] > 0, "the last node has no label"
-    assert len(list((store.path / "prepared").iterdir())) == 2, "of labelled nodes, and of all"
-    for other in (store.path / "prepared").iterdir():  # from nothing, the same
-        for file in other.iterdir():
-            file.unlink()
-        other.rmdir()
+    versions = [Prepared.open(path).meta["fingerprint"] for path in folders(store.path / "prepared")]
+    newest = GraphStore.open(store.path).fingerprint
+    assert sorted(versions) == sorted([run.store_fingerprint, newest, newest]), "of labelled nodes, and of all"
+    shutil.rmtree(store.path / "prepared")  # from nothing, the same
     again = predict_to_file(run.path, tmp_path / "3.parquet")
     assert again.num_rows == 607
     assert pq.read_table(tmp_path / "2.parquet").equals(pq.read_table(tmp_path / "3.parquet"))

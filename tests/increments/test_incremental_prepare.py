@@ -16,6 +16,7 @@ from largegt.graph.append import append
 from largegt.graph.ingest import ingest
 from largegt.graph.versions import State, earlier_states
 from largegt.io.array_writer import ArrayWriter
+from largegt.io.remote import folders
 from largegt.prepare.features import NodeFeatures
 from largegt.prepare.incremental import Rows, merge
 from largegt.prepare.pipeline import prepare
@@ -47,10 +48,10 @@ def config(name: str) -> PrepareConfig:
 
 def assert_same(prepared: Prepared, full: Prepared) -> None:
     assert prepared.fingerprint == full.fingerprint
-    names = sorted(file.name for file in full.path.glob("*.npy"))
-    assert names == sorted(file.name for file in prepared.path.glob("*.npy"))
-    for name in names:
-        assert (prepared.path / name).read_bytes() == (full.path / name).read_bytes(), name
+    assert prepared.folder.meta["stages"] == full.folder.meta["stages"]
+    for folder in (full.folder, *full.stages.values()):
+        for name in folder.manifest["arrays"]:
+            assert prepared.file(name).read_bytes() == folder.file(name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,9 @@ def test_two_nights_and_nothing_piles_up(tmp_path: Path) -> None:
     assert_same(prepared, prepare(from_nothing, settings, threads=1))
     assert prepared.reused
     assert not prepare(from_nothing, settings, threads=1).reused
-    assert [path.name for path in (store.path / "prepared").iterdir()] == [prepared.path.name]
+    assert [path.name for path in folders(store.path / "prepared")] == [prepared.path.name]
+    for stage, key in prepared.folder.meta["stages"].items():
+        assert [path.name for path in folders(store.path / "prepared" / stage)] == [key]
 
 
 def test_samples_that_depend_on_the_number_of_nodes_are_drawn_anew(tmp_path: Path) -> None:
@@ -122,9 +125,8 @@ def test_killed_on_the_way_it_goes_on(tmp_path: Path) -> None:
 def test_a_damaged_earlier_preparation_serves_nobody(tmp_path: Path) -> None:
     graph = grown(num_old=600, num_new=6, num_edges=900, num_new_edges=8)
     before = prepare(graph.store(tmp_path), config("raw"), threads=1)
-    name = before.path.name
     store = append(tmp_path / "old", graph.source_of("new"), threads=1)
-    file = store.path / "prepared" / name / "tokens.npy"
+    file = before.file("tokens")
     raw = bytearray(file.read_bytes())
     raw[-3] ^= 1
     file.write_bytes(raw)
@@ -186,7 +188,7 @@ def test_as_of_a_state_degrees_that_are_features_are_scaled_as_then(
 
 
 def feature_scale_of(prepared: Prepared) -> list[list[float]]:
-    return [prepared.folder.array(name).tolist() for name in ("feature_shift", "feature_gain")]
+    return [prepared.array(name).tolist() for name in ("feature_shift", "feature_gain")]
 
 
 @pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
@@ -195,12 +197,12 @@ def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: b
     settings = build(PrepareConfig, {**SETTINGS["standardized"], "tokens": {"degrees": True, "nodes": "all"}})
     old = graph.store(tmp_path)
     before = prepare(old, settings, threads=1)
-    scale = [np.array(before.folder.array(name)) for name in ("feature_shift", "feature_gain")]
+    scale = [np.array(before.array(name)) for name in ("feature_shift", "feature_gain")]
     append(tmp_path / "old", graph.source_of("new"), threads=1)
     store = append(tmp_path / "old", sources.arrays(np.array([[0, 2], [160, 1]])), threads=1)
     prepared = prepare(store, settings, threads=1, as_of=old.fingerprint)
     own = prepare(store, settings, threads=1)
-    assert [np.array(prepared.folder.array(name)).tolist() for name in ("feature_shift", "feature_gain")] == [
+    assert [np.array(prepared.array(name)).tolist() for name in ("feature_shift", "feature_gain")] == [
         part.tolist() for part in scale
     ], "to the bit, degrees too"
     assert own.fingerprint != prepared.fingerprint
@@ -236,7 +238,7 @@ def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
     graph = grown()
     old = graph.store(tmp_path)
     store = append(old, graph.source_of("new"), threads=1)
-    with pytest.raises(InputError, match="was never what"):
+    with pytest.raises(InputError, match="did not come from its version"):
         prepare(store, config("raw"), as_of="0123456789abcdef")
     settings = build(PrepareConfig, {**SETTINGS["raw"], "positions": {"method": "laplacian", "dim": 2}})
     with pytest.raises(ConfigError, match="laplacian encodings are unlike those of the training"):

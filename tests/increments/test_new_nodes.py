@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case:
     everyone = run.config.preparation.local_nodes.model_copy(update={"nodes": "all"})
     every = run.config.preparation.tokens.model_copy(update={"nodes": "all"})
     settings = run.config.preparation.model_copy(update={"local_nodes": everyone, "tokens": every})
-    store = append(tmp_path / "old", graph.source_of("new"), out=tmp_path / "all", threads=1)
+    shutil.copytree(tmp_path / "old", tmp_path / "all")
+    store = append(tmp_path / "all", graph.source_of("new"), threads=1)
     full = prepare(store, settings, threads=1, as_of=run.store_fingerprint)
     rows, nodes = full.rows_of(made.nodes), np.arange(150, 170)
     np.testing.assert_array_equal(made.nodes, nodes)

@@ -156,6 +156,7 @@ def test_double_precision_can_be_trained() -> None:
     assert model(make_batch()).logits.dtype == torch.float64
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_mixed_precision_keeps_the_codebook_in_float32() -> None:
     model = model_of().float()
     with torch.autocast("cpu", torch.bfloat16):

@@ -119,6 +119,19 @@ def test_gradient_of_merged_tokens_is_that_of_repeated_ones() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_under_dropout_copies_of_a_merged_token_share_a_mask() -> None:
+    """So merged and repeated tokens differ while training: eight copies average out less noise as one. The docs of
+    train.distinct say so."""
+    table = torch.randn(2, 3, 5, dtype=torch.float64)
+    rows = torch.tensor([[0, *[1] * 8]]).expand(3000, -1)
+    module = module_of(encoder_dropout=0.5).train()
+    distinct, multiplicity = distinct_rows(rows)
+    with torch.no_grad():
+        whole = module(input_tokens(table, rows).double())
+        merged = module(input_tokens(table, distinct).double(), multiplicity)
+    assert merged.std(dim=0).mean() > 1.05 * whole.std(dim=0).mean()
+
+
 def test_target_half_of_an_additive_readout_cancels() -> None:
     """softmax_j(a·h₀ + w·h_j) has the weights of softmax_j(w·h_j)."""
     module = module_of()

@@ -16,6 +16,7 @@ from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.label_contexts import write_label_contexts
+from oracles import label_scale
 
 GRAPHS = {
     "random": np.random.default_rng(0).integers(0, 60, size=(2, 150)),
@@ -87,15 +88,13 @@ def test_other_tasks_against_walks(kind: str, tmp_path: Path) -> None:
 
 
 def test_values_of_a_regression_against_walks(tmp_path: Path) -> None:
-    """Their mean over walks, in spreads from the middle; a value far out counts as eight spreads."""
+    """Their mean over walks, standardised; a value far out counts as eight standard deviations."""
     labels = np.random.default_rng(2).normal(100, 10, size=60)
     labels[4] = 1e5
     labels[:4:2] -= 1e5
     store = store_of(GRAPHS["random"], labels, tmp_path / "g")
     assert store.task == "regression"
-    train = labels[::2].astype(np.float32).astype(np.float64)
-    spread = 2.0 ** np.ceil(np.log2(train.std()))
-    values = np.clip(np.rint((labels - np.rint(train.mean() / spread) * spread) / spread * 32) / 32, -8, 8)
+    train, kept = range(0, 60, 2), np.asarray(store.labels)
     indptr, indices = store.csr("both")
     around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(60)]
     found = written(store, np.arange(60), 2, tmp_path / "p")
@@ -104,7 +103,7 @@ def test_values_of_a_regression_against_walks(tmp_path: Path) -> None:
         for hop, ends in enumerate(([(j, 1.0) for j in around[node]], two)):
             known = [(k, p) for k, p in ends if k % 2 == 0 and k != node]
             mass = sum(p for _, p in known)
-            mean = sum(p * values[k] for k, p in known) / mass if mass else 0.0
+            mean = sum(p * label_scale.steps(node, k, train, kept) / 32 for k, p in known) / mass if mass else 0.0
             assert np.allclose(found[node, hop], [mean, mass / max(1, len(around[node]))], atol=2e-3), (node, hop)
 
 
@@ -113,7 +112,7 @@ def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
     before = written(store_of(GRAPHS["random"], labels, tmp_path / "g"), np.arange(60), 2, tmp_path / "p")
     for node in range(0, 60, 2):
         changed = labels.copy()
-        changed[node] += 7.5
+        changed[node] += 1e5
         after = written(
             store_of(GRAPHS["random"], changed, tmp_path / f"g{node}"), np.arange(60), 2, tmp_path / f"p{node}"
         )
@@ -123,7 +122,7 @@ def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_nodes_own_label_is_no_part_of_its_row(graph: str, tmp_path: Path) -> None:
-    """To the bit; and it is part of its neighbours', if it is a training node."""
+    """Bits are the same; and it is part of its neighbours' rows, if it is a training node."""
     labels = np.random.default_rng(1).integers(3, size=60)
     before = written(store_of(GRAPHS[graph], labels, tmp_path / "g"), np.arange(60), 2, tmp_path / "p")
     seen = 0

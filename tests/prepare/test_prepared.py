@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -32,11 +31,10 @@ from largegt.graph.sources import arrays
 from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.io.array_writer import ArrayWriter
-from largegt.io.checksums import fingerprint
 from largegt.model.largegt import LargeGT
 from largegt.predict import predict
 from largegt.prepare import blocks, context
-from largegt.prepare.cache_key import prepared_path
+from largegt.prepare.cache_key import prepared_path, settled
 from largegt.prepare.engines import engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.pipeline import prepare
@@ -124,7 +122,7 @@ def test_arrays_agree_with_the_stages_and_the_store(half_labelled: Any, nodes: A
     dense = oracle.token_rows(edges_of(store), np.asarray(store.features), direction, False)
     np.testing.assert_allclose(prepared.tokens, dense[prepared.token_nodes], rtol=2e-5, atol=2e-5)
     assert np.array_equal(prepared.labels, store.labels[expected_nodes])
-    assert np.array_equal(prepared.folder.array("split"), store.split[expected_nodes])
+    assert np.array_equal(prepared.array("split"), store.split[expected_nodes])
     assert prepared.positions.shape == (len(expected_nodes), 3)
     assert (prepared.k, prepared.num_features, prepared.num_positions) == (4, 4, 3)
     assert prepared.meta["num_nodes"] == 60
@@ -166,7 +164,7 @@ def test_contexts_apart_and_degrees(
     assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
     assert prepared.num_features == 6
     assert prepared.hops == (4 if contexts == "apart" else 2)
-    shift, gain = (prepared.folder.array(name) for name in ("feature_shift", "feature_gain"))
+    shift, gain = (prepared.array(name) for name in ("feature_shift", "feature_gain"))
     scaled = (entered - shift) * gain
     np.testing.assert_allclose(scaled, expected[:, 0], rtol=3e-5, atol=3e-5)
 
@@ -280,12 +278,12 @@ def test_split_rows(half_labelled: Any) -> None:
 def test_it_needs_nothing_of_the_store(half_labelled: Any, tmp_path: Path) -> None:
     prepared = prepare(half_labelled, config_of())
     before = [batch.tokens for batch in token_batches(prepared, batch_size=7)]
-    moved = tmp_path / "moved"
-    shutil.move(prepared.path, moved)
+    shutil.move(prepared.path.parent, tmp_path / "moved")
     shutil.rmtree(half_labelled.path)
+    moved = tmp_path / "moved" / prepared.path.name
     after = [batch.tokens for batch in token_batches(Prepared.open(moved), batch_size=7)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    Prepared.open(moved).folder.verify()
+    Prepared.open(moved).verify()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -310,7 +308,7 @@ def test_overflow_of_float16_is_refused_wherever_it_is(make_store: Any) -> None:
     )
     with pytest.raises(LargeGTError, match="float16"):
         prepare(store, config)
-    assert files_below(store.path / "prepared") == []
+    assert {path.name for path in (store.path / "prepared").iterdir()} == {"nodes", "local_nodes"}, "no tokens"
 
 
 # when stages run -------------------------------------------------------------------------------------------------
@@ -350,14 +348,14 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
     assert set(calls) == runs
     assert second.path != first.path
     assert second.fingerprint != first.fingerprint
-    second.folder.verify()
+    second.verify()
     kept = {
         "_write_local_nodes": ["local_rows", "token_nodes"], "_write_tokens": ["tokens"],
         "write_positions": ["positions"],
     }  # fmt: skip
     for stage in set(STAGES) - runs:
         for array in kept[stage]:
-            assert np.array_equal(first.folder.array(array), second.folder.array(array))
+            assert np.array_equal(first.array(array), second.array(array))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +377,7 @@ def test_stages_run_for_what_they_read_alone(
 ) -> None:
     prepare(half_labelled, config_of(**first))
     calls.clear()
-    prepare(half_labelled, config_of(**(first | change))).folder.verify()
+    prepare(half_labelled, config_of(**(first | change))).verify()
     assert set(calls) == runs
 
 
@@ -396,7 +394,7 @@ def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges:
         assert not calls
         shutil.rmtree(together.path)
         fresh = prepare(store, config_of(contexts="apart"))
-        assert (fresh.path, fresh.config) == (together.path, config_of())
+        assert (fresh.path, fresh.config) == (together.path, settled(store, config_of()))
         assert fresh.token_names == ["H", "C0", "C1"]
         note = stale_note(store, config_of(contexts="apart", k=5))
         assert note is not None
@@ -404,51 +402,29 @@ def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges:
         assert prepare(store, config_of(degrees=True)).num_features == 5
 
 
-def test_a_preparation_from_before_there_was_a_choice_is_still_used(half_labelled: Any, calls: Counter[str]) -> None:
-    """Its settings say nothing of hops, contexts, degrees and labels; its name is made of the settings it had."""
-    config = config_of()
-    prepared = prepare(half_labelled, config)
-    manifest = json.loads((prepared.path / "manifest.json").read_text())
-    assert manifest["meta"]["config"]["tokens"].pop("hops") == 2
-    assert manifest["meta"]["config"]["tokens"].pop("contexts") == "together"
-    assert manifest["meta"]["config"]["tokens"].pop("degrees") is False
-    assert manifest["meta"]["config"].pop("labels") == {"hops": 0}
-    assert prepared.path.name == fingerprint([half_labelled.fingerprint, manifest["meta"]["config"]])
-    manifest["version"] = 2  # when manifests had no checksum of their own
-    del manifest["checksum"]
-    (prepared.path / "manifest.json").write_text(json.dumps(manifest))
-    calls.clear()
-    old = prepare(half_labelled, config)
-    assert (old.path, old.hops, old.config) == (prepared.path, 2, config)
-    note = stale_note(half_labelled, config_of(hops=3))
-    assert note is not None
-    assert note.endswith("was prepared with tokens.hops=2 (now 3)")
-    prepare(half_labelled, config_of(hops=3))
-    assert set(calls) == {"_write_tokens"}
-
-
 def test_reused_arrays_are_the_ones_a_fresh_run_makes(half_labelled: Any) -> None:
     prepare(half_labelled, config_of())
     reused = prepare(half_labelled, config_of(method="none"))
-    copies = {name: np.array(reused.folder.array(name)) for name in ARRAYS}
+    copies = {name: np.array(reused.array(name)) for name in ARRAYS}
     shutil.rmtree(half_labelled.path / "prepared")
     fresh = prepare(half_labelled, config_of(method="none"))
     for name in ARRAYS:
-        assert np.array_equal(fresh.folder.array(name), copies[name])
+        assert np.array_equal(fresh.array(name), copies[name])
 
 
 def test_removing_the_first_leaves_the_second_whole(half_labelled: Any) -> None:
     first, second = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(method="none"))
     shutil.rmtree(first.path)
-    second.folder.verify()
+    second.verify()
 
 
 def test_a_damaged_earlier_folder_is_not_used(half_labelled: Any, calls: Counter[str]) -> None:
     first = prepare(half_labelled, config_of())
-    (first.path / "tokens.npy").unlink()
+    first.file("tokens").unlink()
     calls.clear()
-    second = prepare(half_labelled, config_of(method="none"))
-    second.folder.verify()
+    with pytest.warns(UserWarning, match=r"is made again: .*tokens-.* is missing"):
+        second = prepare(half_labelled, config_of(method="none"))
+    second.verify()
     assert calls["_write_tokens"] == 1
 
 
@@ -468,10 +444,10 @@ def test_stale_note_names_what_changed(half_labelled: Any) -> None:
 
 def test_threads_give_the_same_bytes(half_labelled: Any) -> None:
     one = prepare(half_labelled, config_of(), threads=1)
-    sums = {name: one.folder.checksum(name) for name in ARRAYS}
-    shutil.rmtree(one.path)
+    sums = {name: one.checksum(name) for name in ARRAYS}
+    shutil.rmtree(half_labelled.path / "prepared")
     many = prepare(half_labelled, config_of(), threads=4)
-    assert {name: many.folder.checksum(name) for name in ARRAYS} == sums
+    assert {name: many.checksum(name) for name in ARRAYS} == sums
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -488,8 +464,8 @@ def test_a_failed_stage_is_no_preparation(
             prepare(half_labelled, config_of())
     assert not prepared_path(half_labelled, config_of()).exists()
     if error is InputError:
-        assert files_below(half_labelled.path / "prepared") == []
-    prepare(half_labelled, config_of()).folder.verify()
+        assert not list((half_labelled.path / "prepared").glob("**/.*")), "nothing half-made"
+    prepare(half_labelled, config_of()).verify()
 
 
 # memory and going on ---------------------------------------------------------------------------------------------
@@ -500,7 +476,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small graph is prepared in many segments and blocks."""
     for home in (HOME, engine):
         monkeypatch.setattr(home, "SEGMENT_NODES", 7)
-    monkeypatch.setattr(HOME, "memory_budget", lambda memory: memory or 1 << 30)
+    monkeypatch.setattr(HOME, "memory_budget", lambda memory, *_: memory or 1 << 30)
     monkeypatch.setattr(blocks, "_SMALL_LOT", 16)
 
 
@@ -514,7 +490,7 @@ def directed_store(make_store: Any, random_edges: Any) -> Any:
 
 
 def sums_of(prepared: Prepared) -> dict[str, str]:
-    return {name: prepared.folder.checksum(name) for name in ARRAYS}
+    return {name: prepared.checksum(name) for name in ARRAYS}
 
 
 @pytest.mark.parametrize("direction", ["out", "in", "both", "apart"])
@@ -555,7 +531,7 @@ def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
     config = config_of(standardize=True, **change)
     whole = prepare(directed_store, config, memory=memory)
     expected = sums_of(whole)
-    shutil.rmtree(whole.path)
+    shutil.rmtree(whole.path.parent)
     commits = 0
     while True:
         commits += 4 if memory == 300 else 1  # with so little memory there are very many, much alike
@@ -565,8 +541,8 @@ def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
             break
         again = prepare(directed_store, config, memory=77)  # with other means: that changes nothing either
         assert sums_of(again) == expected, commits
-        assert files_below(directed_store.path / "prepared") == [again.path, *files_below(again.path)]
-        shutil.rmtree(again.path)
+        assert not list(again.path.parent.glob("**/.*")), "nothing half-made is left"
+        shutil.rmtree(again.path.parent)
     assert commits > (20 if not change else 5)
 
 
@@ -626,7 +602,7 @@ def test_a_full_disk_is_said_and_with_more_room_it_goes_on(tmp_path: Path, rando
         assert all(re.search("no space left|are free", failure) for failure in failures)
         assert len(failures) > 5
         assert sums_of(prepared) == sums_of(elsewhere)
-        prepared.folder.verify()
+        prepared.verify()
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)  # its files are still mapped
 
@@ -638,7 +614,7 @@ def test_node2vec_says_when_it_does_not_fit(half_labelled: Any) -> None:
 
 
 def test_laplacian_says_when_it_does_not_fit(half_labelled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HOME, "memory_budget", lambda memory: 10_000)
+    monkeypatch.setattr(HOME, "memory_budget", lambda *_: 10_000)
     with pytest.raises(ConfigError, match=r"laplacian holds .* KiB for 60 nodes.*method=projection, or a larger"):
         prepare(half_labelled, config_of(method="laplacian"))
 
@@ -649,7 +625,7 @@ def test_what_a_killed_process_left_is_not_mistaken_for_a_preparation(half_label
     shutil.copytree(whole.path, left)
     (left / "manifest.json").unlink()
     shutil.rmtree(whole.path)
-    prepare(half_labelled, config_of()).folder.verify()
+    prepare(half_labelled, config_of()).verify()
     assert stale_note(half_labelled, config_of(k=9)) is not None
 
 

@@ -17,13 +17,14 @@ import pytest
 from list_helpers import answers_alike
 
 import largegt
-from bucket_helpers import content, serving
+from bucket_helpers import content, local_content, serving
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
 from largegt.io import remote
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.neighbor_lists import MappedCSR
+from largegt.prepare.prepared import Prepared
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
@@ -79,10 +80,10 @@ def store(make_store: Any) -> Any:
 
 
 def made_by(engine: Engine, store: Any, config: PrepareConfig) -> dict[str, bytes]:
-    """Every file of a preparation, manifest included; nothing of it stays."""
-    prepared = largegt.prepare(store, config, engine=engine)
-    files = {file.name: file.read_bytes() for file in prepared.path.iterdir()}
-    shutil.rmtree(prepared.path)
+    """Every file of a preparation and its stages, manifests included; nothing of it stays."""
+    folder = largegt.prepare(store, config, engine=engine).path.parent
+    files = local_content(folder)
+    shutil.rmtree(folder)
     return files
 
 
@@ -121,10 +122,10 @@ def test_a_store_in_a_bucket(cluster: Any, bucket: str, store: Any) -> None:
         remote.put(file, f"{url}/{file.name}")
     expected = made_by(Engine(1 << 28, 1), store, config)
     prepared = largegt.prepare(url, config, engine=RayEngine(shards=2, memory=40_000))
-    assert content(prepared.place) == expected
+    assert content(prepared.place.rpartition("/")[0]) == expected
     everything = {name.split("/")[0] for name in content(url)}
     assert everything == {file.name for file in store.path.iterdir()} | {"prepared"}, "scratch is gone"
-    held = {file.stem for file in remote.local_path(url).glob("*.npy")}
+    held = {file.stem.rpartition("-")[0] for file in remote.local_path(url).glob("*.npy")}
     assert held <= {"labels", "split"}, "edges and features stay where they are"
 
 
@@ -255,8 +256,8 @@ def test_the_command_line(cluster: Any, store: Any, lg: Any) -> None:
     found = lg("prepare", store.path, "--engine", "ray", "--shards", "2", *sets, "--json")
     assert found.code == 0, found.err
     path = Path(found.json["path"])
-    rows = np.load(path / "token_nodes.npy")[np.load(path / "local_rows.npy")]
-    assert np.array_equal(rows, local_nodes(store, np.load(path / "nodes.npy"), k=5))
+    prepared = Prepared.open(path)
+    assert np.array_equal(prepared.token_nodes[prepared.local_rows], local_nodes(store, prepared.nodes, k=5))
     for wrong, message in (
         (["--engine", "rya"], "did you mean 'ray'"),
         (["--shards", "2"], "are for --engine ray"),

@@ -25,6 +25,7 @@ from largegt.prepare import redis_lists as home
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.neighbor_lists import MappedCSR
+from largegt.prepare.prepared import Prepared
 
 redis = pytest.importorskip("redis", reason="the client is not installed: pip install 'largegt[redis]'")
 pytestmark = pytest.mark.skipif(
@@ -225,7 +226,7 @@ def test_the_command_line(server: Server, store: Any, lg: Any) -> None:
     assert found.code == 0, found.err
     path = Path(json.loads(found.out)["path"])
     expected = local_nodes(store, k=5, hop1_share=0.5)
-    assert np.array_equal(np.load(path / "token_nodes.npy")[np.load(path / "local_rows.npy")], expected)
+    assert np.array_equal(Prepared.open(path).token_nodes[Prepared.open(path).local_rows], expected)
     refused = lg("redis-load", store.path, server.url("cli"), "--direction", "sideways")
     assert refused.code == 2
     assert "must be one of out, in, both" in refused.err

@@ -21,6 +21,7 @@ from largegt.prepare.estimate import estimate
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.prepare.surroundings import write_label_counts
+from oracles import label_scale
 from run_helpers import small
 
 NUM = 60
@@ -120,20 +121,18 @@ def test_labels_are_counted_around_every_token_node(tmp_path: Path, task: str, d
     for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
         wanted = counted(store, node)
         skip = 1 if task == "regression" else 0
-        assert row.tolist()[skip:] == wanted[skip:]
+        assert row.tolist()[2 * skip :] == wanted[skip:]
     assert prepared.label_counts.dtype == (np.int32 if task == "regression" else np.int16)
 
 
-def test_values_are_counted_in_whole_steps(tmp_path: Path) -> None:
+def test_values_are_counted_in_whole_steps_of_either_scale(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g", "regression")
     prepared, lists = prepare(store, config_of()), around(store)
-    train = store.splits["train"]
-    values = np.asarray(store.labels)[train].astype(np.float64)
-    spread = 2.0 ** np.ceil(np.log2(values.std()))
-    middle = np.rint(values.mean() / spread) * spread
-    steps = dict(zip(train.tolist(), np.rint((values - middle) / spread * 32), strict=True))
+    train, labels = store.splits["train"], np.asarray(store.labels)
     for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
-        assert row[0] == sum(steps.get(other, 0) for other in lists[node])
+        known = set(lists[node]) & set(train.tolist())
+        for half, reader in enumerate((train[1], train[0])):
+            assert row[half] == sum(label_scale.steps(reader, other, train, labels) for other in known)
 
 
 def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
@@ -181,7 +180,7 @@ def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     found = prepare(store, config_of())
     assert len(calls) == 3 + -(-len(found.nodes) // 7) - 2, "two lots were kept"
     for name in ("near", "label_counts", "local_rows"):
-        assert np.array_equal(found.folder.array(name), whole.folder.array(name))
+        assert np.array_equal(found.array(name), whole.array(name))
 
 
 def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,21 +188,19 @@ def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     plain = prepare(
         store, config_of().model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
     )
-    sampled = (plain.path / "local_rows.npy").stat().st_ino
+    sampled = plain.file("local_rows")
     more = prepare(store, config_of())
-    assert (more.path / "local_rows.npy").stat().st_ino == sampled, "linked, not sampled again"
+    assert more.file("local_rows") == sampled, "not sampled again"
     assert plain.path != more.path
-    counts = (more.path / "label_counts.npy").stat().st_ino
+    counts = more.file("label_counts")
     other = prepare(store, config_of(hops=2))
-    assert (other.path / "label_counts.npy").stat().st_ino == counts
+    assert other.file("label_counts") == counts
 
 
-def test_without_them_a_preparation_is_named_and_told_as_before(tmp_path: Path) -> None:
+def test_without_them_there_are_no_such_stages(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
     prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(hops=1)))
-    assert "near" not in prepared.folder.meta["config"]["local_nodes"]
-    assert "local" not in prepared.folder.meta["config"]["labels"]
-    assert not (prepared.path / "near.npy").exists()
+    assert not {"near", "label_counts"} & set(prepared.stages)
     assert prepared.near.shape == (len(prepared.nodes), 0)
     assert prepared.label_counts.shape == (len(prepared.token_nodes), 0)
 

@@ -11,6 +11,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+import torch
 
 from largegt.config import Config
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
+from largegt.experiments.figures import bars
+from largegt.experiments.output import Cell, Table
 from largegt.experiments.page import page as experiment_page
 from largegt.graph.ingest import ingest
 from largegt.graph.sources import arrays, files
@@ -40,7 +44,7 @@ from largegt.report.page import report
 from largegt.report.style import SCRIPT
 from largegt.training.loop import train
 from largegt.training.run import Run
-from largegt.tuning.output import Tuned
+from largegt.tuning.output import Tuned, _markdown
 from largegt.tuning.page import write_tuning_page
 from largegt.tuning.space import Choices, Space
 from largegt.tuning.study import Trial
@@ -384,6 +388,78 @@ def test_every_string_in_a_tuning_is_only_shown(tmp_path: Path) -> None:
     tuned = Tuned(tmp_path, EVIL, tmp_path / EVIL, EVIL, 1.0, space, trials, trials[:2], {EVIL: 0.5}, 1, [], EVIL)
     write_tuning_page(tuned)
     assert _harmless(tuned.page).text.count(EVIL) > 5
+    assert "<" not in _markdown(tuned)
+    assert "\\|" in _markdown(replace(tuned, dataset="a|b"))
+
+
+def test_every_string_in_a_table_or_figure_is_only_shown(tmp_path: Path) -> None:
+    command = r"\input{/etc/passwd} $\frac{"
+    table = Table("t", EVIL, (command, EVIL), ((Cell(command), Cell(EVIL, "first")),))
+    assert "<" not in table.to_markdown()
+    assert r"\input" not in table.to_latex()
+    assert all(file.stat().st_size for file in bars({"a": 1.0, "b": 2.0}, {}, f"{EVIL} {command}", tmp_path / "f"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "two"}, {"epoch": -1}, {"epoch": [1]}, {"best_score": "high"}, {"elapsed_s": None}, {"stopped": 3},
+        {"stale_epochs": 2.5},
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_the_wrong_kind_is_refused(copy: Path, change: dict[str, Any]) -> None:
+    (copy / "run" / "checksums.json").unlink()
+    file = copy / "run" / "checkpoints" / "last.pt"
+    state = torch.load(file, weights_only=True)
+    state["progress"] |= change
+    torch.save(state, file)
+    with pytest.raises(FormatError, match=r"last\.pt cannot be resumed from"):
+        train(GraphStore.open(copy / "g"), Config.from_recipe("default", FULL), copy / "run", resume=True)
+
+
+def test_moments_that_do_not_fit_are_refused_and_settings_are_the_runs_own(copy: Path) -> None:
+    (copy / "run" / "checksums.json").unlink()
+    file = copy / "run" / "checkpoints" / "last.pt"
+    state = torch.load(file, weights_only=True)
+    state["progress"] |= {"epoch": 1}
+    state["optimizer"]["param_groups"][0] |= {"betas": "x", "weight_decay": "much"}
+    torch.save(state, file)
+    store, config = GraphStore.open(copy / "g"), Config.from_recipe("default", FULL)
+    assert len(train(store, config, copy / "run", resume=True).history) == 3
+    state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3, 1, 7)
+    torch.save(state, file)
+    (copy / "run" / "checksums.json").unlink()
+    with pytest.raises(FormatError, match="does not fit its parameter"):
+        train(store, config, copy / "run", resume=True)
+
+
+def test_an_analysis_of_the_wrong_kind_is_left_out(copy: Path) -> None:
+    page = report([copy / "run"], copy / "page.html")
+    assert "Not looked into" not in page.read_text(encoding="utf-8")
+    file = copy / "run" / "analysis.json"
+    whole = json.loads(file.read_text())
+    del whole["checksum"]
+    for change in ({"num_nodes": "x"}, {"confusion": [1]}, {"per_class": None}, {"map": {"x": [1]}}):
+        file.write_text(sealed(whole | change))
+        shown = Active(report([copy / "run"], copy / "page.html").read_text(encoding="utf-8")).text
+        assert "analysis.json is damaged" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("table-main", ""),
+        ("table-main", "a,b\n1\n"),
+        ("fig-curves", "a,b,c,d\nm,x,1,2\n"),
+        ("fig-curves", "a,b\nm,1\n"),
+    ],
+)
+def test_tables_of_an_experiment_of_the_wrong_kind_are_refused(copy: Path, name: str, text: str) -> None:
+    (copy / "runs").mkdir()
+    shutil.move(copy / "run", copy / "runs" / "one")
+    (copy / f"{name}.csv").write_text(text)
+    with pytest.raises(FormatError, match=rf"{name}\.csv is no table of ours"):
+        experiment_page(copy, "t")
 
 
 @pytest.mark.parametrize(

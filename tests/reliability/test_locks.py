@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import largegt.io.locks as home
-from largegt.errors import InputError
+from largegt.errors import DiskError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import HeldError, Lock, check_free
 from run_helpers import Cli, array_path, easy_store, left_in, small
@@ -194,3 +195,15 @@ def test_a_folder_that_appears_while_the_lock_is_taken_is_not_replaced(
     with pytest.raises(InputError, match="already exists"):
         ArrayWriter(tmp_path / "f", "store")
     assert left_in(tmp_path) == ["f", f"f/{array_path(tmp_path / 'f', 'a').name}", "f/manifest.json"]
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path: Path) -> None:
+    """A file that may not grow fails as one on a full disk does: it is made, and then nothing can be written to it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(DiskError, match="no space left"):
+            Lock(tmp_path / "a" / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert left_in(tmp_path) == []

@@ -113,7 +113,32 @@ except KeyboardInterrupt:
     assert process.stdout is not None
     assert process.stdout.readline() == b"cleaning up\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_native_code(number: int) -> None:
+    """The first one waits for Python code to run. A call by PyDLL keeps the GIL, so no other thread runs either."""
+    script = """
+import ctypes
+from largegt.stopping import listen
+listen()
+lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+lock(mutex)
+print("in native code", flush=True)
+lock(mutex)
+"""
+    process = _python(script, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"in native code\n"
+    while _state(process.pid) != "S":
+        time.sleep(0.01)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == -number
     process.stdout.close()
 
 
@@ -145,6 +170,11 @@ def _python(script: str, **how: Any) -> subprocess.Popen[bytes]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _state(pid: int) -> str:
+    """R running, S asleep, Z gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -20,6 +20,7 @@ from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.tokens.table import TokenTable
+from oracles import label_scale
 
 NUM, K = 50, 9
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
@@ -63,24 +64,20 @@ class Oracle:
         self.around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(NUM)]
         self.labels, self.task = np.asarray(store.labels), store.task
         self.width = num_label_columns(store.task, store.num_outputs)
-        values = self.labels[TRAIN].astype(np.float64)
-        if self.task == "regression":
-            self.spread = 2.0 ** np.ceil(np.log2(values.std()))
-            self.middle = np.rint(values.mean() / self.spread) * self.spread
 
-    def counts_for(self, node: int) -> np.ndarray:
+    def counts_for(self, reader: int, node: int) -> np.ndarray:
         row = np.zeros(self.width)
         if self.task == "multilabel":
             row[:] = np.nan_to_num(self.labels[node]) > 0
         elif self.task == "regression":
-            row[0] = np.rint((self.labels[node].astype(np.float64) - self.middle) / self.spread * 32) / 32
+            row[0] = label_scale.steps(reader, node, TRAIN, self.labels) / 32
         else:
             row[self.labels[node]] = 1
         return row
 
     def told(self, node: int, local: int) -> np.ndarray:
         known = [other for other in self.around[local] if other in TRAIN and other != node]
-        shares = sum((self.counts_for(other) for other in known), np.zeros(self.width)) / max(1, len(known))
+        shares = sum((self.counts_for(node, other) for other in known), np.zeros(self.width)) / max(1, len(known))
         return np.array([*shares, len(known) / max(1, len(self.around[local]))])
 
     def check(self, batches: Iterator[TokenBatch]) -> dict[str, int]:
@@ -143,7 +140,7 @@ def test_local_nodes_that_are_left_out_take_it_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_nodes_own_label_is_no_part_of_it(tmp_path: Path, task: str) -> None:
-    """To the bit, for every node of the training split; and it is for its neighbours."""
+    """Bits are the same, for every node of the training split; those of its neighbours are not."""
     store = store_of(tmp_path / "g", task)
     before = told_by_node(prepare_(store))
     changed = 0
@@ -152,7 +149,7 @@ def test_a_nodes_own_label_is_no_part_of_it(tmp_path: Path, task: str) -> None:
         if task == "multilabel":
             labels[node] = 1 - np.nan_to_num(labels[node])
         elif task == "regression":
-            labels[node] += 0.4  # the scale of all values stays: it is a power of two
+            labels[node] += 1e5
         else:
             labels[node] = (labels[node] + 1) % (2 if task == "binary" else 4)
         other = store_of(tmp_path / f"g{number}", task, labels)

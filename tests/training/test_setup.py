@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from largegt.baselines.mlp import MLP
-from largegt.config import ModelConfig, TrainConfig
+from largegt.config import Config, ModelConfig, TrainConfig
+from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import setup
+from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
 from run_helpers import easy_store, history, one_thread, small  # noqa: F401
@@ -111,16 +114,55 @@ def test_fabric_on_the_cpu() -> None:
     assert fabric.device.type == "cpu"
     with fabric.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_bfloat16_on_the_cpu() -> None:
     with make_fabric(TrainConfig(device="cpu", precision="bf16-mixed")).autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(("has_bf16", "hidden", "precision", "expected"), [
-    (True, 128, "auto", "bf16-mixed"), (True, 126, "auto", "32-true"), (False, 128, "auto", "32-true"),
-    (True, 128, "32-true", "32-true"), (False, 8, "bf16-mixed", "bf16-mixed"),
-])  # fmt: skip
-def test_precision_on_a_cpu(
-    has_bf16: bool, hidden: int, precision: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+WORKS = """print('{"works": true, "speedup": 2.5}')"""
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+
+def test_auto_is_float32_on_every_cpu(use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path) -> None:
+    """Also where bfloat16 works and is faster, and for a wide model."""
+    use_probe(WORKS)
+    assert setup.precision_of(TrainConfig(), "cpu") == "32-true"
+    settings = ["model.hidden=128", "train.epochs=1", "train.device=cpu"]
+    runs = [
+        train(prepared, Config.from_recipe("plain", [*settings, f"train.precision={precision}"]), tmp_path / precision)
+        for precision in ("auto", "32-true")
+    ]
+    assert runs[0].history[0]["train"]["loss"] == runs[1].history[0]["train"]["loss"]
+    assert not (tmp_path / "cache").exists(), "no probe was needed"
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_bfloat16_is_refused_where_it_does_not_work(
+    precision: Any, use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(setup, "_cpu_has_bf16", lambda: has_bf16)
-    assert setup.precision_of(TrainConfig(precision=precision), "cpu", ModelConfig(hidden=hidden)) == expected
+    use_probe(WORKS)
+    assert setup.precision_of(TrainConfig(precision=precision), "cpu") == precision
+    use_probe(DIES)
+    config = Config.from_recipe("plain", ["train.device=cpu", f"train.precision={precision}"])
+    with pytest.raises(ConfigError, match=rf"{precision} .* by SIGILL .* use --set train\.precision=32-true") as caught:
+        train(prepared, config, tmp_path / "runs" / "a")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists(), "refused before anything is written"
+    for allowed in ("auto", "32-true"):
+        setup.check_precision(TrainConfig(device="cpu", precision=allowed))
+
+
+def test_a_run_in_bfloat16_is_evaluated_in_float32_where_that_does_not_work(
+    use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path
+) -> None:
+    settings = ["model.hidden=8", "train.epochs=1", "train.device=cpu"]
+    run = train(prepared, Config.from_recipe("plain", settings), tmp_path / "run")
+    file = run.path / "config.toml"
+    file.write_text(file.read_text().replace('precision = "auto"', 'precision = "bf16-mixed"'))  # as if from a GPU
+    (run.path / "checksums.json").unlink()
+    use_probe(DIES)
+    with pytest.warns(UserWarning, match="float32 is used instead of bfloat16: the probe was stopped by SIGILL"):
+        assert evaluate(run.path) == run.metrics["test"]

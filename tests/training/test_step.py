@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from lightning.fabric.plugins import MixedPrecision
 
+from largegt.errors import FormatError
 from largegt.prepare.pipeline import prepare
 from largegt.tokens.loader import token_batches
 from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -53,3 +56,28 @@ def test_a_checkpoint_does_not_say_how_an_optimizer_runs(tmp_path: Path) -> None
     assert here.param_groups[0]["lr"] == 0.125
     assert not here.param_groups[0]["fused"]
     assert torch.equal(here.state[model.weight]["exp_avg"], there.state[model.weight]["exp_avg"])
+
+
+def test_a_checkpoint_keeps_the_scale_of_gradients(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def precision() -> MixedPrecision:
+        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5))
+
+    there, here, cpu = precision(), precision(), torch.device("cpu")
+    for factor in (1.0, torch.inf, 1.0):
+        optimizer.zero_grad()
+        there.backward(model(torch.ones(1, 2)).sum() * factor, model)
+        there.optimizer_step(optimizer)
+    assert (there.state_dict()["scale"], there.state_dict()["_growth_tracker"]) == (512.0, 1)
+    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), precision=there)
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)
+    assert here.state_dict() == there.state_dict()
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=MixedPrecision("bf16-mixed", "cpu"))
+    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), precision=MixedPrecision("bf16-mixed", "cpu"))
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)  # it starts with the scale it has
+    assert here.state_dict() == there.state_dict()
+    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress())
+    with pytest.raises(FormatError, match="cannot be resumed from"):
+        load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)

@@ -127,6 +127,7 @@ def test_without_positions_every_model_still_trains(store: GraphStore, tmp_path:
     assert run.prepared().num_positions == 0
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_mixed_precision_on_the_cpu(prepared: Prepared, tmp_path: Path) -> None:
     run = train(prepared, small("train.precision=bf16-mixed", "train.epochs=1"), tmp_path / "run")
     assert math.isfinite(run.history[0]["train"]["loss"])

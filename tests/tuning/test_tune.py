@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import largegt
 from largegt.config import Config
-from largegt.errors import ConfigError, InputError
+from largegt.errors import ConfigError, FormatError, InputError
 from largegt.graph.store import GraphStore
 from largegt.io.locks import Lock
 from largegt.prepare.prepared import Prepared
@@ -294,6 +295,36 @@ def test_another_tuning_in_the_same_folder_is_refused(store: GraphStore, tmp_pat
     with pytest.raises(InputError, match="not a tuning"):
         small_tune(store, tmp_path / "mine", trials=1)
     assert left_in(tmp_path / "mine") == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"folder":"trials/0001"', '"folder":"../outside"'), ('"folder":"trials/0001"', '"folder":["x"]'),
+        ('"intermediate_value":0', '"intermediate_value":"x","y":0'), ('"op_code":4', '"op_code":"x"'),
+        ('"elapsed_s":', '"elapsed_s":"x","y":'), ('"param_name":"model.dropout"', '"param_name":"model.norm"'),
+        ("{", "["),
+    ],
+)  # fmt: skip
+def test_a_study_of_the_wrong_kind_is_refused(
+    studied: Path, store: GraphStore, tmp_path: Path, change: tuple[str, str]
+) -> None:
+    """A study file names folders that are written to and removed: one from a stranger leads nowhere else."""
+    out, outside = tmp_path / "t", tmp_path / "outside" / "checkpoints"
+    shutil.copytree(studied, out)
+    outside.mkdir(parents=True)
+    text = (out / "study.jsonl").read_text()
+    assert change[0] in text, text
+    (out / "study.jsonl").write_text(text.replace(*change))
+    with pytest.raises(FormatError, match=r"study\.jsonl is no study \(.*\): choose another --out"):
+        small_tune(store, out, 3)
+    assert outside.is_dir()
+
+
+@pytest.fixture(scope="module")
+def studied(store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tuning with two trials."""
+    return small_tune(store, tmp_path_factory.mktemp("studied") / "t", 2).path
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(store: GraphStore, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
 
 def test_damage_is_found(graph: Any, tmp_path: Path) -> None:
     store = ingest(source_of(graph), tmp_path / "g")
-    file = store.path / "in_edge_features.npy"
+    file = store.folder.file("in_edge_features")
     raw = bytearray(file.read_bytes())
     raw[-3] ^= 0x10
     file.write_bytes(raw)

@@ -232,7 +232,7 @@ def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     assert "mean_weight" not in inspect(tmp_path / "plain")
     with pytest.raises(InputError, match="no edge weights"):
         _ = plain.weights
-    file = tmp_path / "g" / "both_weights.npy"
+    file = GraphStore.open(tmp_path / "g").folder.file("both_weights")
     raw = bytearray(file.read_bytes())
     raw[-2] ^= 0x40
     file.write_bytes(raw)

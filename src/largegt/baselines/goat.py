@@ -13,7 +13,9 @@ model/attention.py, what is linear in the members waits until they are summed, t
 
 so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory; no product per member.
 
-Global: model/global_module.py. Then the FFN block and the output layer.
+Global: model/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query is not
+normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block and the
+output layer.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import ModelConfig
+from ..config import CodebookConfig, ModelConfig
 from ..errors import ConfigError
-from ..model.global_module import GlobalModule
+from ..model.codebook import NORM_EPSILON, NORM_MOMENTUM, Codebook
+from ..model.global_module import GlobalModule, codebook_attention
 from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
+from ..model.padding import PaddedLinear
 from .batch import DrawnBatch
 from .message_passing import gather
 
@@ -102,6 +106,68 @@ class NeighborhoodAttention(nn.Module):
         return weight.view(self.heads, self.head_width, -1)
 
 
+class GOATCodebook(Codebook):
+    """EMA k-means as GOAT's public code has it: centroids, their sums and what is attended to start as independent
+    N(0, 1) tables over sizes of 0, every node is assigned at random, smoothed sizes are written back, and no centroid
+    is revived."""
+
+    output: Tensor
+    """[c, w] centroids in the scale of the input: what nodes attend to."""
+
+    def __init__(self, num_nodes: int, width: int, config: CodebookConfig) -> None:
+        super().__init__(num_nodes, width, config)
+        self.register_buffer("output", torch.randn_like(self.centroids))
+        self.ema_sum.normal_()
+        self.ema_size.zero_()
+        self.assignment.random_(config.centroids)
+        self.counts.copy_(torch.bincount(self.assignment.long(), minlength=config.centroids))
+        self.started.fill_(True)
+
+    def _normalize_batch(self, z_bw: Tensor, counts: list[int]) -> Tensor:
+        """nn.BatchNorm1d without gain: its running variance is the unbiased one."""
+        number = sum(counts)
+        if number < 2:
+            return self.normalize(z_bw)
+        variance, mean = self._moments(z_bw, counts)
+        self.mean.lerp_(mean, NORM_MOMENTUM)
+        self.variance.lerp_(variance * (number / (number - 1)), NORM_MOMENTUM)
+        return (z_bw - mean) * torch.rsqrt(variance + NORM_EPSILON)
+
+    def _move(self, z_bw: Tensor, nearest_b: Tensor, order_a: Tensor, counts: list[int]) -> None:
+        self._average(z_bw, nearest_b)
+        self.ema_size.copy_(self._smoothed_sizes())
+        self.centroids.copy_(self.ema_sum / self.ema_size[:, None])
+        self.output.copy_(self.centroids * torch.sqrt(self.variance + NORM_EPSILON) + self.mean)
+
+
+class GOATGlobalModule(nn.Module):
+    """Features [b, f] and positions [b, p] → H_global [b, h·w], and the joined vector for the codebook."""
+
+    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
+        super().__init__()
+        settings = config.codebook
+        self.heads, self.width = settings.heads, settings.width
+        joined = settings.width + num_positions
+        self.out_width = self.heads * (settings.head_width or max(1, config.hidden // settings.heads))
+        self.mlp_a = nn.Sequential(
+            PaddedLinear(num_features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, settings.width)
+        )
+        self.codebook = GOATCodebook(num_nodes, joined, settings)
+        self.query = nn.Linear(joined, self.out_width)
+        self.key = nn.Linear(joined, self.out_width, bias=False)  # a bias would cancel in the softmax
+        self.value = nn.Linear(settings.width, self.out_width)
+
+    def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
+        x_bx = self.mlp_a(features_bf)
+        joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
+        output_cw = self.codebook.output.to(joined_bw.dtype)
+        y_bd = codebook_attention(
+            self.query(joined_bw), self.key(output_cw), self.value(output_cw[:, : self.width]),
+            self.codebook.log_counts(), self.heads,
+        )  # fmt: skip
+        return y_bd, joined_bw
+
+
 class GOAT(NodeModel):
     """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. For goat-global a batch needs no
     members but the targets."""
@@ -119,12 +185,15 @@ class GOAT(NodeModel):
             self.reads = "own"
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
-        self.global_module: GlobalModule | None = None
+        self.global_module: GlobalModule | GOATGlobalModule | None = None
         width, joined = config.hidden, 0
         if config.name != "goat-global":
             self.local_module = NeighborhoodAttention(num_features, config)
             joined += self.local_module.out_width
-        if config.name != "goat-local":
+        if config.name != "goat-local" and config.codebook.variant == "goat":
+            self.global_module = GOATGlobalModule(num_features, num_positions, num_nodes, config)
+            joined += self.global_module.out_width
+        elif config.name != "goat-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
             joined += width
         self.ffn = nn.Sequential(

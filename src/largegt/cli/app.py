@@ -8,16 +8,20 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import AGAIN, DiskError, LargeGTError, machine_refusal
+from ..errors import AGAIN, DiskError, InputError, LargeGTError, machine_refusal
+from ..memory import check_address_space
 from ..stopping import end_with_parent, exit_code, listen
+from ..text import printable
+from .show import say, say_stderr
 
 _how_to_go_on: list[Callable[[], str]] = []
 """What the verb that runs now says of going on, once it has something to go on from."""
@@ -51,7 +55,9 @@ class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         _how_to_go_on.clear()
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning  # type: ignore[assignment]
+                return super().invoke(ctx)
         except _UsageError as error:
             raise SystemExit(_misread(error)) from None
         except KeyboardInterrupt as error:
@@ -74,7 +80,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     if version:
-        print(f"largegt {__version__}")
+        say(f"largegt {__version__}")
         raise typer.Exit
 
 
@@ -87,17 +93,47 @@ def main() -> None:
     if "LARGEGT_LAUNCHED" in os.environ:
         end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
-        app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
+        check_address_space()
+        _check_words(sys.argv[1:])
+        try:
+            app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
+        except SystemExit:
+            _flush()
+            raise
     except LargeGTError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_stderr(f"error: {error}")
         _leave_ranks(error)
         raise SystemExit(2) from None
     except Exception as error:
         _leave_ranks(error)
-        if not (reason := machine_refusal(error)):
+        if not (reason := machine_refusal(error, *sys.argv[1:2])):
             raise
-        print(f"error: {reason}", file=sys.stderr)
+        say_stderr(f"error: {reason}")
         raise SystemExit(2) from None
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuse a word of the command that is no text before any work is done: it could not be written down later."""
+    for word in words:
+        if any("\ud800" <= c <= "\udfff" for c in word):
+            raise InputError(f"{word} is not valid UTF-8: rename it, or go to its folder by another name")
+
+
+def _flush() -> None:
+    """Write out what was printed, so that a full disk behind standard output is an error like any other."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError):  # what cannot be written is not tried again when the interpreter ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
+        raise SystemExit(1) from None  # whoever read it has enough
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    say_stderr(f"warning: {' '.join(str(message).split())}")
 
 
 def _misread(error: Any) -> int:
@@ -107,7 +143,7 @@ def _misread(error: Any) -> int:
     text = inspect.cleandoc((error.ctx and error.ctx.command.help) or "")
     example = re.search(rf"^[^\n]*:  ({verb} .*)$", text, flags=re.MULTILINE)
     shown = f"for example {example[1]}; " if example and said.startswith(("Missing", "No such")) else ""
-    print(f"error: {verb}: {said[:1].lower()}{said[1:]}; {shown}see {verb} --help", file=sys.stderr)
+    say_stderr(f"error: {verb}: {said[:1].lower()}{said[1:]}; {shown}see {verb} --help")
     return 2
 
 
@@ -129,12 +165,10 @@ def _stopped(error: KeyboardInterrupt) -> int:
     code = exit_code(error)
     is_launched = "LARGEGT_LAUNCHED" in os.environ
     if not is_launched:
-        print(f"stopped: {_how_to_go_on[-1]() if _how_to_go_on else AGAIN}", file=sys.stderr)
+        say_stderr(f"stopped: {_how_to_go_on[-1]() if _how_to_go_on else AGAIN}")
     ranks = sys.modules.get("largegt.ranks")
     if is_launched or (ranks is not None and ranks.is_joined()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _leave_at_once(code)
     return code
 
 
@@ -149,9 +183,14 @@ def _leave_ranks(error: Exception) -> None:
         code = ranks.LOST_RANK_CODE
         if "LARGEGT_LAUNCHED" not in os.environ or not ranks.is_first_here():
             reason = str(error).strip().partition("\n")[0][:150]
-            print(f"error: this rank misses another one ({reason} …); go on with --resume", file=sys.stderr)
+            say_stderr(f"error: this rank misses another one ({reason} …); go on with --resume")
     elif code == 1:
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
+    _leave_at_once(code)
+
+
+def _leave_at_once(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)

@@ -23,7 +23,8 @@ def recipes(incomplete: str) -> Offers:
     """Recipes that come with the package, and .toml files here."""
     from ..recipe import AUTO, recipe_about
 
-    files = [(str(file), "a file of yours") for file in sorted(Path().glob(f"{_literal(incomplete)}*.toml"))]
+    found = sorted(str(file) for file in Path().glob(f"{_literal(incomplete)}*.toml"))
+    files = [(name, "a file of yours") for name in found if name.isprintable()]
     return _beginning(incomplete, [*recipe_about().items(), (AUTO, "chosen for the graph"), *files])
 
 

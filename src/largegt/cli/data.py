@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ..text import quoted
 from .app import app, goes_on
 from .options import (
     Address,
@@ -23,6 +23,7 @@ from .options import (
     Recipe,
     Settings,
     Threads,
+    TrustRemote,
     config_from,
     engine_for,
     without_prefix,
@@ -34,6 +35,7 @@ from .show import (
     print_json,
     print_metrics,
     print_table,
+    say,
     say_first_run,
     say_reused,
     say_stale,
@@ -135,7 +137,7 @@ def ingest(
             means = {"engine": engine_for(engine, address, shards, None, None, memory, progress)}
         store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, **means)
     if not as_json:
-        print("\n".join(given.notes))
+        say(*given.notes)
     show_folder(store.place, as_json, verify=False)
 
 
@@ -182,8 +184,7 @@ def append(
     from ..graph.append import append as run_append
     from ..graph.versions import earlier_states, touched_since
 
-    with shown_progress(as_json) as progress, goes_on(), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # one line each
+    with shown_progress(as_json) as progress, goes_on():
         grown = run_append(
             store, nodes, edges or None, out, overwrite, progress,
             threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,
@@ -210,6 +211,7 @@ def append(
 def inspect(
     path: Annotated[Path, typer.Argument(help="A store, a preparation or a run; the first two may be URLs.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a folder holds: sizes, degrees, labels, splits, scores.
@@ -257,9 +259,9 @@ def _verified(path: Path | str, as_json: bool) -> dict[str, Any]:
         if as_json:
             print_json({"path": str(path), **found.as_dict()})
         for damage in [] if as_json else found.damaged:
-            print(f"damaged: {damage}")
+            say(f"damaged: {damage}")
         for note in [] if as_json else found.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
         raise typer.Exit(1)
     return {"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes}
 
@@ -318,7 +320,8 @@ def prepare(
         goes_on(),
     ):  # Ray speaks there
         worker = engine_for(engine, address, shards, neighbors, threads, memory, progress)
-        prepared = run_prepare(opened, config, engine=worker, wait=not no_wait)
+        least = memory if engine == "local" else None
+        prepared = run_prepare(opened, config, memory=least, engine=worker, wait=not no_wait)
     say_reused(prepared.reused, as_json)
     show_folder(prepared.place, as_json, verify=False)
 
@@ -359,9 +362,9 @@ def clean(
         return
     for version, runs in cleaned.kept.items():
         needed = ", ".join(f"{run}{'' if Path(run).exists() else ' (no longer there)'}" for run in runs)
-        print(f"version {version} stays: {needed or 'a process has it open'}")
+        say(f"version {version} stays: {needed or 'a process has it open'}")
     verb = "Would remove" if dry_run else "Removed"
-    print(
+    say(
         f"{verb} {len(cleaned.versions)} versions, {len(cleaned.preparations)} preparations and stages; "
         f"{cleaned.num_files} arrays, {format_bytes(cleaned.num_bytes)}"
     )
@@ -381,6 +384,8 @@ def redis_load(
     Example:  largegt redis-load data/g redis://localhost:6379/g
 
     Then:  largegt prepare data/g --neighbors redis://localhost:6379/g
+
+    A server with a password: set REDIS_PASSWORD (and REDIS_USERNAME), because others can see what is on a command line.
     """
     from typing import get_args
 
@@ -394,7 +399,7 @@ def redis_load(
     with shown_progress(as_json) as progress:
         lists = load_lists(opened, url, direction, progress)  # type: ignore[arg-type]
     if as_json:
-        print_json({"url": url, "num_nodes": lists.num_nodes, "direction": direction})
+        print_json({"url": lists.url, "num_nodes": lists.num_nodes, "direction": direction})
     else:
-        next_step = f"largegt prepare {opened.place} --neighbors {url}"
-        print(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")
+        next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(lists.url)}"
+        say(f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import ConfigError, nearest
 from . import completion
+from .show import say_stderr
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
 Settings = Annotated[
@@ -71,6 +71,23 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Stop where another process is making the same preparation, do not wait.")
 ]
+
+
+def _trust_remote(is_given: bool) -> bool:
+    """Trust every URL from here on, also in processes that this one starts."""
+    if is_given:
+        os.environ["LARGEGT_TRUST_REMOTE"] = "1"
+    return is_given
+
+
+TrustRemote = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote",
+        help="Open the URL that a run names as its store, even if it was never given on this machine.",
+        callback=_trust_remote,
+    ),
+]
 Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Devices = Annotated[
     int,
@@ -123,7 +140,7 @@ def config_from(
     config, chosen = config_for(store, recipe or own, given, devices if devices > 1 else None)
     if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:
         for choice in chosen:
-            print(f"auto: {choice!s:<38} {choice.reason}", file=sys.stderr)
+            say_stderr(f"auto: {choice!s:<38} {choice.reason}")
     return config
 
 

@@ -10,8 +10,8 @@ import typer
 
 from ..errors import ConfigError
 from .app import app
-from .options import AsJson, Device, Devices, Draws, Memory, Replace
-from .show import plain, print_json, print_table, say_reused, short, shown_progress
+from .options import AsJson, Device, Devices, Draws, Memory, Replace, TrustRemote
+from .show import plain, print_json, print_table, say, say_reused, short, shown_progress
 
 
 @app.command()
@@ -38,11 +38,15 @@ def predict(
     feature_columns: Annotated[
         str | None, typer.Option(help="Feature columns of the new nodes; the store's own if not given.")
     ] = None,
+    csv_safe: Annotated[
+        bool, typer.Option("--csv-safe", help="In a .csv: put ' before text that a spreadsheet would run as a formula.")
+    ] = False,
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict every node of the store, or some, with your own ids in the result.
@@ -58,6 +62,8 @@ def predict(
     from ..training.launch import launch
 
     check_prediction_file(out, overwrite)
+    if csv_safe and out.suffix != ".csv":
+        raise ConfigError(f"--csv-safe is for .csv files: leave it out, or write {out.with_suffix('.csv')}")
     is_new = bool(new_nodes or new_features)
     columns = {"source": source, "target": target, "id": id, "feature_columns": feature_columns}
     if is_new and (node or split or devices > 1):
@@ -70,10 +76,12 @@ def predict(
         if is_new:
             written = predict_new_to_file(
                 run, out, new_nodes, new_edges or None, probabilities, device, progress, draws, memory, overwrite,
-                features=new_features, **columns,
+                csv_safe, features=new_features, **columns,
             )  # fmt: skip
         else:
-            written = predict_to_file(run, out, node, split, probabilities, device, progress, draws, memory, overwrite)
+            written = predict_to_file(
+                run, out, node, split, probabilities, device, progress, draws, memory, overwrite, csv_safe
+            )
     if not is_first_here():
         return
     if as_json:
@@ -103,6 +111,7 @@ def embed(
     devices: Devices = 1,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a vector per node: what LargeGT makes of it before it predicts. Or show which nodes lie nearest to one.
@@ -135,7 +144,7 @@ def embed(
     if as_json:
         print_json({"out": str(out), "rows": written.num_rows, "width": width, "part": part})
     else:
-        print(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
+        say(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}")
 
 
 @app.command()
@@ -149,6 +158,7 @@ def explain(
     device: Device = None,
     memory: Memory = None,
     overwrite: Replace = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node.
@@ -167,9 +177,9 @@ def explain(
     if as_json:
         print_json(found.as_dict())
         return
-    print(found.text(top), end="")
+    say(*found.text(top).rstrip("\n").split("\n"))
     if out is not None:
-        print(f"\nWritten to {out}")
+        say("", f"Written to {out}")
 
 
 @app.command()
@@ -182,6 +192,7 @@ def report(
     ] = True,
     max_nodes: Annotated[int, typer.Option(help="Test nodes to look at, at most.", min=1)] = 20_000,
     device: Device = None,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of runs: scores, learning curves, time and memory, where a model errs and why.
@@ -198,4 +209,4 @@ def report(
     if as_json:
         print_json({"page": str(page), "runs": len(runs)})
     else:
-        print(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+        say(f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
+
+from ..text import printable, quoted
 
 _MANY_STEPS = 100
 
@@ -15,8 +18,20 @@ def shown_progress(quiet: bool) -> Any:
     return console_progress(quiet)
 
 
+def say(*lines: object) -> None:
+    """Print these lines, nothing in which can steer the terminal."""
+    for line in lines:
+        print(printable(line))
+
+
+def say_stderr(line: object) -> None:
+    """The same on standard error. Where that is closed or full, the work goes on without."""
+    with suppress(OSError):
+        print(printable(line), file=sys.stderr)
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, default=str, ensure_ascii=False))
+    print(json.dumps(value, indent=1, default=str))  # in ASCII: control characters are escaped, any terminal shows it
 
 
 def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ()) -> None:
@@ -27,13 +42,14 @@ def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ())
     from rich.text import Text
 
     console = Console()
-    console.print(Text(title, style="bold"))
+    console.print(Text(printable(title), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
     for number, column in enumerate(columns):
         at_left = number == 0 or column in left
-        table.add_column(Text(str(column)), justify="left" if at_left else "right", overflow="fold")  # a path is whole
+        name = Text(printable(column))
+        table.add_column(name, justify="left" if at_left else "right", overflow="fold")  # a path is whole
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(table)
 
 
@@ -57,7 +73,7 @@ def print_metrics(metrics: dict[str, Any]) -> None:
     title = f"{metrics['model']} on {metrics['dataset']}, best epoch {metrics['best_epoch']} of {metrics['epochs']}"
     print_table(title, ("", "valid", "test"), rows)
     if metrics["stopped"]:
-        print(f"Stopped early: {metrics['stopped']}.")
+        say(f"Stopped early: {metrics['stopped']}.")
 
 
 def print_tuned(found: Any) -> None:
@@ -68,15 +84,15 @@ def print_tuned(found: Any) -> None:
     print_table(f"The best of {found.num_done} trials on {found.dataset}", columns, shown, left=(differs,))
     if found.importances:
         shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
-        print(f"What made a difference: {', '.join(shares)}")
+        say(f"What made a difference: {', '.join(shares)}")
     if found.num_prepared:
-        print(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
+        say(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
     if found.stopped:
-        print(f"Ended early: {found.stopped}; a longer --budget goes on.")
+        say(f"Ended early: {found.stopped}; a longer --budget goes on.")
     if found.final:
-        print(f"\nThe best settings with {len(found.final)} seeds: {found.final_in_words()}")
-    print(f"\nLook at all trials: {found.page}")
-    print(f"Next: largegt train {found.store} --recipe {found.recipe} --out runs/best")
+        say("", f"The best settings with {len(found.final)} seeds: {found.final_in_words()}")
+    say("", f"Look at all trials: {found.page}")
+    say(f"Next: largegt train {quoted(found.store)} --recipe {quoted(found.recipe)} --out runs/best")
 
 
 def print_estimate(found: dict[str, Any], title: str) -> None:
@@ -84,7 +100,7 @@ def print_estimate(found: dict[str, Any], title: str) -> None:
     from ..memory import format_bytes
 
     if found["already_prepared"]:
-        print("It is prepared already; this is what it would take again.")
+        say("It is prepared already; this is what it would take again.")
     rows = [
         (
             stage["name"], format_bytes(stage["disk_bytes"]), format_bytes(stage["scratch_bytes"]),
@@ -100,7 +116,7 @@ def print_estimate(found: dict[str, Any], title: str) -> None:
     )  # fmt: skip
     free = found["free_disk_bytes"]
     if found["peak_disk_bytes"] > free:
-        print(f"This does not fit: {format_bytes(free)} are free on that disk.")
+        say(f"This does not fit: {format_bytes(free)} are free on that disk.")
 
 
 def say_stale(store: Any, config: Any, quiet: bool) -> None:
@@ -109,7 +125,7 @@ def say_stale(store: Any, config: Any, quiet: bool) -> None:
     from ..prepare.prepared import stale_note
 
     if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
-        print(f"note: {note}; preparing what changed", file=sys.stderr)
+        say_stderr(f"note: {note}; preparing what changed")
 
 
 def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
@@ -122,13 +138,13 @@ def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
         if config.model.name.startswith("largegt"):
             advice = f"--recipe auto, or {advice}"
         steps = f"{num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is few"
-        print(f"note: {steps}: {advice}", file=sys.stderr)
+        say_stderr(f"note: {steps}: {advice}")
 
 
 def say_reused(reused: dict[str, tuple[int, int]], quiet: bool) -> None:
     """Of a store that has grown: what its preparation kept of an earlier one."""
     for name, (kept, made) in {} if quiet else reused.items():
-        print(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation", file=sys.stderr)
+        say_stderr(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
 
 
 def say_first_run(quiet: bool) -> None:
@@ -139,7 +155,7 @@ def say_first_run(quiet: bool) -> None:
 
     folder = kernel_folder()
     if folder is not None and not is_compiled(folder):
-        print(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {folder}", file=sys.stderr)
+        say_stderr(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {folder}")
 
 
 def say_training(store: Any, config: Any, out: Any, quiet: bool) -> None:
@@ -149,7 +165,7 @@ def say_training(store: Any, config: Any, out: Any, quiet: bool) -> None:
     what = f"{config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes"
     most, budget = config.train.epochs, config.train.budget
     how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
-    print(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.", file=sys.stderr)
+    say_stderr(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.")
 
 
 def duration(elapsed_s: float) -> str:

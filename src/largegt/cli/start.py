@@ -12,7 +12,7 @@ from . import completion
 from .app import app
 from .data import show_folder
 from .options import AsJson, Memory, Settings, without_prefix
-from .show import print_json, print_table, say_first_run, shown_progress
+from .show import print_json, print_table, say, say_first_run, shown_progress
 
 
 @app.command()
@@ -39,10 +39,10 @@ def demo(
     rows = [(name, f"{s['valid']:.4f}", f"{s['test']:.4f}") for name, s in result.scores.items()]
     print_table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows)
     m = result.metrics
-    print(f"\nLargeGT trained {m['epochs']} epochs in {m['train_time_s']:.0f} s; kept epoch {m['best_epoch']}.")
-    print(f"Look at the learning curves: {result.page}")
-    print(f"Predictions of the test nodes: {result.folder / 'predictions.parquet'}")
-    print("Your own graph next: largegt ingest --help")
+    say("", f"LargeGT trained {m['epochs']} epochs in {m['train_time_s']:.0f} s; kept epoch {m['best_epoch']}.")
+    say(f"Look at the learning curves: {result.page}")
+    say(f"Predictions of the test nodes: {result.folder / 'predictions.parquet'}")
+    say("Your own graph next: largegt ingest --help")
 
 
 @app.command()
@@ -101,4 +101,4 @@ def synthesize(
     elif as_json:
         print_json({"path": str(out), "command": command})
     else:
-        print(f"The files are in {out}. Next: {command}")
+        say(f"The files are in {out}. Next: {command}")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import AGAIN
+from ..text import quoted
 from .app import app, goes_on
 from .options import (
     Address,
@@ -22,6 +23,7 @@ from .options import (
     Original,
     Recipe,
     Settings,
+    TrustRemote,
     check_engine,
     check_original,
     config_from,
@@ -31,6 +33,7 @@ from .show import (
     print_metrics,
     print_table,
     print_tuned,
+    say,
     say_few_steps,
     say_first_run,
     say_stale,
@@ -60,6 +63,7 @@ def train(
     address: Address = None,
     memory: Memory = None,
     no_wait: NoWait = False,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; prepares the store first where that is missing.
@@ -134,7 +138,10 @@ def train(
         print_json(finished.metrics)
     else:
         print_metrics(finished.metrics)
-        print(f"\nThe run is in {finished.path}. Next: largegt predict {finished.path} --out predictions.parquet")
+        say(
+            "",
+            f"The run is in {finished.path}. Next: largegt predict {quoted(finished.path)} --out predictions.parquet",
+        )
 
 
 @app.command()
@@ -205,6 +212,7 @@ def evaluate(
     draws: Draws = None,
     device: Device = None,
     devices: Devices = 1,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a run's best weights on a split.

@@ -5,9 +5,10 @@ memory; disk for the archive and what is in it, which is asked for before it is 
 
 A download grows in `NAME.partial`, with what the server said of the file in `NAME.partial.json`. After a cut
 connection, Ctrl-C or a restart the same call goes on at the byte where it stopped, if the server still has the same
-file (ETag, date and size); otherwise it starts over. `NAME` is there when it is whole. Zips are unpacked aside and
-moved into place; names that lead out of the folder, links and sizes that cannot be true are refused before anything is
-written.
+file (ETag, date and size); otherwise it starts over. `NAME` is there when it is whole, not larger than the dataset
+can be, and has the digest that is expected: the one that its authors publish, or the one of the first download, which
+`NAME.sha256` keeps. Zips are unpacked aside and moved into place; names that lead out of the folder, links and sizes
+that cannot be true are refused before anything is written.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import stat
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -29,6 +32,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from pydantic import TypeAdapter
 
 from ..errors import ConfigError, InputError, disk_errors, first_line
 from ..io.atomic import require_space, write_text_atomically
@@ -46,9 +51,12 @@ TIMEOUT_S = 60.0
 """Silence after which a connection counts as cut."""
 _LONGEST_WAIT_S = 60.0
 _PIECE_BYTES = 1 << 20
-_MOST_EXPANSION = 200
-"""A zip whose content is this many times its size is no dataset of ours."""
+_MOST_EXPANSION = 20
+"""A zip whose content is this many times its size is no dataset of ours: theirs are of compressed files."""
+_MOST_MEMBERS = 1000
 _ENCRYPTED = 1
+_CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+"""Of members of which one is a file where another has a folder."""
 _MAC_FOLDER = "__MACOSX"
 _WORTH_RETRYING = (408, 425, 429, 500, 502, 503, 504)
 
@@ -71,13 +79,21 @@ def download_dataset(
         return folder
     if Path(root).exists() and not Path(root).is_dir():
         raise InputError(f"{root} is a file, a folder for datasets is wanted: choose another --root")
-    target = Path(root) / known.archive if known.is_zip else folder / known.archive
+    target = known.target(root)
+    expected = known.checksum or noted_digest(target)
     try:
-        fetch(url or known.url, target, checksum=known.checksum, begins_with=known.begins_with, progress=progress)
+        fetch(
+            url or known.url, target, checksum=expected, begins_with=known.begins_with, progress=progress,
+            max_bytes=known.max_bytes,
+        )  # fmt: skip
     except HeldError:
         raise
     except InputError as error:
+        if expected and expected != known.checksum:
+            error = InputError(f"{error}; if its authors have replaced it, remove {_digest_file(target)}")
         raise InputError(f"{error}. By hand: {known.how_to_get(folder, missing)}") from None
+    if expected is None:
+        write_text_atomically(_digest_file(target), f"{_digest(target, 'sha256')}  {target.name}\n")
     if known.is_zip:
         unpack(target, folder, progress)
         still = known.missing(root)
@@ -88,6 +104,21 @@ def download_dataset(
         if not keep_archive:
             target.unlink()
     return folder
+
+
+def noted_digest(file: Path) -> str | None:
+    """`sha256:…` of the first download of `file`, which later ones must equal; None before the first."""
+    note = _digest_file(file)
+    if not note.is_file():
+        return None
+    found = re.match(r"[0-9a-f]{64}\b", note.read_text(encoding="ascii", errors="replace"))
+    if found is None:
+        raise InputError(f"{note} holds no SHA-256 digest: remove it and run the same command again")
+    return f"sha256:{found[0]}"
+
+
+def _digest_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
 
 
 # fetching -------------------------------------------------------------------------------------------------------
@@ -120,13 +151,15 @@ def fetch(
     checksum: str | None = None,
     begins_with: bytes = b"",
     progress: Progress | None = None,
+    max_bytes: int | None = None,
 ) -> Path:
     """Download `url` to `file`, going on where an earlier try stopped; nothing is done when `file` is there.
 
-    `checksum` is `sha256:…` or `md5:…`; `begins_with` is how a file of this kind begins.
+    `checksum` is `sha256:…` or `md5:…`; `begins_with` is how a file of this kind begins; nothing larger than
+    `max_bytes` is kept.
     """
     file = Path(file)
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not _is_web(url):
         raise ConfigError(f"{url!r} is no web address: it must begin with http:// or https://")
     if file.exists():
         _check(file, url, checksum, begins_with)
@@ -137,10 +170,26 @@ def fetch(
         with _Partial(file) as partial:
             if file.exists():  # another process was done just before we began
                 return file
-            _fetch_all(url, partial, show)
+            _fetch_all(url, partial, show, max_bytes or sys.maxsize)
             _check(partial.path, url, checksum, begins_with, remove=partial.discard)
             partial.finish()
     return file
+
+
+def _is_web(url: str) -> bool:
+    try:
+        return urllib.parse.urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        return False
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to web addresses, and from https only to https."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not _is_web(newurl) or (req.type == "https" and not newurl.lower().startswith("https:")):
+            raise InputError(f"{req.full_url} cannot be downloaded: the server redirects to {newurl!r}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Partial:
@@ -177,8 +226,8 @@ class _Partial:
     def remote(self) -> _Remote | None:
         """What the server said when this began."""
         try:
-            return _Remote(**json.loads(self._facts.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return TypeAdapter(_Remote).validate_json(self._facts.read_bytes(), strict=True)
+        except (OSError, ValueError):
             return None
 
     def begin(self, remote: _Remote) -> None:
@@ -197,13 +246,13 @@ class _Partial:
         self._facts.unlink(missing_ok=True)
 
 
-def _fetch_all(url: str, partial: _Partial, show: Progress) -> None:
+def _fetch_all(url: str, partial: _Partial, show: Progress, max_bytes: int) -> None:
     """Try until the partial file is whole; tries that bring something do not count."""
     failures = 0
     while True:
         before = partial.size
         try:
-            _fetch_some(url, partial, show)
+            _fetch_some(url, partial, show, max_bytes)
             return
         except _CutError as error:
             failures = 1 if partial.size > before else failures + 1
@@ -215,7 +264,7 @@ def _fetch_all(url: str, partial: _Partial, show: Progress) -> None:
             time.sleep(min(_LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures - 1)))
 
 
-def _fetch_some(url: str, partial: _Partial, show: Progress) -> None:
+def _fetch_some(url: str, partial: _Partial, show: Progress, max_bytes: int) -> None:
     """One connection: from where the partial file ends, or from the beginning, to the end of the file."""
     known = partial.remote()
     if known is None or known.url != url or not partial.size:
@@ -231,16 +280,28 @@ def _fetch_some(url: str, partial: _Partial, show: Progress) -> None:
         if not start:
             have = 0
             partial.begin(remote)
+        most = max_bytes if remote.size is None else remote.size
+        if most > max_bytes:
+            raise _too_large(url, partial, remote.size, max_bytes)
         if remote.size is not None:
             require_space(partial.file, remote.size - have, f"downloading {partial.file.name}")
         stage = f"download {partial.file.name}"
         show(stage, have, remote.size)
         for piece in _pieces(answer):
-            partial.write(piece)
             have += len(piece)
+            if have > most:
+                raise _too_large(url, partial, None, most)
+            partial.write(piece)
             show(stage, have, remote.size)
     if remote.size is not None and have < remote.size:
         raise _CutError(f"the connection was cut after {have} of {remote.size} bytes")
+
+
+def _too_large(url: str, partial: _Partial, size: int | None, most: int) -> InputError:
+    """Nothing of a file that is not the one that was promised is kept."""
+    partial.discard()
+    found = "more" if size is None else format_bytes(size)
+    return InputError(f"{url} gives {found}, where {format_bytes(most)} are the most that it can be; nothing is kept")
 
 
 @contextmanager
@@ -253,7 +314,7 @@ def _answer(url: str, have: int, known: _Remote | None) -> Iterator[Any]:
         if same:
             request.add_header("If-Range", same)
     try:
-        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        answer = urllib.request.build_opener(_WebRedirects).open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
@@ -265,6 +326,8 @@ def _answer(url: str, have: int, known: _Remote | None) -> Iterator[Any]:
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise _CutError(first_line(reason) if isinstance(reason, BaseException) else str(reason)) from None
+    except ValueError as error:  # an address that no request can be made of
+        raise InputError(f"{url!r} cannot be downloaded: {first_line(error)}") from None
     if answer is None:
         with _answer(url, 0, None) as whole:
             yield whole
@@ -278,12 +341,17 @@ def _remote_of(url: str, answer: Any) -> tuple[_Remote, int]:
     start, size = 0, answer.headers.get("Content-Length")
     if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
         span, _, size = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-        begin = span.partition("-")[0]
-        if not begin.isdigit():
+        begin = _count(span.partition("-")[0])
+        if begin is None:
             raise InputError(f"{url} cannot be downloaded: the server sends a part and does not say which")
-        start = int(begin)
-    total = int(size) if size is not None and size.isdigit() else None
+        start = begin
+    total = _count(size)
     return _Remote(url, answer.headers.get("ETag"), answer.headers.get("Last-Modified"), total), start
+
+
+def _count(text: str | None) -> int | None:
+    """A number of bytes in a header; None where it is anything else."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
 
 
 def _pieces(answer: Any) -> Iterator[bytes]:
@@ -312,16 +380,18 @@ def _check(file: Path, url: str, checksum: str | None, begins_with: bytes, remov
             wrong = f"{url} gives {found} instead of {file.name.removesuffix('.partial')}"
         elif checksum is not None:
             kind, _, expected = checksum.partition(":")
-            digest = hashlib.new(kind, begin, usedforsecurity=False)
-            while piece := stream.read(_PIECE_BYTES):
-                digest.update(piece)
-            if digest.hexdigest() != expected.lower():
-                wrong = f"{file} has {kind} {digest.hexdigest()}, expected {expected}: it is damaged or another file"
+            if (found := _digest(file, kind)) != expected.lower():
+                wrong = f"{file} has {kind} {found}, expected {expected}: it is damaged or another file"
     if wrong and remove is not None:
         remove()
         raise InputError(f"{wrong}; nothing of it is kept")
     if wrong:
         raise InputError(f"{wrong}; remove it and run the same command again")
+
+
+def _digest(file: Path, kind: str) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, kind).hexdigest()
 
 
 # unpacking ------------------------------------------------------------------------------------------------------
@@ -337,7 +407,7 @@ def unpack(archive: PathLike, out: PathLike, progress: Progress | None = None) -
     with disk_errors(out), Lock(out, "unpacking into"):
         try:
             _unpack(archive, out, aside, progress or silent)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, *_CLASHES) as error:
             raise InputError(
                 f"{archive} is damaged ({first_line(error)}): remove it and run the same command again"
             ) from error
@@ -380,11 +450,15 @@ def _safe_members(opened: zipfile.ZipFile, archive: Path) -> list[tuple[zipfile.
             raise InputError(f"{archive} is not unpacked: {info.filename!r} in it is a link or a device, not a file")
         if info.flag_bits & _ENCRYPTED:
             raise InputError(f"{archive} is not unpacked: {info.filename!r} in it is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InputError(f"{archive} is not unpacked: {info.filename!r} in it is compressed by an unknown method")
         if path in members:
             raise InputError(f"{archive} is not unpacked: {info.filename!r} is in it twice")
         if not info.is_dir() and path.parts[0] != _MAC_FOLDER:
             members[path] = info
     total, packed = sum(info.file_size for info in members.values()), archive.stat().st_size
+    if len(members) > _MOST_MEMBERS:
+        raise InputError(f"{archive} is not unpacked: it holds {len(members):,} files, which no dataset does")
     if total > _MOST_EXPANSION * packed:
         raise InputError(
             f"{archive} is not unpacked: {format_bytes(packed)} say that they hold {format_bytes(total)}, "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, InputError, nearest
 from ..memory import format_bytes
+from ..text import quoted
 from ..types import PathLike
 
 if TYPE_CHECKING:
@@ -52,11 +53,21 @@ class Dataset:
     download_bytes: int | None = None
     """About how much is to be downloaded, where it is known."""
     checksum: str | None = None
-    """`sha256:…` or `md5:…` of the download, where its authors publish one."""
+    """`sha256:…` or `md5:…` of the download, where its authors publish one. None of these three has one, so the digest
+    of the first download is noted, and later ones are held to it."""
 
     @property
     def is_zip(self) -> bool:
         return self.archive.endswith(".zip")
+
+    @property
+    def max_bytes(self) -> int:
+        """No download may be larger: twice what is known of it, or a limit that is generous for its counts."""
+        return 2 * (self.download_bytes or _MAX_UNKNOWN_BYTES)
+
+    def target(self, root: PathLike) -> Path:
+        """Where the download is written."""
+        return (Path(root) if self.is_zip else self.find(root)) / self.archive
 
     def find(self, root: PathLike) -> Path:
         """The folder that holds the files: below `root`, or `root` itself; where it should be when there is none."""
@@ -84,7 +95,7 @@ class Dataset:
         root = folder.parent if folder.name in (self.folder, *self.aliases) else folder
         return (
             f"missing {paths}{inside} from {self.url} (home page: {self.homepage}); "
-            f"or run: largegt datasets download {self.name} --root {root}"
+            f"or run: largegt datasets download {self.name} --root {quoted(root)}"
         )
 
 
@@ -96,6 +107,7 @@ def _pickles(folder: Path) -> str:
     return f". {found[0]} is a pickle, which can run any code when it is opened, so it is not read"
 
 
+_MAX_UNKNOWN_BYTES = 2 << 30
 _OGB = "https://snap.stanford.edu/ogb/data/nodeproppred"
 _OGB_HOME = "Open Graph Benchmark, https://ogb.stanford.edu/docs/nodeprop/"
 

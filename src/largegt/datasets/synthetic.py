@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from ..graph.store import GraphStore
 from ..io.array_writer import ArrayAppender
 from ..progress import Progress, silent
 from ..settings import build
+from ..text import quoted
 from ..threads import run_ranges
 from ..types import Array, PathLike
 
@@ -608,11 +608,11 @@ def write_files(
     config = config or ingest_config(source.name.removesuffix(_SUFFIX))
     words = ["largegt", "ingest"]
     for file in _FILES:
-        words += [f"--{file.partition('.')[0]}", str(folder / file)]
+        words += [f"--{file.partition('.')[0]}", quoted(folder / file)]
     for name, value in config.model_dump(mode="json", exclude_defaults=True).items():
         text = ",".join(str(part) for part in value) if isinstance(value, list) else json.dumps(value).strip('"')
-        words += ["--set", f"{name}={text}"]
-    return shlex.join([*words, "--out", f"{folder}-store"])
+        words += ["--set", quoted(f"{name}={text}")]
+    return " ".join([*words, "--out", quoted(f"{folder}-store")])
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:

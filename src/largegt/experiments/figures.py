@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import disk_errors
 from ..report.figures import COLORS, INK, MUTED
+from ..text import printable
 
 _SUFFIXES = (".svg", ".pdf", ".png")
 
@@ -76,9 +77,9 @@ def _figure(width: float) -> tuple[Any, Any]:
 
 
 def _finish(axes: Any, x: str, y: str, title: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(x, parse_math=False)
+    axes.set_ylabel(y, parse_math=False)
+    axes.set_title(printable(title), loc="left", fontsize=11, parse_math=False)
     axes.grid(axis="y", color="#e4e7eb")
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from ..io.atomic import write_text_atomically
+from ..text import latex, markdown
 
 PLACES = ("first", "second", "third")
 PLACE = "place"
@@ -53,27 +54,20 @@ class Table:
         return text.getvalue()
 
     def to_markdown(self) -> str:
-        rows = [[_MARKDOWN.get(cell.place, "{}").format(cell.text.replace("|", "\\|")) for cell in row]
-                for row in self.rows]  # fmt: skip
-        lines = [list(self.columns), ["---"] * len(self.columns), *rows]
-        return f"{self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows = [[_MARKDOWN.get(cell.place, "{}").format(markdown(cell.text)) for cell in row] for row in self.rows]
+        lines = [[markdown(column) for column in self.columns], ["---"] * len(self.columns), *rows]
+        return f"{markdown(self.caption)}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_latex(self) -> str:
-        rows = [" & ".join(_LATEX.get(cell.place, "{}").format(_escaped(cell.text)) for cell in row) + r" \\"
+        rows = [" & ".join(_LATEX.get(cell.place, "{}").format(latex(cell.text)) for cell in row) + r" \\"
                 for row in self.rows]  # fmt: skip
-        head = " & ".join(rf"\textbf{{{_escaped(column)}}}" for column in self.columns) + r" \\"
+        head = " & ".join(rf"\textbf{{{latex(column)}}}" for column in self.columns) + r" \\"
         alignment = "l" + "c" * (len(self.columns) - 1)
         return "\n".join([
-            r"\begin{table}[t]", r"\centering", rf"\caption{{{_escaped(self.caption)}}}",
+            r"\begin{table}[t]", r"\centering", rf"\caption{{{latex(self.caption)}}}",
             rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
             r"\end{tabular}", r"\end{table}", "",
         ])  # fmt: skip
-
-
-def _escaped(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, "\\" + character)
-    return text.replace("±", r"$\pm$").replace("δ", r"$\delta$")
 
 
 def spread(values: list[float], factor: float = 100.0, digits: int = 2) -> str:

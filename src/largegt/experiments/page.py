@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from ..errors import FormatError, first_line
 from ..progress import Progress
 from ..report.charts import Axis, Line, legend, line_chart
 from ..report.markup import Html, Section, figure, figures, join, rank_mark, section, table
@@ -48,7 +49,7 @@ def _marked(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[lis
 def _curves(out: Path) -> Section | None:
     if not (out / "fig-curves.csv").is_file():
         return None
-    head, *rows = _rows(out / "fig-curves.csv")
+    head, *rows = _rows(out / "fig-curves.csv", numbers=3)
     names = list(dict.fromkeys(row[0] for row in rows))
     made: list[Html] = []
     for column in (2, 3):
@@ -66,6 +67,16 @@ def _curves(out: Path) -> Section | None:
     return section("while-training", "Validation and test while training", lead, join((key, figures(*made))))
 
 
-def _rows(file: Path) -> list[list[str]]:
-    with open(file, newline="", encoding="utf-8") as stream:
-        return list(csv.reader(stream))
+def _rows(file: Path, numbers: int = 0) -> list[list[str]]:
+    """Head and rows of a table of ours, all of one length; so many columns behind the first hold numbers."""
+    try:
+        with open(file, newline="", encoding="utf-8") as stream:
+            head, *rows = csv.reader(stream)
+        if len(head) < max(2, 1 + numbers) or any(len(row) != len(head) for row in rows):
+            raise ValueError("rows differ in length")
+        for row in rows:
+            for cell in row[1 : 1 + numbers]:
+                float(cell)
+    except (ValueError, csv.Error) as error:
+        raise FormatError(f"{file} is no table of ours ({first_line(error)}): remove it") from error
+    return [head, *rows]

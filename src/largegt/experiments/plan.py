@@ -6,7 +6,6 @@ OUT/runs/, named by what they are: `graphsage-original-seed2`, `largegt-full-k50
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..io.locks import remove_stale
 from ..progress import Progress, silent
 from ..recipe import recipe_names
 from ..training.loop import Watch, train
+from ..training.metrics_file import parse_metrics
 from ..training.run import Run
 from ..types import PathLike
 from .paper import DATASETS, DELTA_MODELS, OUR_MODELS, TITLES
@@ -153,4 +153,7 @@ def main_metric(run: Run) -> str:
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Entries of a JSON-lines file; none where there is no file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [parse_metrics(file, line, {"epoch": int}) for line in lines]

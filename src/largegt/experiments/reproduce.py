@@ -180,7 +180,7 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
     if not folder.exists():
         file.unlink(missing_ok=True)
     config = experiment.config(model)
-    fabric = make_fabric(config.train, config.model)
+    fabric = make_fabric(config.train)
     kept: list[Callable[[NodeModel], dict[str, float]]] = []
 
     def watch(trained: NodeModel, epoch: int, seconds: float) -> None:

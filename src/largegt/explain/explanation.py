@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..text import printable
+
 _NAME = 28
 HOPS = {0: "drawn at random", 1: "1 hop", 2: "2 hops"}
 
@@ -116,11 +118,11 @@ class Explanation:
         said = self.predicted if self.task != "regression" else number(self.predicted)
         sure = "" if self.probability is None else f", probability of {self.target}: {self.probability:.3f}"
         parts = [
-            f"{self.run} says of node {self.node}: {in_words(said)}{sure}"
-            f" (its own label: {in_words(self.label)})",
-            f"{self.explained}: {number(self.score)}; of inputs that say nothing: {number(self.base_score)}. "
-            f"The pieces below add up to the difference{_missed(self.gap)}. Mean of {self.draws} "
-            f"draw{'s' if self.draws > 1 else ''} of local nodes.",
+            printable(f"{self.run} says of node {self.node}: {in_words(said)}{sure}"
+                      f" (its own label: {in_words(self.label)})"),
+            printable(f"{self.explained}: {number(self.score)}; of inputs that say nothing: {number(self.base_score)}. "
+                      f"The pieces below add up to the difference{_missed(self.gap)}. Mean of {self.draws} "
+                      f"draw{'s' if self.draws > 1 else ''} of local nodes."),
             _lines("What carried it", ("", "carried", "falls without"),
                    [(piece.name, number(piece.carried), number(piece.without)) for piece in self.pieces]),
         ]  # fmt: skip
@@ -192,7 +194,7 @@ def _of(title: str, shown: Sequence[Any], every: Sequence[Any]) -> str:
 
 def _lines(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns side by side: the first and those of words left, numbers right."""
-    rows = [[cell if len(cell) <= _NAME else cell[: _NAME - 1] + "…" for cell in row] for row in rows]
+    rows = [[cell if len(cell) <= _NAME else cell[: _NAME - 1] + "…" for cell in map(printable, row)] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     left = {0, *(at for at, name in enumerate(head) if name in ("label", "split", "where", "mostly"))}
 

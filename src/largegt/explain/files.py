@@ -30,7 +30,7 @@ def write_explanation(found: Explanation, out: PathLike) -> Path:
     """Write it in the form that the name asks for."""
     out = Path(out)
     if out.suffix == ".json":
-        text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False, default=str) + "\n"
+        text = json.dumps(found.as_dict(), indent=1, default=str) + "\n"
     else:
         text = found.svg() if out.suffix == ".svg" else found.html()
     with disk_errors(out):

@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import InputError
-from ..io.remote import file_system, is_url, local_path, talking
+from ..io.remote import file_system, local_path, talking
 from ..types import PathLike
+from ..urls import is_url, redacted
 
 _KINDS = (".parquet", ".csv", ".tsv", ".npy", ".npz")
 _PACKED = (".csv", ".tsv")
@@ -26,12 +27,12 @@ _GLOB = frozenset("*?[")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at a URL."""
+    """A file at a URL. As text it is the URL without its login."""
 
     url: str
 
     def __str__(self) -> str:
-        return self.url
+        return redacted(self.url)
 
     @property
     def name(self) -> str:
@@ -117,7 +118,7 @@ def facts_of(file: File) -> list[Any]:
     if isinstance(file, RemoteFile):
         info = file.info()
         version = next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), "")
-        return [file.url, info.get("size"), str(version)]
+        return [str(file), info.get("size"), str(version)]
     facts = file.stat()
     return [str(file.resolve()), facts.st_size, facts.st_mtime_ns]
 

@@ -33,6 +33,7 @@ from ..errors import FormatError, InputError, first_line
 from ..io.array_folder import ArrayFolder
 from ..io.checksums import is_checker
 from ..progress import Progress
+from ..text import quoted
 from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 from .labels import labelled
 from .splits import SPLIT_CODES
@@ -353,7 +354,7 @@ class GraphStore:
             raise InputError(
                 f"{self.place} has no node {unknown!r}; its ids look like "
                 f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
-                f"largegt inspect {self.place} tells more"
+                f"largegt inspect {quoted(self.place)} tells more"
             )
         return np.asarray(nodes)
 

@@ -184,7 +184,12 @@ class Cleaned:
 
 def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = ()) -> Cleaned:
     """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
-    `without` count as released."""
+    `without` count as released. Preparations of earlier versions go when the newest version has been prepared."""
+    return _clean(store, dry_run, without)
+
+
+def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sources: bool = False) -> Cleaned:
+    """With `keep_sources`, preparations of earlier versions stay in any case: the next one takes rows from them."""
     path = remote.local_path(store)
     remote.refresh(path)
     cleaned = Cleaned()
@@ -200,8 +205,13 @@ def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = 
                 cleaned.num_files += 1
                 cleaned.num_bytes += remote.remove_file(path / name, dry_run)
         known = {str(manifest["fingerprint"]) for manifest in manifests}
-        known |= {state.fingerprint for state in _states(newest, path)}
+        prepared = {_version_of(_manifest(folder, PREPARED)) for folder in remote.folders(path / PREPARED)}
+        if keep_sources or newest["fingerprint"] not in prepared:
+            known |= {state.fingerprint for state in _states(newest, path)}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
+        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / REFS):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
     return cleaned
 
 
@@ -209,7 +219,7 @@ def clean_quietly(store: GraphStore) -> None:
     """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
     if store.folder.url is None:
         with suppress(LargeGTError, OSError):
-            clean(store.path)
+            _clean(store.path, dry_run=False, without=(), keep_sources=True)
 
 
 def _clean_versions(
@@ -235,17 +245,20 @@ def _clean_preparations(path: Path, versions: set[str], cleaned: Cleaned, dry_ru
     named: set[tuple[str, str]] = set()
     for folder in remote.folders(path):
         manifest = _manifest(folder, PREPARED)
-        try:
-            stages, version = dict(manifest["meta"]["stages"]), str(manifest["meta"]["store"]["fingerprint"])
-        except (KeyError, TypeError, ValueError):
-            continue  # damaged: `prepare` makes it again
-        if version in versions or not _removed(folder, manifest, cleaned, dry_run):
-            named |= {(str(stage), str(key)) for stage, key in stages.items()}
+        if _version_of(manifest) in versions or not _removed(folder, manifest, cleaned, dry_run):
+            named |= {(str(stage), str(key)) for stage, key in manifest.get("meta", {}).get("stages", {}).items()}
     for stage in remote.names(path):
         refuse_links_out(path, path / stage)
         for folder in remote.folders(path / stage):
             if (stage, folder.name) not in named:
                 _removed(folder, _manifest(folder, "stage"), cleaned, dry_run)
+
+
+def _version_of(manifest: dict[str, Any]) -> str | None:
+    """The version that a preparation was made from; None where its manifest cannot be read."""
+    meta = manifest.get("meta", {})
+    readable = isinstance(meta.get("stages"), dict) and isinstance(meta.get("store"), dict)
+    return str(meta["store"].get("fingerprint")) if readable else None
 
 
 def _manifest(folder: Path, kind: str) -> dict[str, Any]:

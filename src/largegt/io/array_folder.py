@@ -27,6 +27,7 @@ import numpy as np
 
 from ..errors import DiskError, FormatError, InputError
 from ..progress import Progress, silent
+from ..text import quoted
 from ..types import Array, PathLike
 from . import remote
 from .atomic import leaves, require_space
@@ -237,11 +238,11 @@ def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any],
     place = remote.shown(path)
     if not path.exists():
         missing = f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else "")
-        raise InputError(f"{missing}: check the path" + (_MAKE_STORE + place if kind == "store" else ""))
+        raise InputError(f"{missing}: check the path" + (_MAKE_STORE + quoted(place) if kind == "store" else ""))
     if not (path / MANIFEST).is_file():
         if kind == "store" and (path / "config.toml").is_file():
             raise FormatError(f"{place} is a run, not a store: name the store that it was trained on, or another")
-        made = _MAKE_STORE + place if kind == "store" else ""
+        made = _MAKE_STORE + quoted(place) if kind == "store" else ""
         raise FormatError(f"{place} is not a largegt {kind}: it has no manifest.json{made}")
     manifest, held = _read(path / MANIFEST, path, kind)
     if version is None or manifest["fingerprint"] == version:
@@ -306,4 +307,4 @@ def _advice(path: Path, kind: str) -> str:
     """What to do about a damaged folder."""
     place = remote.shown(path)
     again = f"ingest {place} again with --overwrite" if kind == "store" else f"delete {place} and make it again"
-    return f"{again}, or bring a whole copy (largegt inspect {place} --verify names all that is damaged)"
+    return f"{again}, or bring a whole copy (largegt inspect {quoted(place)} --verify names all that is damaged)"

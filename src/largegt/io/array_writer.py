@@ -282,11 +282,12 @@ class ArrayWriter:
             entry["bytes"] = file.stat().st_size
             if "checksum" not in entry:
                 entry["checksum"] = file_checksum(file)
+                self.commit()
             entry["file"] = array_file(name, entry["checksum"])
-            self.commit()
             sync(file)
             done += entry["bytes"]
         show("checksums", total, total)
+        self.commit()
 
     def _place(self, show: Progress) -> None:
         """Move the arrays into the folder, and upload what is not yet at its URL."""

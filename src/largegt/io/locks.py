@@ -49,8 +49,10 @@ class Lock:
         path = Path(path)
         self.file = _lock_file(path)
         self._made = [parent for parent in path.parents if not parent.exists()]
+        self._descriptor = -1
         with disk_errors(path):
-            self._descriptor = self._taken(path, doing, wait)
+            self._descriptor = self._locked(path, doing, wait)
+            self._describe()
 
     def __enter__(self) -> Lock:
         return self
@@ -58,7 +60,8 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _taken(self, path: Path, doing: str, wait: bool) -> int:
+    def _locked(self, path: Path, doing: str, wait: bool) -> int:
+        """The open lock file, locked."""
         said = False
         while True:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,6 @@ class Lock:
             try:
                 _lock(descriptor, path, doing)
                 if _is_at(descriptor, self.file):  # else its holder removed it meanwhile
-                    self._describe(descriptor)
                     return descriptor
                 os.close(descriptor)
             except HeldError as error:
@@ -81,14 +83,14 @@ class Lock:
                 os.close(descriptor)
                 raise
 
-    def _describe(self, descriptor: int) -> None:
+    def _describe(self) -> None:
         """Write who holds it."""
         facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(facts).encode(), 0)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(facts).encode(), 0)
         except OSError:  # a full disk
-            self.file.unlink(missing_ok=True)
+            self.release()
             raise
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Stores and preparations at URLs (s3://, gs://, …), beside those on paths.
+"""Stores and preparations at URLs (s3://, gs://, az://; see urls.py), beside those on paths.
 
 Enters: a path or a URL. Leaves: a local folder either way. A URL has a copy in the cache ($LARGEGT_CACHE, else
 ~/.cache/largegt): every file in it has its place at the URL. A file that a process needs whole is fetched when it is
@@ -22,15 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import urls
 from ..errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
 from ..types import PathLike
+from ..urls import is_url as is_url
 from .atomic import replacing, write_text_atomically
 
 PART_BYTES = 1 << 23
 """What one request asks for at most; longer ranges are several, under way at once."""
 PARTS_AT_ONCE = 8
 MANIFEST = "manifest.json"
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # Path("s3://b/g") has one slash left
 _PREPARED = re.compile(r"(.+)(/prepared/[0-9a-f]{16})")
 _NAME = re.compile(r"[0-9a-f]{16}")
 _published: dict[str, int] = {}
@@ -39,29 +40,34 @@ _published: dict[str, int] = {}
 # paths and URLs
 
 
-def is_url(place: PathLike) -> bool:
-    """Whether this is the URL of something that is not on a path."""
-    found = _URL.fullmatch(str(place))
-    return found is not None and found[1] not in ("file", "local")
-
-
 def cache_folder() -> Path:
     """Where the copies of URLs are."""
     return Path(os.path.realpath(os.environ.get("LARGEGT_CACHE") or Path.home() / ".cache" / "largegt"))
 
 
-def local_path(place: PathLike) -> Path:
-    """The folder that stands for `place` on this machine. It need not exist."""
-    found = _URL.fullmatch(str(place))
+def local_path(place: PathLike, named_by: PathLike | None = None) -> Path:
+    """The folder that stands for `place` on this machine. It need not exist. `named_by` is the folder that `place` was
+    read from; without it the user gave `place`, and a URL is trusted from then on."""
+    found = urls.parts(place)
     if found is None:
         return Path(place)
+    scheme, name = found[0], found[1].rstrip("/")
     if not is_url(place):
-        return Path("/" + found[2])
-    url = f"{found[1]}://{found[2].rstrip('/')}"
-    if "/" not in found[2].rstrip("/"):  # what is in the making lies beside it
+        return Path("/" + found[1])
+    url = f"{scheme}://{name}"
+    if (fault := urls.fault(url)) is not None:
+        raise ConfigError(fault)
+    if "/" not in name:  # what is in the making lies beside it
         raise ConfigError(f"{url} is a whole bucket: give a name in it, such as {url}/g")
-    if inside := _PREPARED.fullmatch(url):  # is in its store's copy, as it does at the URL
-        return local_path(inside[1]).joinpath(*inside[2].split("/"))
+    if inside := _PREPARED.fullmatch(url):  # it is in its store's copy
+        return local_path(inside[1], named_by).joinpath(*inside[2].split("/"))
+    if named_by is None:
+        urls.remember(url)
+    elif not urls.is_trusted(url):
+        raise InputError(
+            f"{named_by} names the store {url}, which was never given on this machine: if you trust this URL, run the "
+            f"same command with --trust-remote, or first largegt inspect {url}"
+        )
     home = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16]
     note = home / "url"
     if not note.exists():
@@ -272,7 +278,7 @@ def remove_folder(path: Path) -> None:
         path.unlink()
         return
     (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # how fsspec is met
@@ -286,14 +292,18 @@ def talking(url: str, done: str) -> Iterator[None]:
     except LargeGTError:
         raise
     except Exception as error:
-        missing = isinstance(error, FileNotFoundError)
+        answered = getattr(error.__cause__, "status", 404) != 404  # fsspec calls any refusal of a web server missing
+        reason = error.__cause__ if answered and error.__cause__ else error
+        missing = isinstance(reason, FileNotFoundError)
         kind = InputError if missing and done == "read" else DiskError
-        advice = "" if missing else _advice(error)
-        raise kind(f"{url} cannot be {done}: {first_line(error).rstrip('.')}{advice}") from error
+        advice = "" if missing else _advice(reason)
+        raise kind(f"{url} cannot be {done}: {first_line(reason).rstrip('.')}{advice}") from error
 
 
-def _advice(error: Exception) -> str:
-    if isinstance(error, PermissionError) or "redential" in str(error):
+def _advice(error: BaseException) -> str:
+    names = ("status", "status_code", "code")  # of aiohttp, Azure, gcsfs
+    status = next((getattr(error, name) for name in names if hasattr(error, name)), None)
+    if isinstance(error, PermissionError) or "redential" in str(error) or status in (401, 403):
         return ": see that your credentials are set (for s3://: AWS_ACCESS_KEY_ID, AWS_PROFILE or a role) and suffice"
     return ": see that the bucket, the network and AWS_ENDPOINT_URL are right, then run the same command again"
 
@@ -313,18 +323,17 @@ def _content(url: str) -> bytes | None:
 
 def file_system(url: str) -> tuple[Any, str]:
     """fsspec's file system for a URL, which keeps its connections, and the path in it."""
-    scheme = url.split("://")[0]
+    if (fault := urls.fault(url, urls.TABLES)) is not None:
+        raise ConfigError(fault)
     try:
         from fsspec.core import url_to_fs
 
         fs, path = url_to_fs(url)
     except ImportError as error:
         raise ConfigError(
-            f"{scheme}:// needs another package ({first_line(error)}): pip install 'largegt[cloud]' for s3://, "
-            "and fsspec's own for others, such as gcsfs for gs://"
+            f"{url} needs another package ({first_line(error)}): pip install 'largegt[cloud]' for s3://, gcsfs for "
+            "gs://, adlfs for az:// and abfs://"
         ) from None
-    except ValueError as error:
-        raise ConfigError(f"{url} cannot be opened: {first_line(error)}; s3://bucket/name is one that can") from None
     return fs, str(path)
 
 

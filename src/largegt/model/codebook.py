@@ -26,8 +26,8 @@ from ..config import CodebookConfig
 from ..ranks import ALONE, Ranks
 from .fused import Fused
 
-_NORM_MOMENTUM = 0.1
-_NORM_EPSILON = 1e-5
+NORM_MOMENTUM = 0.1
+NORM_EPSILON = 1e-5
 _START_JITTER = 0.01
 
 
@@ -64,7 +64,7 @@ class Codebook(nn.Module):
 
     def normalize(self, z_bw: Tensor) -> Tensor:
         """z in the codebook's space: by the running mean and variance, which carry no gradient."""
-        return (z_bw - self.mean) * torch.rsqrt(self.variance + _NORM_EPSILON)
+        return (z_bw - self.mean) * torch.rsqrt(self.variance + NORM_EPSILON)
 
     def log_counts(self) -> Tensor:
         """[c] log of the nodes assigned to each centroid: -inf for an empty one, 0 everywhere before the first."""
@@ -98,14 +98,20 @@ class Codebook(nn.Module):
         self._count(nodes_a, self.ranks.joined(nearest_b, counts), sorted_a, order_a)
 
     def _move(self, z_bw: Tensor, nearest_b: Tensor, order_a: Tensor, counts: list[int]) -> None:
+        self._average(z_bw, nearest_b)
+        self._revive(z_bw, order_a, counts)
+        self.centroids.copy_(self.ema_sum / self._smoothed_sizes()[:, None])
+
+    def _average(self, z_bw: Tensor, nearest_b: Tensor) -> None:
+        """Move the averages of cluster sizes and sums towards those of this batch."""
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
         self.ema_size.mul_(self.decay).add_(self.ranks.sum_(size_c), alpha=1 - self.decay)
         self.ema_sum.mul_(self.decay).add_(self.ranks.sum_(sum_cw), alpha=1 - self.decay)
-        self._revive(z_bw, order_a, counts)
+
+    def _smoothed_sizes(self) -> Tensor:
         total = self.ema_size.sum()
-        smoothed_c = (self.ema_size + self.epsilon) / (total + len(self.ema_size) * self.epsilon) * total
-        self.centroids.copy_(self.ema_sum / smoothed_c[:, None])
+        return (self.ema_size + self.epsilon) / (total + len(self.ema_size) * self.epsilon) * total
 
     def nearest(self, z_bw: Tensor) -> Tensor:
         """[b] the centroid nearest to each normalised row."""
@@ -117,10 +123,10 @@ class Codebook(nn.Module):
         if sum(counts) < 2:
             return self.normalize(z_bw)
         variance, mean = self._moments(z_bw, counts)
-        momentum = torch.where(self.started, _NORM_MOMENTUM, 1.0)
+        momentum = torch.where(self.started, NORM_MOMENTUM, 1.0)
         self.mean.lerp_(mean, momentum)
         self.variance.lerp_(variance, momentum)
-        return (z_bw - mean) * torch.rsqrt(variance + _NORM_EPSILON)
+        return (z_bw - mean) * torch.rsqrt(variance + NORM_EPSILON)
 
     def _moments(self, z_bw: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
         """[w] variance and mean over the rows of all ranks: that of their means is added to the mean variance."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import first_line
+from ..runtime.hardware import usable
 
 try:
     import triton
@@ -47,7 +48,7 @@ def kernels_work() -> bool:
     """Whether this machine has a GPU and what it takes to compile the kernel for it. Tried once."""
     global _works
     if _works is None:
-        _works = triton is not None and torch.cuda.is_available()
+        _works = torch.cuda.is_available() and usable("triton", "the readout is not fused, since Triton does not work")
         if _works:
             x, d = torch.zeros(1, 2, 16, device="cuda"), torch.zeros(16, device="cuda")
             try:

@@ -43,14 +43,23 @@ class GlobalModule(nn.Module):
         x_bx = self.mlp_a(features_bf)
         joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
         centroids_cw = self.codebook.centroids.to(joined_bw.dtype)
-        q_hbw = self._split(self.query(self.codebook.normalize(joined_bw)))
-        k_hcw = self._split(self.key(centroids_cw))
-        v_hcw = self._split(self.value(centroids_cw[:, : self.width]))
-        score_hbc = q_hbw @ k_hcw.transpose(1, 2) * q_hbw.shape[-1] ** -0.5 + self.codebook.log_counts()
-        y_hbw = score_hbc.softmax(dim=-1).to(v_hcw.dtype) @ v_hcw
-        y_bd = y_hbw.transpose(0, 1).flatten(1)
+        y_bd = codebook_attention(
+            self.query(self.codebook.normalize(joined_bw)), self.key(centroids_cw),
+            self.value(centroids_cw[:, : self.width]), self.codebook.log_counts(), self.heads,
+        )  # fmt: skip
         return self.norm(self.mlp_b(y_bd)), joined_bw
 
-    def _split(self, rows: Tensor) -> Tensor:
-        """[rows, h·w] → [h, rows, w]."""
-        return rows.view(len(rows), self.heads, -1).transpose(0, 1)
+
+def codebook_attention(
+    query_bw: Tensor, key_cw: Tensor, value_cw: Tensor, log_counts_c: Tensor, heads: int
+) -> Tensor:  # fmt: skip
+    """[b, h·w] nodes attend to centroids, whose scores get log(count); the heads side by side."""
+    q_hbw, k_hcw, v_hcw = (_split(rows, heads) for rows in (query_bw, key_cw, value_cw))
+    score_hbc = q_hbw @ k_hcw.transpose(1, 2) * q_hbw.shape[-1] ** -0.5 + log_counts_c
+    y_hbw: Tensor = score_hbc.softmax(dim=-1).to(v_hcw.dtype) @ v_hcw
+    return y_hbw.transpose(0, 1).flatten(1)
+
+
+def _split(rows: Tensor, heads: int) -> Tensor:
+    """[rows, h·w] → [h, rows, w]."""
+    return rows.view(len(rows), heads, -1).transpose(0, 1)

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..io.remote_array import window
+from ..memory import rows_within
 from ..progress import Progress, silent
 from ..types import Array
 from . import kernels
@@ -28,6 +30,7 @@ Finish = Callable[[int, int, Array], None]
 
 _CHUNK_ROWS = 2048
 _SMALL_LOT = 1 << 17
+_PIECE_ROWS = 1 << 16
 _NOWHERE = np.zeros(0, dtype=np.int32)
 
 
@@ -67,6 +70,16 @@ class Neighbors:
 def numbers(nodes: Array | range) -> Array:
     """int64 node numbers."""
     return np.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else np.asarray(nodes, dtype=np.int64)
+
+
+def marked_numbers(marked: Array, dtype: np.dtype[Any]) -> Array:
+    """The nodes that are marked in a boolean [N], sorted. NumPy's own makes int64 of all first."""
+    found, at = np.empty(np.count_nonzero(marked), dtype=dtype), 0
+    for first in range(0, len(marked), _SMALL_LOT):
+        some = np.flatnonzero(marked[first : first + _SMALL_LOT])
+        found[at : at + len(some)] = some + first
+        at += len(some)
+    return found
 
 
 def block_sums(
@@ -114,11 +127,18 @@ def block_sums(
                 show(stage, first + (last - first) * end // num_sources, len(nodes))
             if waiting is not None:
                 waiting.result()
-            waiting = behind.submit(finish, first, last, sums)
+            waiting = behind.submit(_finish_in_pieces, finish, first, sums)
             if len(rooms) == 1:
                 waiting.result()
         if waiting is not None:
             waiting.result()
+
+
+def _finish_in_pieces(finish: Finish, first: int, sums: Array) -> None:
+    """What `finish` makes of a piece, beside the sums, is small."""
+    for low in range(0, len(sums), _PIECE_ROWS):
+        piece = sums[low : low + _PIECE_ROWS]
+        finish(first + low, first + low + len(piece), piece)
 
 
 def plan(num_nodes: int, num_sources: int, width: int, memory: int) -> tuple[int, int]:
@@ -157,7 +177,9 @@ def _places(sources: Array | None, begin: int, end: int, low: int, high: int) ->
     if sources is None:
         return _NOWHERE
     places = np.full(high - low, -1, dtype=np.int32)
-    places[np.asarray(sources[begin:end], dtype=np.int64) - low] = np.arange(end - begin, dtype=np.int32)
+    for first in range(begin, end, _CHUNK_ROWS):
+        last = min(end, first + _CHUNK_ROWS)
+        places[numbers(sources[first:last]) - low] = np.arange(first - begin, last - begin, dtype=np.int32)
     return places
 
 
@@ -165,7 +187,7 @@ def _fill(load: Load, begin: int, end: int, dense: Array, threads: int | None) -
     def part(first: int, last: int) -> None:
         load(begin + first, begin + last, dense[first:last])
 
-    run_chunks(part, end - begin, _CHUNK_ROWS, threads)
+    run_chunks(part, end - begin, min(_CHUNK_ROWS, rows_within(4 * dense.shape[1])), threads)
 
 
 def _add(

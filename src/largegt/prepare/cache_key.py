@@ -19,9 +19,10 @@ from ..graph.versions import State, earlier_state
 from ..io import remote
 from ..io.checksums import fingerprint
 from ..types import Array, Direction
+from .blocks import marked_numbers
 
 _VERSIONS = {
-    "local_nodes": 1, "tokens": 1, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
+    "nodes": 1, "local_nodes": 1, "tokens": 1, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
 }  # fmt: skip
 """Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 
@@ -70,7 +71,8 @@ def directions_read(config: PrepareConfig) -> set[Direction]:
     along: set[Direction] = {config.local_nodes.direction, *directions_of(config)}
     if along & {"in", "out"}:
         along |= {"in", "out"}  # degrees of the other side
-    reads_both = config.labels.named() or config.local_nodes.near or config.positions.method == "laplacian"
+    reads_labels = bool(config.labels.hops) or config.labels.local
+    reads_both = reads_labels or config.local_nodes.near or config.positions.method == "laplacian"
     return along | ({"both"} if reads_both else set())
 
 
@@ -84,13 +86,13 @@ def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
     """The nodes that get a row: the labelled ones, or all."""
     if config.local_nodes.nodes == "all":
         return np.arange(store.num_nodes, dtype=np.dtype(index_dtype(store.num_nodes)))
-    nodes = np.flatnonzero(store.labelled)
+    nodes = marked_numbers(store.labelled, np.dtype(index_dtype(store.num_nodes)))
     if not len(nodes):
         raise InputError(
             f"{store.place} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
             "with --set prepare.local_nodes.nodes=all"
         )
-    return nodes.astype(np.dtype(index_dtype(store.num_nodes)))
+    return nodes
 
 
 def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> State | None:
@@ -143,6 +145,7 @@ def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> 
         of_edges = [["edges", store.folder.checksum(f"{side}_edge_features")] for side in _edge_sides(store, config)]
     labels = [store.folder.checksum("labels"), store.folder.checksum("split"), *known]
     depends: dict[str, Any] = {
+        "nodes": [store.num_nodes, which, labels],
         "local_nodes": sampled,
         "tokens": [rows_of, features, config.tokens.model_dump(mode="json"), scaled, of_edges],
         "positions": [structure, config.local_nodes.direction, config.positions.relevant()],

@@ -24,9 +24,10 @@ from ..errors import ConfigError
 from ..graph.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
+from ..memory import rows_within
 from ..progress import silent
 from ..types import OPPOSITE, Array, Direction
-from .blocks import Finish, Load, Neighbors
+from .blocks import Finish, Load, Neighbors, marked_numbers
 from .edge_means import EdgeMeans
 from .engines.engine import Engine
 from .engines.local import run_chunks
@@ -99,7 +100,7 @@ class _Walk:
         self.engine.mark_neighbors(self.neighbors, nodes, marked)
         if np.count_nonzero(marked) > 0.9 * num_nodes:
             return None
-        return np.flatnonzero(marked).astype(nodes.dtype)
+        return marked_numbers(marked, nodes.dtype)
 
 
 class ContextFeatures:
@@ -122,6 +123,7 @@ class ContextFeatures:
         store = self.features.store
         walks = [_Walk(store, self.nodes, side, hops, self.engine, self.weighted) for side in self.directions]
         out = writer.grow("tokens", dtype, (1 + len(names), self.width))
+        token_rows_at_once = rows_within(4 * (1 + len(names)) * self.width)
         # the last context goes straight into the rows, all others lie aside until then
         aside = [(walk, hop) for walk in walks for hop in range(1, hops if walk is walks[-1] else hops + 1)]
         missing = (1 + len(names)) * (len(self.nodes) - out.rows) * self.width * out.stored.itemsize
@@ -135,8 +137,8 @@ class ContextFeatures:
         def finish(first: int, last: int, sums: Array | None) -> None:
             if sums is not None:
                 sums = self._context_rows(walks[-1], self.nodes[first:last], sums, hops)
-            for start in range(first, last, _CHUNK_ROWS):
-                stop = min(last, start + _CHUNK_ROWS)
+            for start in range(first, last, token_rows_at_once):
+                stop = min(last, start + token_rows_at_once)
                 part = None if sums is None else sums[start - first : stop - first]
                 out.append(self._token_rows(start, stop, walks, len(names), part, dtype))
             writer.commit()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -174,7 +175,8 @@ def _labels_in(cutout: Cutout, own: TrainingLabels) -> TrainingLabels:
     num_old = cutout.graph.num_old
     known = np.minimum(cutout.numbers, num_old - 1)
     is_train = own.is_train[known] & (cutout.numbers < num_old)
-    return TrainingLabels(np.asarray(own.labels[known]), is_train, own.middle, own.spread)
+    scale = own.scale and replace(own.scale, half=np.where(is_train, own.scale.half[known], np.uint8(0)))
+    return TrainingLabels(np.asarray(own.labels[known]), is_train, scale)
 
 
 def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:

@@ -19,12 +19,14 @@ from ..config import PrepareConfig
 from ..graph.csr import index_dtype
 from ..graph.labels import num_label_columns
 from ..graph.store import GraphStore
-from ..memory import held_bytes, memory_budget
+from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
 from ..types import Array
 from .blocks import Neighbors, block_bytes, block_sums, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
+from .engines.engine import SEGMENT_NODES, Engine
 from .features import NodeFeatures
+from .label_contexts import num_count_columns
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
 from .positions import node2vec_bytes
 from .prepared import sample
@@ -34,6 +36,8 @@ _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
 _SUM_SOURCES = 1 << 18
 _SUM_BYTES = 1 << 28
+_FIXED_BYTES = 232 << 20
+"""Python, the libraries, kernels that a first run compiles (warm, they take 100 MiB less), and the least for blocks."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1e9, 4e8
 _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
 """Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
@@ -82,16 +86,19 @@ def estimate(
 ) -> Estimate:
     """What `prepare(store, config, memory=memory)` will take."""
     config = settled(store, config)
-    budget, held = memory_budget(memory), held_bytes()
     nodes = nodes_to_prepare(store, config)
+    engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
     measured = _Speed(store, config, threads)
+    release_freed()
+    room, held = engine.room, held_bytes()  # with the kernels loaded
+    own, rings, labels = (size * store.num_nodes for size in _node_bytes(store, config, len(nodes)))
     stages = (
-        _local_nodes(store, nodes, config, draw_s, token_rows, held),
-        _tokens(store, config, token_rows, budget, measured, held),
-        _positions(store, nodes, config, budget, measured, held),
-        *_label_contexts(store, nodes, config, budget, measured, held),
-        *_surroundings(store, nodes, config, token_rows, budget, measured, held),
+        _local_nodes(store, nodes, config, draw_s, token_rows, held + own),
+        _tokens(store, config, token_rows, room(rings), measured, held + rings),
+        _positions(store, nodes, config, room(), measured, held),
+        *_label_contexts(store, nodes, config, room(labels), measured, held + labels),
+        *_surroundings(store, nodes, config, token_rows, room(labels), measured, held + labels),
     )
     kept = peak = 0
     for stage in stages:
@@ -108,6 +115,18 @@ def estimate(
         elapsed_s=sum(stage.elapsed_s for stage in stages) + kept / _READ_BYTES_PER_S,
         already_prepared=is_prepared(store, config),
     )
+
+
+def least_memory(store: GraphStore, config: PrepareConfig, num_rows: int) -> int:
+    """The smallest `--memory` that a preparation of `num_rows` nodes keeps, of settled settings."""
+    return _FIXED_BYTES + max(_node_bytes(store, config, num_rows)) * store.num_nodes
+
+
+def _node_bytes(store: GraphStore, config: PrepareConfig, num_rows: int) -> tuple[int, int, int]:
+    """Bytes per node that LocalNodes, context features and labels hold, beside their blocks."""
+    item = np.dtype(index_dtype(store.num_nodes)).itemsize
+    rings = config.tokens.hops * len(directions_of(config)) if num_rows < store.num_nodes else 0
+    return 1 + 2 * item, 1 + item * (1 + rings), 26 if store.task == "regression" else 5
 
 
 def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
@@ -177,9 +196,9 @@ def _local_nodes(
     item = np.dtype(index_dtype(store.num_nodes)).itemsize
     sampled = len(nodes) * config.local_nodes.k * item
     scratch = sampled if config.local_nodes.k > 1 else 0
-    marks = store.num_nodes * (1 + item)
     elapsed_s = draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S
-    return StageEstimate("local nodes", sampled + token_rows * item, scratch, held + marks, elapsed_s)
+    segment = 2 * min(len(nodes), SEGMENT_NODES) * config.local_nodes.k * item
+    return StageEstimate("local nodes", sampled + token_rows * item, scratch, held + segment, elapsed_s)
 
 
 def _tokens(
@@ -211,7 +230,7 @@ def _tokens(
             source_bytes = 4 * rows * width
         sum_s += speed.passes_s(sum(rows_of_hop) / store.num_nodes, num_edges, width)
     elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
-    return StageEstimate("context features", kept, scratch, held + memory + 2 * store.num_nodes, elapsed_s)
+    return StageEstimate("context features", kept, scratch, held + memory, elapsed_s)
 
 
 def _positions(
@@ -252,8 +271,9 @@ def _label_contexts(
     hops = config.labels.hops
     if not hops:
         return []
-    width = num_label_columns(store.task, store.num_outputs)
-    kept, counts = 2 * len(nodes) * hops * (width + 1), 4 * store.num_nodes * width
+    width = num_count_columns(store.task, store.num_outputs)
+    kept = 2 * len(nodes) * hops * (num_label_columns(store.task, store.num_outputs) + 1)
+    counts = 4 * store.num_nodes * width
     at_once, sources = plan(store.num_nodes, store.num_nodes, width, budget)
     num_edges = len(store.csr("both")[1])
     passes = 1 + (hops - 1) * len(nodes) / store.num_nodes
@@ -270,11 +290,11 @@ def _surroundings(
         searched_s = len(nodes) * config.local_nodes.k * _SEARCH_CORE_S / speed.threads
         found.append(StageEstimate("distances", kept, 0, held, searched_s + kept / _WRITE_BYTES_PER_S))
     if config.labels.local:
-        width = num_label_columns(store.task, store.num_outputs)
+        width = num_count_columns(store.task, store.num_outputs)
         lists = Neighbors(*store.csr("both"), self_loops=False)
         kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 2)
         at_once, sources = plan(token_rows, store.num_nodes, width, budget)
         elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
-        memory = held + block_bytes(at_once, sources, width) + 5 * store.num_nodes
+        memory = held + block_bytes(at_once, sources, width)
         found.append(StageEstimate("label surroundings", kept, 0, memory, elapsed_s + kept / _WRITE_BYTES_PER_S))
     return found

@@ -7,12 +7,14 @@ Cost: a copy of the rows asked for at most; the scale is one pass over the featu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ..graph.precision import decode
 from ..graph.store import GraphStore
+from ..memory import rows_within
 from ..types import Array, Direction
 
 if TYPE_CHECKING:
@@ -57,10 +59,20 @@ class _Moments:
     counted: int
 
     def __call__(self, start: int, stop: int) -> tuple[Array, Array, Array, int]:
-        rows = self.features.rows(slice(start, stop))
-        is_there = rows[:, : self.counted] != 0
-        block = rows.astype(np.float64) - self.pilot
-        return block.sum(axis=0), (block * block).sum(axis=0), is_there.sum(axis=0), int(is_there.any(axis=1).sum())
+        total, square = np.zeros_like(self.pilot), np.zeros_like(self.pilot)
+        there, nodes_with_any = np.zeros(self.counted, dtype=np.int64), 0
+        for first, last in pairwise([*range(start, stop, rows_within(8 * len(self.pilot))), stop]):
+            rows = self.features.rows(slice(first, last))
+            is_there = rows[:, : self.counted] != 0
+            block = rows.astype(np.float64)
+            block -= self.pilot
+            squares = block * block
+            block[0] += total  # row after row, so the bits do not depend on the pieces
+            squares[0] += square
+            total, square = block.sum(axis=0), squares.sum(axis=0)
+            there += is_there.sum(axis=0)
+            nodes_with_any += int(is_there.any(axis=1).sum())
+        return total, square, there, nodes_with_any
 
 
 def feature_scale(

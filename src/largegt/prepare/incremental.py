@@ -166,10 +166,10 @@ def same_training_labels(prepared: Prepared, state: State, store: GraphStore, ow
     is_train[then:] = False
     if prepared.config.labels.hops != hops or not np.array_equal(is_train, own.is_train[: state.num_nodes]):
         return False
-    if own.spread is None:
+    if own.scale is None:
         return True
-    before = TrainingLabels.of(store, then)
-    return (before.middle, before.spread) == (own.middle, own.spread)
+    before = TrainingLabels.of(store, then).scale
+    return before is not None and (before.mean, before.std) == (own.scale.mean, own.scale.std)
 
 
 def merge(

@@ -6,12 +6,12 @@ Enters: a store, whose training nodes have labels, and the nodes that need a row
 the share of each class among the training nodes that a random walk of so many steps ends at, and how likely it ends at
 one at all. Walks take edges both ways.
 
-A node's own label is no part of its row, to the bit: at one hop there is no edge to itself; at two, each neighbour's
-count of labels is a whole number, and the node is taken out of it before anything is divided or added. Walks of three
-steps and more come back along cycles, which no such count knows: there are no more than two hops. Values of a
-regression are counted in thirty-seconds of their spread, rounded, so that they are whole numbers too; a row holds their
-mean. float32 holds whole numbers up to 2²⁴: the counts of so many neighbours, and of 2¹⁶ for values, of 256 steps at
-most.
+A node's row does not depend on its own label, not in a single bit: at one hop there is no edge to itself; at two, each
+neighbour's count of labels is a whole number, and the node is taken out of it before anything is divided or added.
+Walks of three steps and more come back along cycles, which no such count knows: there are no more than two hops. Values
+of a regression are standardised (LabelScale) and rounded to steps of 1/32, so that they are whole numbers too; a row
+holds their mean. float32 holds whole numbers up to 2²⁴: the counts of so many neighbours, and of 2¹⁶ for values, of 256
+steps at most.
 
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
 counts, 4·N·c bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts, and 5
@@ -40,7 +40,7 @@ from .features import as_range
 _COUNTS = "scratch_label_counts"
 _RANGE, _CHUNK = 1 << 16, 512
 STEPS, _MOST_STEPS = 32, 256
-"""Steps that the spread of a regression's values has, and the farthest from the middle that one counts for."""
+"""Steps in a standard deviation of a regression's values, and the most steps from the mean that one counts for."""
 
 
 def write_label_contexts(
@@ -51,10 +51,11 @@ def write_label_contexts(
     num_labels = num_label_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
     out = writer.grow("label_contexts", "float16", (hops, num_labels + 1))
-    counted = writer.grow(_COUNTS, "float32", (num_labels,))
-    missing = 4 * num_labels * (store.num_nodes - counted.rows)
-    require_space(writer.path, missing + 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
     own = own or TrainingLabels.of(store)
+    num_counts = num_count_columns(store.task, store.num_outputs)
+    counted = writer.grow(_COUNTS, "float32", (num_counts,))
+    missing = 4 * num_counts * (store.num_nodes - counted.rows)
+    require_space(writer.path, missing + 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
 
     def finish(first: int, last: int, sums: Array) -> None:
         counted.append(sums)
@@ -62,9 +63,9 @@ def write_label_contexts(
 
     if counted.rows < store.num_nodes:
         everyone = range(store.num_nodes)
-        engine.sums(neighbors, everyone, None, own, num_labels, finish, "labels around", counted.rows)
+        engine.sums(neighbors, everyone, None, own, num_counts, finish, "labels around", counted.rows)
     known = known_around(own, neighbors, engine)
-    task = _Rows(neighbors, counted.so_far(), known, own, hops, num_labels)
+    task = _Rows(neighbors, counted.so_far(), known, own, hops)
     for rows in engine.lots(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
         writer.commit()
@@ -72,15 +73,49 @@ def write_label_contexts(
     writer.drop(_COUNTS)
 
 
+def num_count_columns(task: Task, num_outputs: int) -> int:
+    """Columns that training labels are counted in: one per label, or the two scales of a regression's values."""
+    return 2 if task == "regression" else num_label_columns(task, num_outputs)
+
+
+@dataclass(frozen=True)
+class LabelScale:
+    """Mean and standard deviation that a node reads the values of other nodes in: a regression's labels as inputs.
+
+    Training nodes belong to two halves, alternately in the order of their numbers. A node of one half reads values in
+    the scale of the other half, so the scale does not contain its own value, and is the same for all nodes of its half.
+    (Leaving out each node alone would reveal its value: the scale of all others tells what is missing from it.) Nodes
+    outside the training split read as half 0 does.
+    """
+
+    half: Array
+    """uint8 [n]"""
+    mean: tuple[float, float]
+    """By the half of the node that reads."""
+    std: tuple[float, float]
+
+    @classmethod
+    def fit(cls, labels: Array, is_train: Array) -> LabelScale:
+        half = np.cumsum(is_train, dtype=np.uint8) & np.uint8(1)
+        half[~is_train] = 0
+        others = [np.asarray(labels[is_train & (half != reader)], dtype=np.float64) for reader in (0, 1)]
+        known = [values if len(values) else np.zeros(1) for values in others]
+        mean, std = ([float(moment(values)) for values in known] for moment in (np.mean, np.std))
+        return cls(half, (mean[0], mean[1]), (std[0] or 1.0, std[1] or 1.0))
+
+    def standardized(self, values: Array) -> Array:
+        """float64 [n, 2] as nodes of either half read them."""
+        return (np.asarray(values, dtype=np.float64)[:, None] - self.mean) / self.std
+
+
 @dataclass(frozen=True)
 class TrainingLabels:
     """Rows of the training nodes' labels as counts: a one in the column of a class, or of each label a node has; a
-    value as a whole number of steps from the middle."""
+    value as a whole number of steps from the mean, in the scale of either half."""
 
     labels: Array
     is_train: Array
-    middle: float = 0.0
-    spread: float | None = None
+    scale: LabelScale | None = None
     """Of the values of a regression; none: the labels are classes."""
 
     @classmethod
@@ -93,13 +128,7 @@ class TrainingLabels:
     @classmethod
     def among(cls, labels: Array, is_train: Array, task: Task) -> TrainingLabels:
         """Those of `labels` that are of the training split."""
-        if task != "regression":
-            return cls(labels, is_train)
-        values = np.asarray(labels)[is_train].astype(np.float64)
-        deviation = values.std() if len(values) else 0.0
-        spread = float(2.0 ** np.ceil(np.log2(deviation))) if deviation > 0 else 1.0  # no single label moves it
-        middle = float(np.rint(values.mean() / spread) * spread) if len(values) else 0.0
-        return cls(labels, is_train, middle, spread)
+        return cls(labels, is_train, LabelScale.fit(labels, is_train) if task == "regression" else None)
 
     def __call__(self, first: int, last: int, out: Array) -> None:
         """Fill `out` [last - first, c] with the rows of a range of nodes."""
@@ -110,9 +139,8 @@ class TrainingLabels:
         out = np.zeros((len(nodes), width), dtype=np.float32)
         here = np.flatnonzero(self.is_train[nodes])
         labels = np.asarray(self.labels[nodes[here]])
-        if self.spread is not None:
-            steps = np.rint((labels.astype(np.float64) - self.middle) / self.spread * STEPS)
-            out[here, 0] = np.clip(steps, -_MOST_STEPS, _MOST_STEPS)
+        if self.scale is not None:
+            out[here] = np.clip(np.rint(self.scale.standardized(labels) * STEPS), -_MOST_STEPS, _MOST_STEPS)
         elif labels.ndim == 2:
             out[here] = np.nan_to_num(labels.astype(np.float32)) > 0
         else:
@@ -122,9 +150,12 @@ class TrainingLabels:
 
 def known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
     """[N] how many of a node's neighbours are training nodes."""
-    bounds = [*range(0, neighbors.num_nodes, _RANGE), neighbors.num_nodes]
-    parts = list(engine.map(_Known(neighbors, own.is_train), bounds))
-    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
+    known, at = np.empty(neighbors.num_nodes, dtype=np.int32), 0
+    bounds = [*range(0, len(known), _RANGE), len(known)]
+    for part in engine.map(_Known(neighbors, own.is_train), bounds):
+        known[at : at + len(part)] = part
+        at += len(part)
+    return known
 
 
 @dataclass(frozen=True)
@@ -151,27 +182,27 @@ class _Rows:
     known: Array
     own: TrainingLabels
     hops: int
-    num_labels: int
 
     def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
         """float16 [n, hops, c + 1]."""
         nodes, neighbors = np.asarray(nodes, dtype=np.int64), self.neighbors.around(nodes)
-        rows = np.zeros((len(nodes), self.hops, self.num_labels + 1), dtype=np.float32)
+        rows = np.zeros((len(nodes), self.hops, self.counts.shape[1] + 1), dtype=np.float32)
         degrees, here = neighbors.degrees(nodes).astype(np.float32), self.known[nodes].astype(np.float32)
         rows[:, 0, :-1] = self.counts[as_range(nodes)] / np.maximum(here, 1)[:, None]
         rows[:, 0, -1] = here / np.maximum(degrees, 1)
         if self.hops > 1:
             self._add_second_hop(rows[:, 1], nodes, neighbors, threads, memory)
-        if self.own.spread is not None:
-            rows[:, :, 0] /= STEPS
+        if self.own.scale is not None:
+            half = self.own.scale.half[nodes]
+            rows = np.stack([rows[np.arange(len(nodes)), :, half] / STEPS, rows[:, :, -1]], axis=2)
         return rows.astype(np.float16)
 
     def _add_second_hop(
         self, rows: Array, nodes: Array, neighbors: Neighbors, threads: int | None, memory: int | None
     ) -> None:
-        mine, is_train = self.own.rows(nodes, self.num_labels), self.own.is_train[nodes]
+        mine, is_train = self.own.rows(nodes, self.counts.shape[1]), self.own.is_train[nodes]
         cursor, num_nodes = neighbors.indptr[nodes], neighbors.num_nodes
-        block = num_nodes if memory is None else max(1, memory // (4 * self.num_labels + 8))
+        block = num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
         for low in range(0, num_nodes, block):
             high = min(num_nodes, low + block)
             counts, starts = self.counts[low:high], self.neighbors.indptr[low : high + 1]

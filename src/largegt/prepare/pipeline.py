@@ -26,10 +26,10 @@ from ..io import remote
 from ..io.array_folder import VERSIONS, ArrayFolder
 from ..io.array_writer import ArrayWriter, ExistsError, remove_leftovers
 from ..io.atomic import refuse_links_out, require_space
-from ..memory import memory_budget
+from ..memory import memory_budget, rows_within
 from ..progress import Progress, silent
 from ..types import Array, Direction, PathLike
-from .blocks import Neighbors
+from .blocks import Neighbors, marked_numbers
 from .cache_key import (
     directions_of,
     directions_read,
@@ -43,6 +43,7 @@ from .cache_key import (
 from .context import ContextFeatures
 from .edge_means import EdgeMeans
 from .engines.engine import SEGMENT_NODES, Engine
+from .estimate import least_memory
 from .features import NodeFeatures, feature_scale
 from .incremental import Earlier, Rows, merge, same_sample, same_token_rows, same_training_labels
 from .label_contexts import TrainingLabels, write_label_contexts
@@ -67,11 +68,11 @@ def prepare(
     """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
 
     `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
-    on it. A killed preparation goes on where it stopped when it is called again. `engine` is who does the work, with
-    its own threads, progress and memory: this process by default, or a RayEngine; the result does not depend on that
-    either. `as_of` is the fingerprint of an earlier version of the store: features are scaled as in that version, and
-    label inputs come from its training nodes, as weights that were trained on it expect. A stage that another process
-    is making is waited for; without `wait` it is an error.
+    on it, but it has a least that grows with the nodes. A killed preparation goes on where it stopped when it is called
+    again. `engine` is who does the work, with its own threads, progress and memory: this process by default, or a
+    RayEngine; the result does not depend on that either. `as_of` is the fingerprint of an earlier version of the store:
+    features are scaled as in that version, and label inputs come from its training nodes, as weights that were trained
+    on it expect. A stage that another process is making is waited for; without `wait` it is an error.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     config = settled(store, config or PrepareConfig())
@@ -94,6 +95,8 @@ def prepare(
             warnings.warn(f"{path} is made again: {error}", stacklevel=2)
             remote.remove_folder(path)
     store.check(*directions_read(config), features=True, progress=engine.progress)
+    num_nodes = store.num_nodes if config.local_nodes.nodes == "all" else int(np.count_nonzero(store.labelled))
+    memory_budget(memory, least_memory(store, config, num_nodes))
     preparation.run(path)
     prepared = Prepared.open(path)
     prepared.reused = preparation.reused
@@ -113,39 +116,29 @@ class _Preparation:
     reused: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(rows kept, rows made) of each array."""
 
+    folders: list[ArrayFolder] = field(default_factory=list)
+    """The stages, open so that nobody removes them before the preparation names them."""
+
     def run(self, path: Path) -> None:
         """Make the stages that are missing, and the folder that names them."""
         store, config, engine, nodes = self.store, self.config, self.engine, self.nodes
         direction = config.local_nodes.direction
         local = self._stage("local_nodes", lambda writer: _write_local_nodes(self, writer))
         token_nodes = local.array("token_nodes")
-        stages = [
-            local,
-            self._stage("tokens", lambda writer: _write_tokens(self, writer, token_nodes)),
-            self._stage(
-                "positions", lambda writer: write_positions(writer, store, nodes, config.positions, direction, engine)
-            ),
-        ]
+        self._stage("tokens", lambda writer: _write_tokens(self, writer, token_nodes))
+        self._stage(
+            "positions", lambda writer: write_positions(writer, store, nodes, config.positions, direction, engine)
+        )
         if config.labels.hops:
-            stages.append(self._stage("label_contexts", lambda writer: _write_label_contexts(self, writer)))
+            self._stage("label_contexts", lambda writer: _write_label_contexts(self, writer))
         if config.local_nodes.near:
             rows = local.array("local_rows")
-            stages.append(
-                self._stage("near", lambda writer: write_near(writer, store, nodes, rows, token_nodes, engine))
-            )
+            self._stage("near", lambda writer: write_near(writer, store, nodes, rows, token_nodes, engine))
         if config.labels.local:
-            labels = self.training_labels
-            stages.append(
-                self._stage(
-                    "label_counts", lambda writer: write_label_counts(writer, store, token_nodes, engine, labels)
-                )
+            self._stage(
+                "label_counts",
+                lambda writer: write_label_counts(writer, store, token_nodes, engine, self.training_labels),
             )
-
-        def write(writer: ArrayWriter) -> None:
-            writer.save("nodes", nodes)
-            writer.save("labels", store.labels[nodes])
-            writer.save("split", self._split())
-
         meta = {
             "config": config.model_dump(mode="json"),
             "stages": self.keys,
@@ -156,13 +149,15 @@ class _Preparation:
             },
             **({} if self.then is None else {"as_of": asdict(self.then)}),
         }  # fmt: skip
-        self._made(path, KIND, identity_of(store, config, self.then), meta, write)
-        for stage in stages:  # held until they were named
-            stage.close()
+        self._made(path, KIND, identity_of(store, config, self.then), meta, lambda writer: None)
+        for folder in self.folders:
+            folder.close()
 
     def _stage(self, name: str, write: Callable[[ArrayWriter], None]) -> ArrayFolder:
         path, key = self.store.path / "prepared" / name / self.keys[name], self.keys[name]
-        return self._made(path, STAGE, [name, key], {"stage": name, "num_nodes": self.store.num_nodes}, write)
+        folder = self._made(path, STAGE, [name, key], {"stage": name, "num_nodes": self.store.num_nodes}, write)
+        self.folders.append(folder)
+        return folder
 
     def _made(
         self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Callable[[ArrayWriter], None]
@@ -177,6 +172,8 @@ class _Preparation:
                     folder.check(progress=self.engine.progress)
                     remove_leftovers(path, kind)
                     return folder
+                except InputError:  # removed between the two lines
+                    continue
                 except FormatError as error:
                     warnings.warn(f"{path} is made again: {error}", stacklevel=2)
                     remote.remove_folder(path)
@@ -194,7 +191,8 @@ class _Preparation:
 
     @cached_property
     def nodes(self) -> Array:
-        return nodes_to_prepare(self.store, self.config)
+        """The nodes that get a row, mapped."""
+        return self._stage("nodes", lambda writer: _write_nodes(self, writer)).array("nodes")
 
     @cached_property
     def siblings(self) -> list[Prepared]:
@@ -224,11 +222,11 @@ class _Preparation:
         if rows is not None:
             self.reused[name] = 0, len(rows.before)
 
-    def _split(self) -> Array:
-        """Splits of the nodes; nodes that came after `then` are no training nodes of it."""
-        split = np.array(self.store.split[self.nodes])
+    def split_of(self, nodes: Array) -> Array:
+        """Splits of these nodes; nodes that came after `then` are no training nodes of it."""
+        split = np.array(self.store.split[nodes])
         if self.then is not None:
-            split[(self.nodes >= self.then.num_nodes) & (split == SPLIT_CODES["train"])] = 0
+            split[(nodes >= self.then.num_nodes) & (split == SPLIT_CODES["train"])] = 0
         return split
 
     def remove_superseded(self, prepared: Prepared) -> None:
@@ -250,6 +248,20 @@ class _Preparation:
             clean_quietly(self.store)
 
 
+def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
+    """The nodes that get a row, their labels and splits."""
+    store, nodes = making.store, nodes_to_prepare(making.store, making.config)
+    writer.save("nodes", nodes)
+    labels = writer.grow("labels", store.labels.dtype.name, store.labels.shape[1:])
+    split = writer.grow("split", store.split.dtype.name)
+    for start in range(labels.rows, len(nodes), SEGMENT_NODES):
+        some = nodes[start : start + SEGMENT_NODES]
+        labels.append(store.labels[some])
+        split.append(making.split_of(some))
+    writer.close("labels")
+    writer.close("split")
+
+
 def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
     store, nodes, config, engine = making.store, making.nodes, making.config, making.engine
@@ -259,16 +271,18 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
     sampled = nodes[:, None] if k == 1 else _sampled(making, writer)
+    at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
         used = _within_two_hops(store, nodes, config.local_nodes.direction, engine)
     else:
         used = np.full(store.num_nodes, which == "all")
-        for start in range(0, len(nodes) if which == "sampled" else 0, SEGMENT_NODES):
-            used[sampled[start : start + SEGMENT_NODES].reshape(-1)] = True
-    writer.save("token_nodes", np.flatnonzero(used).astype(dtype))
-    row_of = np.cumsum(used, dtype=dtype) - dtype.type(1)
-    for start in range(rows.rows, len(nodes), SEGMENT_NODES):
-        rows.append(row_of[sampled[start : start + SEGMENT_NODES]])
+        for start in range(0, len(nodes) if which == "sampled" else 0, at_once):
+            used[sampled[start : start + at_once].reshape(-1)] = True
+    writer.save("token_nodes", marked_numbers(used, dtype))
+    row_of = np.cumsum(used, dtype=dtype)
+    row_of -= dtype.type(1)
+    for start in range(rows.rows, len(nodes), at_once):
+        rows.append(row_of[sampled[start : start + at_once]])
         writer.commit()
     writer.close("local_rows")
     writer.drop(_SAMPLED)
@@ -278,11 +292,12 @@ def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engi
     """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
     neighbors = Neighbors(*store.csr(direction), self_loops=False)
     reached = np.zeros(store.num_nodes, dtype=np.bool_)
-    if (neighbors.degrees(nodes) == 0).any():
+    starts = range(0, len(nodes), SEGMENT_NODES)
+    if any((neighbors.degrees(nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
         reached[:] = True
         return reached
     engine.mark_neighbors(neighbors, nodes, reached)
-    engine.mark_neighbors(neighbors, np.flatnonzero(reached), reached)
+    engine.mark_neighbors(neighbors, marked_numbers(reached, nodes.dtype), reached)
     reached[nodes] = True
     return reached
 

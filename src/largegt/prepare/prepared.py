@@ -5,8 +5,9 @@ Enters: a GraphStore and a PrepareConfig. Leaves: `STORE/prepared/<stage>/<key>/
 inputs did not change has the same key, so it is there already.
 
 Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
-  nodes [n]            node numbers, sorted
-  labels [n] or [n, c], split [n]     as in the store
+  nodes:
+    nodes [n]          node numbers, sorted
+    labels [n] or [n, c], split [n]     as in the store
   local_nodes:
     local_rows [n, K]  LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
     token_nodes [t]    node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
@@ -46,7 +47,7 @@ from .engines.engine import sample_from
 from .surroundings import is_near
 
 KIND, STAGE = "prepared", "stage"
-STAGES = ("local_nodes", "tokens", "positions", "label_contexts", "near", "label_counts")
+STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "near", "label_counts")
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
@@ -110,6 +111,9 @@ class Prepared:
 
     def array(self, name: str) -> Array:
         return self._folder_of(name).array(name)
+
+    def checksum(self, name: str) -> str:
+        return self._folder_of(name).checksum(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._folder_of(name).shape(name)

@@ -8,16 +8,20 @@ Under the prefix of the URL (`redis://host:port/PREFIX`): `PREFIX:both:17` is th
 graphs that need it), and `PREFIX:meta` says of which graph they are; it is written last. Degrees, single places and
 single edges are answered by scripts within the server, so that long lists stay there.
 
-A connection that drops is tried again with growing pauses: all requests are reads, so nothing is done twice.
+A connection that drops is tried again with growing pauses: all requests are reads, so nothing is done twice. A login
+that the server refuses is not tried again.
+
+The login is REDIS_USERNAME and REDIS_PASSWORD, or the URL's own. It is never shown, and goes to Ray's workers pickled.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
@@ -25,10 +29,13 @@ from ..errors import ConfigError, InputError
 from ..graph.store import GraphStore
 from ..progress import Progress, silent
 from ..types import OPPOSITE, Array, Direction
+from ..urls import redacted
 from .fetched_nodes import portions
 from .neighbor_lists import NeighborLists, index_type
 
 Result = TypeVar("Result")
+Login = tuple[str | None, str | None]
+"""A user's name and password."""
 
 _KEYS_PER_COMMAND = 1 << 12
 _LOAD_BYTES = 1 << 22
@@ -83,11 +90,14 @@ return table.concat(out)
 
 
 class RedisLists(NeighborLists):
-    """The lists that `load_lists` put under a URL, along `direction`."""
+    """The lists that `load_lists` put under a URL, along `direction`. `login` overrides the URL's own."""
 
-    def __init__(self, url: str, direction: Direction = "both", structure: str | None = None) -> None:
-        self.url, self.direction = url, direction
-        self._client, prefix = _connect(url)
+    def __init__(
+        self, url: str, direction: Direction = "both", structure: str | None = None, login: Login | None = None
+    ) -> None:
+        url, own = split_login(url)
+        self.url, self.direction, self._login = url, direction, login or own
+        self._client, prefix = _connect(url, self._login)
         text = self._ask(lambda: self._client.get(f"{prefix}:meta"))
         if text is None:
             raise InputError(f"{url} holds no graph: put one there with: largegt redis-load STORE {url}")
@@ -106,7 +116,7 @@ class RedisLists(NeighborLists):
         self._reverse: RedisLists | None = None
 
     def __reduce__(self) -> Any:
-        return RedisLists, (self.url, self.direction)
+        return RedisLists, (self.url, self.direction, None, self._login)
 
     @property
     def reverse(self) -> RedisLists:
@@ -114,7 +124,7 @@ class RedisLists(NeighborLists):
         if self._stored[opposite] == self._stored[self.direction]:
             return self
         if self._reverse is None:
-            self._reverse = RedisLists(self.url, opposite)
+            self._reverse = RedisLists(self.url, opposite, login=self._login)
         return self._reverse
 
     def neighbors(self, nodes: Array) -> tuple[Array, Array]:
@@ -177,7 +187,8 @@ def load_lists(
     """Put the lists of a store that LocalNodes along `direction` needs under a URL: beside those along other directions
     of the same graph, in place of any other graph."""
     show = progress or silent
-    client, prefix = _connect(url)
+    url, login = split_login(url)
+    client, prefix = _connect(url, login)
     names = ("both",) if direction == "both" else ("out", "in")
     # an undirected graph has one list per node, whatever the direction is called
     stored = {name: name if store.directed else "both" for name in (names if store.directed else OPPOSITE)}
@@ -200,14 +211,32 @@ def load_lists(
     if kept.get("structure") == meta["structure"]:
         meta["directions"] = {**kept["directions"], **stored}
     _tried_again(lambda: client.set(f"{prefix}:meta", json.dumps(meta)), url)
-    return RedisLists(url, direction)
+    return RedisLists(url, direction, login=login)
 
 
 def _cut(values: Any) -> list[Any]:
     return [values[low : low + _KEYS_PER_COMMAND] for low in range(0, len(values), _KEYS_PER_COMMAND)]
 
 
-def _connect(url: str) -> tuple[Any, str]:
+def split_login(url: str) -> tuple[str, Login]:
+    """The URL without its login, and the login: the URL's own, else that of the environment."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # the port is no number: perhaps it is a part of a password
+        host = None
+    if not host or parts.scheme not in ("redis", "rediss") or not parts.path.strip("/"):
+        raise ConfigError(f"{redacted(url)!r} names no graph in Redis: write redis://host:port/name")
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    if redacted(bare) != bare:
+        raise ConfigError(f"{url} has a password that cannot be read: leave it out, and set REDIS_PASSWORD")
+    given = (unquote(own) if own else None for own in (parts.username, parts.password))
+    names = ("REDIS_USERNAME", "REDIS_PASSWORD")
+    username, password = (own or os.environ.get(name) for own, name in zip(given, names, strict=True))
+    return bare, (username or None, password or None)
+
+
+def _connect(url: str, login: Login) -> tuple[Any, str]:
     """A client, and the prefix that is the URL's path."""
     try:
         import redis
@@ -216,13 +245,13 @@ def _connect(url: str) -> tuple[Any, str]:
     except ImportError:
         raise ConfigError("neighbour lists in Redis need its client: pip install 'largegt[redis]'") from None
     parts = urlsplit(url)
-    prefix = parts.path.strip("/")
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname or not prefix:
-        raise ConfigError(f"{url!r} names no graph in Redis: write redis://host:port/name")
     server = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
     # pauses between tries are ours: the client's own tries would only multiply them
-    client = redis.Redis.from_url(server, socket_timeout=60, socket_connect_timeout=10, retry=Retry(NoBackoff(), 0))
-    return client, prefix
+    client = redis.Redis.from_url(
+        server, username=login[0], password=login[1], socket_timeout=60, socket_connect_timeout=10,
+        retry=Retry(NoBackoff(), 0),
+    )  # fmt: skip
+    return client, parts.path.strip("/")
 
 
 def _tried_again(request: Callable[[], Result], url: str) -> Result:
@@ -233,6 +262,8 @@ def _tried_again(request: Callable[[], Result], url: str) -> Result:
     for tries in range(1, _TRIES + 1):
         try:
             return request()
+        except redis.AuthenticationError as error:  # a kind of ConnectionError
+            raise InputError(f"{url} refuses the login ({error}): set REDIS_PASSWORD, and REDIS_USERNAME") from error
         except (redis.ConnectionError, redis.TimeoutError) as error:
             if tries == _TRIES:
                 raise InputError(f"{url} does not answer ({error}), tried {tries} times: is the server up?") from error

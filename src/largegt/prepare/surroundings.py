@@ -5,7 +5,8 @@ Axes: n nodes that get a row, k local nodes, t nodes that have token rows, c cla
 Enters: a store, and the local nodes of a preparation. Leaves:
   near [n, ⌈k/8⌉]         a bit per local node, the lowest first: whether an edge joins it to the node, whichever way
   label_counts [t, c + 2]  whole numbers: how often each label stands among a node's neighbours that are in the training
-                           split, how many such neighbours there are, and how many neighbours in all
+                           split, how many such neighbours there are, and how many neighbours in all. For a regression
+                           c = 2: the sum of their values in the scale of either half (LabelScale)
 
 The counts are of *all* training nodes around. A node that is told those around its neighbour is one of them, and its
 own label must not be in what it is told: `near` says where it has to be taken out, and because counts are whole numbers
@@ -23,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.labels import num_label_columns
 from ..graph.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
@@ -33,7 +33,7 @@ from .engines.engine import Engine
 from .engines.local import run_chunks
 from .features import as_range
 from .kernels import in_rows
-from .label_contexts import TrainingLabels, known_around
+from .label_contexts import TrainingLabels, known_around, num_count_columns
 
 _CHUNK = 512
 _RANGE = 1 << 20
@@ -96,24 +96,24 @@ def write_label_counts(
     """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
     when not all of the training split."""
     own = own or TrainingLabels.of(store)
-    num_labels = num_label_columns(store.task, store.num_outputs)
+    num_counts = num_count_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
-    dtype = counts_dtype(neighbors, own.spread is not None)
-    out = writer.grow("label_counts", dtype.name, (num_labels + 2,))
-    require_space(writer.path, dtype.itemsize * (num_labels + 2) * (len(nodes) - out.rows), "labels around local nodes")
+    dtype = counts_dtype(neighbors, own.scale is not None)
+    out = writer.grow("label_counts", dtype.name, (num_counts + 2,))
+    require_space(writer.path, dtype.itemsize * (num_counts + 2) * (len(nodes) - out.rows), "labels around local nodes")
     if out.rows < len(nodes):
         known = known_around(own, neighbors, engine)
 
         def finish(first: int, last: int, sums: Array) -> None:
             some = np.asarray(nodes[first:last], dtype=np.int64)
-            counts = np.empty((len(some), num_labels + 2), dtype=dtype)
+            counts = np.empty((len(some), num_counts + 2), dtype=dtype)
             counts[:, :-2] = sums
             counts[:, -2] = known[some]
             counts[:, -1] = neighbors.degrees(some)
             out.append(counts)
             writer.commit()
 
-        engine.sums(neighbors, nodes, None, own, num_labels, finish, "labels around local nodes", out.rows)
+        engine.sums(neighbors, nodes, None, own, num_counts, finish, "labels around local nodes", out.rows)
     writer.close("label_counts")
 
 

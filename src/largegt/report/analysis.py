@@ -28,6 +28,7 @@ from ..model.local_module import Told
 from ..prepare.cache_key import is_prepared
 from ..prepare.prepared import Prepared
 from ..progress import Progress
+from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
@@ -99,7 +100,8 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     store = run.store()
     if not is_prepared(store, run.config.preparation):
         raise InputError(
-            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {run.path} makes it again"
+            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {quoted(run.path)} makes "
+            "it again"
         )
     prepared = run.prepared(progress)
     split = "test" if len(prepared.split_rows("test")) else "valid"
@@ -112,7 +114,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     if device is None and run.config.train.device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
     config = run.train_config(device)
-    fabric = make_fabric(config, run.config.model)
+    fabric = make_fabric(config)
     model = run.load_model(prepared).to(fabric.device)
     head = run.head(prepared)
     loaders = make_loaders(prepared, model, config, fabric.device, store, rows, config.draws, run.config.tokens.table)

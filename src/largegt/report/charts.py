@@ -275,9 +275,9 @@ def nothing(title: str) -> Html:
 
 def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list[float]:
     """Round numbers in [low, high]: 1, 2 or 5 times a power of ten apart."""
-    if not high > low:
-        return [low]
     raw = (high - low) / wanted
+    if not 1e-300 < raw < math.inf:
+        return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * part for part in (1, 2, 5, 10) if power * part >= raw * 0.999)
     if whole:

@@ -7,6 +7,7 @@ other groups of that model.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ..errors import FormatError, InputError
+from ..errors import InputError
 from ..training.log import flatten
 from ..training.run import Run
 from ..types import PathLike
@@ -27,11 +28,6 @@ _NO_MATTER = (
     "train.checkpoint_every", "tokens.table",
 )  # fmt: skip
 """Settings in which runs of one group may differ: the seeds, and those that change no result."""
-_FINAL: Mapping[str, Any] = {
-    "model": str, "dataset": str, "seed": int, "num_parameters": int, "best_epoch": int, "epoch_time_s": int | float,
-    "train_time_s": int | float, "valid": dict, "test": dict,
-}  # fmt: skip
-_EPOCH: Mapping[str, Any] = {"epoch": int, "train": dict, "valid": dict}
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,8 @@ class Group:
         return self.runs[0].model
 
     def mean(self, of: Callable[[Opened], float | None]) -> tuple[float | None, float]:
-        """Mean and standard deviation (0 of one) over the runs that have this number."""
-        values = [value for run in self.runs if (value := of(run)) is not None]
+        """Mean and standard deviation (0 of one) over the runs that have this number, a finite one."""
+        values = [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
         return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
 
     def score(self, split: str, metric: str) -> tuple[float | None, float]:
@@ -116,25 +112,7 @@ def open_runs(paths: Iterable[PathLike]) -> list[Opened]:
     """Open them all; the same folder given twice counts once."""
     runs = {Path(os.path.abspath(path)): Run.open(path) for path in paths}
     names = short_names(list(runs))
-    for run in runs.values():
-        _check("metrics.json", run, run.metrics, _FINAL)
-        for entry in run.history:
-            _check("metrics.jsonl", run, entry, _EPOCH)
     return [Opened(run, names[place], run.metrics, run.history) for place, run in runs.items()]
-
-
-def _check(name: str, run: Run, entry: dict[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Refuse what is no entry of ours: these by their kinds, every other a number, a word or none."""
-    wrong = [key for key, kind in kinds.items() if not isinstance(entry.get(key), kind)]
-    tables = [key for key, kind in kinds.items() if kind is dict and isinstance(entry.get(key), dict)]
-    wrong += [f"{key}.{one}" for key in tables for one, value in entry[key].items() if not _is_number(value)]
-    wrong += [key for key, value in flatten(entry).items() if not isinstance(value, int | float | str | None)]
-    if wrong:
-        raise FormatError(f"{run.path / name} does not say {wrong[0]} as a run does; train again")
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def datasets_of(runs: Sequence[Opened]) -> list[Dataset]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ..text import printable
+
 _NONE = "–"
 
 
@@ -25,7 +27,7 @@ Cell = Html | str | int | None
 
 def safe(text: object) -> Html:
     """The text itself where it is Html, escaped where it is not."""
-    return text if isinstance(text, Html) else Html(escape(str(text)))
+    return text if isinstance(text, Html) else Html(escape(printable(text, keep="\n\t")))
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
@@ -35,7 +37,7 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 def tag(name: str, *content: object, **attributes: object) -> Html:
     """`<name …>content</name>`; `class_` stands for class, `aria_label` for aria-label, None leaves one out."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"'
         for key, value in attributes.items()
         if value is not None
     )

@@ -15,7 +15,7 @@ from ..io.atomic import write_text_atomically
 from ..progress import Progress
 from ..types import PathLike
 from . import insight, results, settings
-from .analysis import MAX_NODES, analyse, codebook_use
+from .analysis import FILE, MAX_NODES, analyse, codebook_use
 from .groups import Dataset, Group, Opened, datasets_of, open_runs
 from .markup import Html, Section, duration, join, tag
 from .results import Baselines
@@ -94,7 +94,13 @@ def _look(
             found = analyse(run.run, max_nodes, progress, device)
     except (LargeGTError, OSError) as error:
         why_not = first_line(error)
-    return insight.Look(dataset.name, group, run, found, why_not, codebook)
+    look = insight.Look(dataset.name, group, run, found, why_not, codebook)
+    try:  # it may come from an analysis.json that a stranger wrote
+        insight.predictions([dataset], [look]), insight.attention([look]), insight.node_maps([look])
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why_not = f"{run.run.path / FILE} is damaged ({first_line(error)}): remove it"
+        return insight.Look(dataset.name, group, run, None, why_not, codebook)
+    return look
 
 
 def facts_of(facts: Iterable[tuple[str, str]]) -> Html:

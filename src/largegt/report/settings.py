@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from ..io.remote import shown
+from ..text import quoted
 from .groups import Dataset, Opened, differing
 from .markup import Cell, Html, Section, clipped, duration, join, section, table, tag
 
@@ -56,17 +56,8 @@ def listing(runs: Sequence[Opened]) -> Section:
 
 def command(run: Opened) -> str:
     """The command that trains it again."""
-    folder = str(run.run.path)
-    parts = [
-        "largegt",
-        "train",
-        shown(run.run.store_path),
-        "--recipe",
-        f"{folder}/config.toml",
-        "--out",
-        f"{folder}-again",
-    ]
-    return shlex.join(parts)
+    folder, store = run.run.path, quoted(shown(run.run.store_path))
+    return f"largegt train {store} --recipe {quoted(folder / 'config.toml')} --out {quoted(f'{folder}-again')}"
 
 
 def _details(run: Opened) -> Html:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import first_line
+from ..runtime.hardware import usable
 
 try:
     import triton
@@ -26,14 +27,16 @@ except ImportError:  # a build of torch without CUDA
 _BLOCKS, _WARPS, _NUMBERS = 24, 16, 8192
 """Blocks that read, warps of each, and numbers that a block asks for at once."""
 
-_works = True
+_works: bool | None = None
 
 
 def read_over_bus(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:
     """[n, h, w] these rows of pinned memory, with zeros behind the features."""
     global _works
     num, (h, d) = len(rows_n), table_rhd.shape[1:]
-    if triton is not None and _works and num:
+    if _works is None and rows_n.is_cuda:
+        _works = usable("triton", "rows are gathered plainly, since Triton does not work")
+    if _works and num and rows_n.is_cuda:
         out_nhw = torch.empty(num, h, width, dtype=table_rhd.dtype, device=rows_n.device)
         try:
             _launch(table_rhd, rows_n, out_nhw, h, d, width)

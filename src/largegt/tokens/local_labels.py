@@ -3,9 +3,9 @@
 Axes: b nodes of a batch, k local nodes, r rows of the token table, n prepared nodes, c labels of a multi-label task.
 
 Enters: a Prepared, and per batch the local nodes [b, k] as rows of the token table. Leaves: their labels, in the form
-that the batch's own labels have. What a node is told does not depend on its own label nor on any label of the valid
-and test splits, and is the same whether one trains on the node or predicts it. Cost: an integer per row of the token
-table, and two gathers of b·k numbers per batch.
+that the batch's own labels have; values of a regression are standardised (LabelScale). What a node is told does not
+depend on its own label nor on any label of the valid and test splits, and is the same whether one trains on the node or
+predicts it. Cost: an integer per row of the token table, and two gathers of b·k numbers per batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..prepare.label_contexts import LabelScale
 from ..prepare.prepared import Prepared
 
 
@@ -26,26 +27,35 @@ class LocalLabels:
     label_rows_r: Tensor
     """[r] where the label of a training node stands in `labels`; -1 for every other node."""
     labels: Tensor
-    """[n] classes or values, or [n, c]. Values of a regression have mean 0 and variance 1 over the training nodes."""
+    """[n] classes, or [n, c]; [n, 2] values of a regression in the scale of either half."""
+    half_r: Tensor | None = None
+    """[r] which of the two scales a node reads, for a regression."""
 
     @classmethod
     def of_training_nodes(cls, prepared: Prepared, device: torch.device | str = "cpu") -> LocalLabels:
         """The labels of the training split; `device` is where local rows will be looked up."""
         rows = prepared.split_rows("train")
+        places = np.searchsorted(prepared.token_nodes, prepared.nodes[rows])  # a node is its own local node
         label_rows = np.full(len(prepared.token_nodes), -1, dtype=prepared.nodes.dtype)
-        label_rows[np.searchsorted(prepared.token_nodes, prepared.nodes[rows])] = rows  # a node is its own local node
-        labels = np.array(prepared.labels)
-        if prepared.meta["task"] == "regression" and len(rows):
-            known = labels[rows]
-            labels = (labels - known.mean()) / (known.std() or 1.0)
-        return cls(torch.from_numpy(label_rows).to(device), torch.from_numpy(labels).to(device))
+        label_rows[places] = rows
+        labels, half = np.array(prepared.labels), None
+        if prepared.meta["task"] == "regression":
+            scale = LabelScale.fit(labels, np.isin(np.arange(len(labels)), rows))
+            half = torch.zeros(len(label_rows), dtype=torch.uint8)
+            half[places] = torch.from_numpy(scale.half[rows])
+            labels, half = scale.standardized(labels).astype(np.float32), half.to(device)
+        return cls(torch.from_numpy(label_rows).to(device), torch.from_numpy(labels).to(device), half)
 
     def told_to(self, local_rows_bk: Tensor) -> Tensor:
         """[b, k] or [b, k, c] labels of local nodes as they are told to the node in column 0: -1 or NaN where a node
         is not in the training split, and wherever it is the node itself."""
         label_rows_bk = self.label_rows_r[local_rows_bk]
         is_untold_bk = (label_rows_bk < 0) | (local_rows_bk == local_rows_bk[:, :1])
-        labels = self.labels[label_rows_bk.clamp(min=0)]
+        label_rows_bk = label_rows_bk.clamp(min=0)
+        if self.half_r is None:
+            labels = self.labels[label_rows_bk]
+        else:
+            labels = self.labels[label_rows_bk, self.half_r[local_rows_bk[:, :1]].long()]
         is_untold = is_untold_bk.view(is_untold_bk.shape + (1,) * (labels.ndim - 2))
         if labels.is_floating_point():
             return labels.masked_fill(is_untold, torch.nan)

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from ..errors import ConfigError
 from ..memory import available_bytes, format_bytes
 from ..prepare.prepared import Prepared
+from ..streams import pinned_buffer
 from ..threads import num_threads, take_rows
 from ..types import Array
 from .bus import read_over_bus
@@ -238,7 +239,8 @@ class TokenTable:
         """These rows, read by several threads; into pinned memory when they go on to a GPU."""
         is_rounded = table.dtype == torch.float32 and self.form.dtype == torch.bfloat16
         dtype = torch.bfloat16 if is_rounded else table.dtype
-        out = torch.empty((len(rows), *table.shape[1:]), dtype=dtype, pin_memory=self.target.type == "cuda")
+        shape = (len(rows), *table.shape[1:])
+        out = pinned_buffer(shape, dtype) if self.target.type == "cuda" else torch.empty(shape, dtype=dtype)
         self._check(table, rows)
         rows_per_task = max(self.rows_per_read, -(-len(rows) // (4 * self.readers)))
         take = take_rounded if is_rounded else take_rows

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import torch
+from lightning.fabric.plugins import Precision
+from pydantic import Field, TypeAdapter
 from torch import nn
 
 from ..errors import FormatError, disk_errors, first_line
@@ -18,15 +20,12 @@ from ..io.atomic import require_space
 from .checksums import check_file, put
 from .weight_average import WeightAverage
 
-_OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")
-"""How an optimizer runs on its device: not the checkpoint's to say. The step size is set at every step."""
-
 
 @dataclass
 class Progress:
     """How far a training has come."""
 
-    epoch: int = 0
+    epoch: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Epochs finished."""
     best_score: float | None = None
     best_epoch: int = 0
@@ -43,14 +42,18 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     average: WeightAverage | None = None,
+    precision: Precision | None = None,
 ) -> None:
-    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
+    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one. `precision` is Fabric's:
+    that of 16-mixed holds the scale of the gradients."""
     with disk_errors(path, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
+        if precision is not None:
+            state["precision"] = precision.state_dict()
         try:
             _save(state, partial)
             put(path.parents[1], partial, path)
@@ -109,20 +112,33 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     average: WeightAverage | None = None,
+    precision: Precision | None = None,
 ) -> Progress:
-    """Restore all of them; no code is run from the file."""
+    """Restore all of them; no code is run from the file. Of the optimizer only its moments are read: its settings are
+    those of the run's configuration, and how it runs is the device's."""
     check_file(path.parents[1], path)
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
-        own = [{name: group.get(name) for name in _OF_THE_DEVICE} for group in optimizer.param_groups]
+        own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
         for group, kept in zip(optimizer.param_groups, own, strict=True):
             group.update(kept)
+        _check_moments(optimizer)
         if average is not None:
             average.load_state_dict(state["average"])
-        return Progress(**state["progress"])
+        if precision is not None and state["precision"]:  # empty where it was written in another precision
+            precision.load_state_dict(state["precision"])
+        return TypeAdapter(Progress).validate_python(state["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"
         ) from error
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse moments of another shape than their parameter: kernels do not look."""
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if not isinstance(value, torch.Tensor) or (value.dim() and value.shape != parameter.shape):
+                raise ValueError(f"{name} of the optimizer does not fit its parameter")

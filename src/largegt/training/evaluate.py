@@ -22,6 +22,7 @@ from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
 from ..ranks import ALONE, Ranks
+from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .metrics import Scores, TaskHead
@@ -57,15 +58,15 @@ def evaluate(
     if not len(rows):
         raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
     rows = ranks.batches_of(rows, config.eval_batch_size)
-    fabric = make_fabric(config, opened.config.model, ranks)
+    fabric = make_fabric(config, ranks)
     model = opened.load_model(prepared).to(fabric.device)
     table = opened.config.tokens.table
     loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
     scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict {opened.path} "
-            f"--split {split} names the first node that the model says no number of"
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
+            f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
         )
     return scores
 

@@ -20,6 +20,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..ranks import LOST_RANK_CODE, LostRank
+from ..text import printable, quoted
 from ..threads import num_threads
 
 _POLL_S = 0.02
@@ -50,18 +51,21 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
         if code == 2:
             raise LostRank(f"rank {failed}: {words.splitlines()[-1].removeprefix('error: ')}")
         if words:
-            print(words, file=sys.stderr)
+            sys.stderr.write(printable(words, keep="\n") + "\n")
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise LostRank(f"rank {failed} died ({how}): {advice()}")
 
 
 def resume_advice(out: Path, devices: int) -> str:
     """How far a training came, and the command that goes on with it."""
-    command = f"largegt train --resume --out {out}" + (f" --devices {devices}" if devices > 1 else "")
+    command = f"largegt train --resume --out {quoted(out)}" + (f" --devices {devices}" if devices > 1 else "")
     file = out / "checkpoints" / "last.pt"
     if not file.is_file():
         return f"there is no checkpoint yet; begin again with: {command}"
-    epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
+    try:
+        epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
+    except Exception:  # whoever goes on with it is told what is wrong with it
+        return f"go on with: {command}"
     return f"the last checkpoint is epoch {epoch}; go on with: {command}"
 
 

@@ -38,6 +38,7 @@ from ..progress import Progress as Show
 from ..progress import silent
 from ..ranks import Ranks, is_first_here
 from ..settings import seconds
+from ..text import quoted
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
@@ -53,6 +54,7 @@ from .run import Run, store_to_train_on
 from .setup import (
     Loader,
     build_model,
+    check_precision,
     is_worth_compiling,
     make_fabric,
     make_loader,
@@ -101,6 +103,7 @@ def train(
     else:
         store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
     check_out(out, config, store, resume, overwrite)
+    check_precision(config.train)
     ranks = Ranks.here(config.train.device)
     check_model(config, ranks)
     with Lock(out, "training into") if ranks.is_first else nullcontext():
@@ -115,7 +118,7 @@ def _train_into(
 ) -> Run:  # fmt: skip
     """Prepare what is missing, make the run folder or go on in it."""
     show = progress if progress and ranks.is_first else silent
-    fabric = make_fabric(config.train, config.model, ranks)
+    fabric = make_fabric(config.train, ranks)
     check_place(config.tokens.table, fabric.device)
     with ranks.in_turn():
         prepared = (
@@ -148,7 +151,10 @@ def _train(
     sealed, optimizer = fabric.setup(over_ranks(SealedModel(model), ranks, device), optimizer)
     average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
-    state = load_checkpoint(checkpoint, model, optimizer, device, average) if checkpoint.exists() else Progress()
+    state = Progress()
+    precision = fabric.strategy.precision
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint, model, optimizer, device, average, precision)
     loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, store), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
@@ -222,7 +228,7 @@ def _train(
                     watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if ranks.is_first and (is_due or state.best_epoch == state.epoch):  # weights and state never disagree
-                save_checkpoint(checkpoint, model, optimizer, state, average)
+                save_checkpoint(checkpoint, model, optimizer, state, average, precision)
             ranks.wait()  # for the first one to have written
     finally:
         log.close()
@@ -250,7 +256,7 @@ def _not_a_number(
     """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
     showed it, those of the steps just `before` may have caused it."""
     config = run.config.train
-    precision = precision_of(config, device.type, run.config.model) if device.type == "cuda" else ""  # no fp16 on a CPU
+    precision = precision_of(config, device.type) if device.type == "cuda" else ""  # no fp16 on a CPU
     shown, earlier = (
         loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
     )
@@ -368,6 +374,6 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _but_for_budget(run.config) != _but_for_budget(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: go on with its own, --recipe {out / 'config.toml'}, or "
-            "start anew with --overwrite"
+            f"{out} was started with other settings than these: go on with its own, --recipe "
+            f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
         )

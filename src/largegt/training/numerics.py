@@ -19,6 +19,7 @@ from torch import Tensor
 from ..config import TrainConfig
 from ..prepare.prepared import Prepared
 from ..ranks import Ranks
+from ..streams import pinned_buffer
 from ..types import Array
 
 _EVERY = 64
@@ -62,7 +63,7 @@ class Losses:
         else:
             self._arrive()
             half = self._half(self._num_steps)
-            copy = torch.empty(half.shape, pin_memory=True)
+            copy = pinned_buffer(half.shape, half.dtype)
             copy.copy_(half, non_blocking=True)
             self._coming = copy, torch.cuda.current_stream(half.device).record_event()
         return self._is_bad()

@@ -11,7 +11,6 @@ analysis.json       what `largegt report` found out about these weights, once it
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tomllib
@@ -30,9 +29,11 @@ from ..prepare.pipeline import prepare
 from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..settings import build, to_toml
+from ..text import quoted
 from ..types import PathLike
 from .checksums import check_file, put_text
 from .metrics import TaskHead
+from .metrics_file import EPOCH, FINAL, parse_metrics
 from .setup import build_model
 
 _log = logging.getLogger(__name__)
@@ -77,14 +78,18 @@ class Run:
         file = path / "config.toml"
         if not file.is_file():
             if (path / "manifest.json").is_file():
-                raise InputError(f"{path} is not a run but a store: train first, largegt train {path} --out runs/a")
-            raise InputError(f"{path} is not a run: it has no config.toml; largegt train STORE --out {path} makes one")
+                raise InputError(
+                    f"{path} is not a run but a store: train first, largegt train {quoted(path)} --out runs/a"
+                )
+            raise InputError(
+                f"{path} is not a run: it has no config.toml; largegt train STORE --out {quoted(path)} makes one"
+            )
         check_file(path, file)
         try:
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
             data = tree.pop("data")
             return cls(path, build(Config, tree), _store_of(path, data), str(data["fingerprint"]))
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
             raise FormatError(
                 f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"
             ) from error
@@ -94,9 +99,11 @@ class Run:
         """metrics.json: the final scores."""
         file = self.path / "metrics.json"
         if not file.is_file():
-            raise InputError(f"{self.path} has not finished: largegt train --resume --out {self.path} goes on with it")
+            raise InputError(
+                f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it"
+            )
         check_file(self.path, file)
-        return _json(file, file.read_text(encoding="utf-8", errors="replace"))
+        return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FINAL)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -106,7 +113,7 @@ class Run:
             return []
         check_file(self.path, file)
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [_json(file, line) for line in lines if line]
+        return [parse_metrics(file, line, EPOCH) for line in lines if line]
 
     def train_config(self, device: str | None = None) -> TrainConfig:
         """The training's settings, on another device if one is named."""
@@ -189,20 +196,10 @@ def _store_of(path: Path, data: dict[str, Any]) -> Path:
     """Where a run's store is: where it was, seen from the run, so that both may be moved together; or where it was on
     this machine, so that a run may be moved alone. A URL is where it was."""
     if remote.is_url(data["store"]):
-        return remote.local_path(data["store"])
+        return remote.local_path(data["store"], named_by=path)
     beside = Path(os.path.normpath(path.resolve() / data["store"]))
-    before = Path(data["absolute"])
+    before = Path(os.path.abspath(data["absolute"]))  # absolute, so that nobody takes it for a URL
     return before if before.exists() and not beside.exists() else beside
-
-
-def _json(file: Path, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"{file} is damaged ({first_line(error)}); train again") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{file} is damaged: expected an object, found {type(value).__name__}; train again")
-    return value
 
 
 def store_to_train_on(place: PathLike, out: Path, resume: bool) -> GraphStore:

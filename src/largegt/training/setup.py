@@ -30,6 +30,7 @@ from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
 from ..ranks import ALONE, Ranks
+from ..runtime.hardware import ability, usable
 from ..tokens.loader import TokenLoader
 from ..tokens.local_labels import LocalLabels
 from ..tokens.table import Place, TokenForm, TokenTable
@@ -41,7 +42,8 @@ _BASELINES = {
 }  # fmt: skip
 _FEATURES_PER_TILE = 64
 _STEPS_WORTH_COMPILING = 4000
-_WIDE_ON_CPU = 128
+_BFLOAT16_ON_CPU = ("bf16-mixed", "16-mixed")
+"""Lightning computes both in bfloat16 on a CPU."""
 
 
 def kind_of(config: ModelConfig) -> Any:
@@ -55,13 +57,10 @@ def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     return model
 
 
-def make_fabric(config: TrainConfig, model: ModelConfig | None = None, ranks: Ranks = ALONE) -> Fabric:
-    """One device, chosen at run time, with the precision that suits it and the model. Each rank has one of its own."""
-    cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not cuda:
-        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
-    accelerator = "cuda" if cuda and config.device != "cpu" else "cpu"
-    precision: Any = precision_of(config, accelerator, model)
+def make_fabric(config: TrainConfig, ranks: Ranks = ALONE) -> Fabric:
+    """One device, chosen at run time, with the precision that suits it. Each rank has one of its own."""
+    accelerator = _accelerator(config)
+    precision: Any = precision_of(config, accelerator)
     if precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
     for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
@@ -72,28 +71,43 @@ def make_fabric(config: TrainConfig, model: ModelConfig | None = None, ranks: Ra
     return Fabric(accelerator=accelerator, devices=[ranks.gpu], precision=precision)
 
 
-def precision_of(config: TrainConfig, accelerator: str, model: ModelConfig | None = None) -> str:
-    """What `auto` stands for there. A CPU multiplies bfloat16 faster only if it has instructions for it, and by enough
-    to make up for the conversions only in models of some width."""
-    if config.precision != "auto":
-        return config.precision
-    if accelerator == "cuda":
-        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "32-true"
-    is_wide = model is not None and model.hidden >= _WIDE_ON_CPU
-    return "bf16-mixed" if is_wide and _cpu_has_bf16() else "32-true"
+def _accelerator(config: TrainConfig) -> str:
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
+    return "cuda" if cuda and config.device != "cpu" else "cpu"
 
 
-def _cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 by itself (AVX512_BF16 or AMX), as far as torch can tell."""
-    questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in questions)
+def check_precision(config: TrainConfig) -> None:
+    """Refuse to train in a precision that this CPU cannot compute in."""
+    if _accelerator(config) == "cuda" or config.precision not in _BFLOAT16_ON_CPU:
+        return
+    if (found := ability("bfloat16_cpu")).works is False:
+        raise ConfigError(
+            f"train.precision={config.precision} computes in bfloat16 on a CPU, which does not work on this one "
+            f"({found.reason}): use --set train.precision=32-true"
+        )
+
+
+def precision_of(config: TrainConfig, accelerator: str) -> str:
+    """The precision to compute in. `auto` is float32 on every CPU: results must not depend on how fast it is. A run
+    that was trained in bfloat16 elsewhere is evaluated in float32 where bfloat16 does not work."""
+    if config.precision == "auto":
+        return "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    if accelerator == "cpu" and config.precision in _BFLOAT16_ON_CPU:
+        return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"
+    return config.precision
 
 
 def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
-    """Whether `train.compile` says so; by itself, where the steps that are faster make up for the minute it takes."""
+    """Whether `train.compile` says so, and it works here; by itself, where the steps that are faster make up for the
+    minute it takes."""
+    is_wanted = config.compile == "yes"
     if config.compile == "auto":
-        return device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
-    return config.compile == "yes"
+        is_wanted = device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
+    return is_wanted and usable(
+        "compile_cuda" if device.type == "cuda" else "compile_cpu", "the model is not compiled, since that fails"
+    )
 
 
 Loader = TokenLoader | NeighborLoader

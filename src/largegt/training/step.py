@@ -24,6 +24,7 @@ from ..config import TrainConfig
 from ..errors import first_line
 from ..model.node_model import NodeModel, NodeOutput
 from ..ranks import ALONE, Ranks
+from ..runtime.hardware import usable
 from ..streams import side_stream
 from ..tokens.input_tokens import TokenBatch
 from .metrics import TaskHead
@@ -53,7 +54,8 @@ class TrainingStep:
         self.num_nodes = 0
         self.agreement = torch.zeros((), device=fabric.device)
         """Weight of the views' agreement; on the device, where a recorded step reads it."""
-        self._record = record and fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
+        can_record = fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
+        self._record = record and can_record and usable("cuda_graphs", "steps are not replayed, since recording fails")
         self._num_steps = 0
         self._aside = side_stream(fabric.device, "step") if self._record else None
         self._graph: torch.cuda.CUDAGraph | None = None

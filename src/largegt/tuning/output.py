@@ -15,6 +15,7 @@ from typing import Any
 from ..config import Config
 from ..io.atomic import write_text_atomically
 from ..settings import to_toml
+from ..text import markdown
 from ..training.run import Run
 from .space import Space, Value, text_of
 from .study import Trial
@@ -138,18 +139,21 @@ def _csv(tuned: Tuned) -> str:
 
 def _markdown(tuned: Tuned) -> str:
     rows = [
-        [str(trial.number), f"{trial.score:.4f}", str(trial.epochs), tuned.in_words(trial)]
+        [str(trial.number), f"{trial.score:.4f}", str(trial.epochs), markdown(tuned.in_words(trial))]
         for trial in tuned.ranked[:NUM_SHOWN]
     ]
-    head = ["trial", f"valid {tuned.metric}", "epochs", "what differs from the recipe (the recipe's value)"]
+    head = ["trial", f"valid {markdown(tuned.metric)}", "epochs", "what differs from the recipe (the recipe's value)"]
     lines = [head, ["---"] * len(head), *rows]
     parts = [
-        f"The best of {tuned.num_done} trials on {tuned.dataset}, by the validation score of their best epoch.",
+        f"The best of {tuned.num_done} trials on {markdown(tuned.dataset)}, by the validation score of their best "
+        "epoch.",
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
     ]
     if tuned.importances:
-        shares = (f"{name} {100 * share:.0f} %" for name, share in list(tuned.importances.items())[:NUM_SHOWN])
+        shares = (
+            f"{markdown(name)} {100 * share:.0f} %" for name, share in list(tuned.importances.items())[:NUM_SHOWN]
+        )
         parts.append(f"What made a difference (PED-ANOVA): {', '.join(shares)}.")
     if tuned.final:
-        parts.append(f"The best settings, trained with {len(tuned.final)} seeds: {tuned.final_in_words()}.")
+        parts.append(f"The best settings, trained with {len(tuned.final)} seeds: {markdown(tuned.final_in_words())}.")
     return "\n\n".join(parts) + "\n"

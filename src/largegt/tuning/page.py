@@ -5,12 +5,12 @@ Enters: a `Tuned`. Leaves: tune.html, one file that needs no network. Cost: a fe
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ..report.charts import Axis, Line, bar_chart, legend, line_chart
 from ..report.markup import Cell, Html, Section, duration, figure, figures, join, number, section, table, tag
 from ..report.page import facts_of, write_page
+from ..text import quoted
 from .output import NUM_SHOWN, Tuned, mean_and_spread, plain, short_name
 from .space import Choices, Range
 from .study import Trial
@@ -45,7 +45,7 @@ def _best(tuned: Tuned) -> Section:
         for trial in tuned.ranked[:NUM_SHOWN]
     ]
     head = ["", "what differs from the recipe (the recipe's value)", f"valid {tuned.metric}", "epochs"]
-    command = shlex.join(["largegt", "train", str(tuned.store), "--recipe", str(tuned.recipe), "--out", "runs/best"])
+    command = f"largegt train {quoted(tuned.store)} --recipe {quoted(tuned.recipe)} --out runs/best"
     lead = "Differences of a few thousandths may be chance: train the best settings with several seeds."
     return section("best", "The best trials", lead, table("The best trials", head, rows, left=2), tag("pre", command))
 

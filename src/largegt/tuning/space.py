@@ -122,6 +122,13 @@ class Space:
         """The whole configuration of one trial."""
         return Config.from_recipe(self.recipe, [*self.overrides, *(f"{name}={values[name]}" for name in values)])
 
+    def allows(self, name: str, value: Any) -> bool:
+        """Whether a trial may have this value."""
+        axis = self.axes.get(name)
+        if isinstance(axis, Choices):
+            return value in axis.values
+        return axis is not None and type(value) in (int, float) and axis.low <= value <= axis.high
+
     def __str__(self) -> str:
         return " ".join(f"{name}={axis}" for name, axis in self.axes.items())
 

@@ -7,6 +7,7 @@ is cut off, and a trial that was running is marked as failed and queued again. O
 
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError, InputError, LargeGTError, disk_errors
+from ..errors import ConfigError, FormatError, InputError, LargeGTError, disk_errors, first_line
 from ..io.locks import Lock
 from .space import Choices, Space, Value
 
@@ -67,12 +68,17 @@ def open_journal(out: Path, space: Space, identity: dict[str, Any], sign: float,
             raise InputError(f"{out} exists and is not a tuning: choose another --out")
         out.mkdir(exist_ok=True)
         _cut_torn_line(out / _FILE)
-        study = optuna.create_study(
-            storage=_storage(out / _FILE), study_name="largegt", load_if_exists=True,
-            direction="maximize" if sign > 0 else "minimize",
-        )  # fmt: skip
-        journal = Journal(study, space, sign, seed)
-        journal.begin(out, identity)
+        try:
+            study = optuna.create_study(
+                storage=_storage(out / _FILE), study_name="largegt", load_if_exists=True,
+                direction="maximize" if sign > 0 else "minimize",
+            )  # fmt: skip
+            journal = Journal(study, space, sign, seed)
+            journal.begin(out, identity)
+        except (LargeGTError, OSError):
+            raise
+        except Exception as error:  # whatever Optuna makes of a file that it did not write
+            raise FormatError(f"{out / _FILE} is no study ({first_line(error)}): choose another --out") from error
         try:
             yield journal
         except LargeGTError:
@@ -178,10 +184,15 @@ class Journal:
         self.study.enqueue_trial(values, user_attrs={"folder": trial.folder, "attempts": attempts})
 
     def _read(self, trial: optuna.trial.FrozenTrial, state: str) -> Trial:
-        scores = list(trial.intermediate_values.values())
+        """What the file says of a trial. It may come from a stranger: folders of trials are written to and removed."""
+        scores = [float(score) for score in trial.intermediate_values.values()]
         best = (max if self.sign > 0 else min)(scores) if scores else None
         kept, epochs = trial.user_attrs, len(scores)
         folder = str(kept.get("folder", f"trials/{trial.number:04d}"))
+        if not re.fullmatch(r"trials/\d{4,9}", folder):
+            raise ValueError(f"trial {trial.number} has the folder {folder!r}")
+        if wrong := [name for name, value in trial.params.items() if not self.space.allows(name, value)]:
+            raise ValueError(f"trial {trial.number} has {wrong[0]}={trial.params[wrong[0]]!r}")
         elapsed_s = float(kept.get("elapsed_s", 0.0))
         why = str(kept.get("why", "its process was killed" if state in ("failed", "pruned") else ""))
         return Trial(trial.number, state, dict(trial.params), best, epochs, elapsed_s, folder, why)

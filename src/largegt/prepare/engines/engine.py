@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...config import LocalNodesConfig
+from ...memory import held_bytes, release_freed, rows_within
 from ...progress import Progress
-from ...threads import run_ranges
+from ...threads import num_threads, run_ranges
 from ...types import Array, Direction
 from .. import kernels
 from ..blocks import Finish, Load, Neighbors, block_sums
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits."""
 
+_LEAST_ROOM = 1 << 25
+"""Bytes that sums have in any case."""
+_THREAD_BYTES = 1 << 21
+"""Of the pieces that a thread copies at once."""
 
 MakeRows = Callable[[Array, int | None, int | None], Array]
 """`make(nodes, threads, memory)`: their rows, made within `memory` bytes; as is best for mapped files when None."""
@@ -41,6 +46,14 @@ class Engine:
         self.memory, self.threads, self.progress, self.neighbors = memory, threads, progress, neighbors
         self.wait = True
         """Whether a stage that another process is making is waited for."""
+        self._held = held_bytes()
+
+    def room(self, aside: int = 0) -> int:
+        """What is left of `memory`: kernels that were loaded and arrays that a stage holds meanwhile count too, and
+        `aside` bytes that it is going to hold."""
+        release_freed()
+        taken = aside + max(0, held_bytes() - self._held) + num_threads(self.threads) * _THREAD_BYTES
+        return max(min(self.memory, _LEAST_ROOM), self.memory - taken)
 
     def check_positions(self, method: str) -> None:
         """Refuse a method that this engine does not run."""
@@ -69,8 +82,9 @@ class Engine:
 
     def lots(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
         """Rows of `width` numbers that `task` makes for `nodes`, lot after lot, from nodes[start] on."""
-        for low in range(start, len(nodes), SEGMENT_NODES):
-            yield task(nodes[low : low + SEGMENT_NODES], self.threads, None)
+        size = min(SEGMENT_NODES, rows_within(width))
+        for low in range(start, len(nodes), size):
+            yield task(nodes[low : low + size], self.threads, None)
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
         """Set `marked` [N] at every neighbour of `nodes`."""
@@ -82,7 +96,7 @@ class Engine:
     ) -> None:  # fmt: skip
         """Sums over neighbours, as `block_sums` has them."""
         block_sums(
-            neighbors, nodes, sources, load, width, finish, self.memory, self.threads, self.progress, stage, start
+            neighbors, nodes, sources, load, width, finish, self.room(), self.threads, self.progress, stage, start
         )
 
 

@@ -82,10 +82,6 @@ class RayEngine(Engine):
             )
 
     def opened(self, store: GraphStore) -> GraphStore:
-        if store.place.startswith("memory://"):
-            raise ConfigError(
-                f"{store.place} lies in this process alone: a cluster needs a URL that all machines can open"
-            )
         return store.in_ranges()
 
     def lists(self, store: GraphStore, direction: Direction) -> NeighborLists:

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph_helpers import left_behind
 
-from largegt import folder_writer as home
-from largegt import integrity
 from largegt.errors import DiskError, FormatError, InputError
+from largegt.io import array_writer as home
+from largegt.io import checksums
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space, write_text_atomically
 from largegt.io.checksums import file_checksum, fingerprint, sealed
+
+
+def left_behind(folder: Path, *known: str) -> list[str]:
+    """Everything in a folder but what the test put there."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
 
 
 def _write(path: Path, values: list[int], replace: bool = False) -> ArrayFolder:
@@ -37,7 +41,7 @@ def _fail(path: Path, error: type[BaseException]) -> None:
 
 def test_written_and_read_with_numpy_alone(tmp_path: Path) -> None:
     folder = _write(tmp_path / "f", [1, 2, 3])
-    assert np.load(tmp_path / "f" / "values.npy", allow_pickle=False).tolist() == [1, 2, 3]
+    assert np.load(tmp_path / "f" / folder.entry("values")["file"], allow_pickle=False).tolist() == [1, 2, 3]
     assert folder.array("values").tolist() == [1, 2, 3]
     assert not folder.array("values").flags.writeable
     assert folder.dtype("made") == "bfloat16"
@@ -83,7 +87,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
 
 def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = _write(tmp_path / "f", [1, 2, 3])
-    file = tmp_path / "f" / "values.npy"
+    file = folder.file("values")
     good = file.read_bytes()
     file.write_bytes(good[:-1] + b"\x09")
     assert [(damage.file, damage.reason) for damage in folder.damages()] == [(file, "does not match its checksum")]
@@ -105,22 +109,25 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
     _write(tmp_path / "f", [1])
     file = tmp_path / "f" / "manifest.json"
     manifest = json.loads(file.read_text())
-    assert sealed({key: value for key, value in manifest.items() if key != "checksum"}) == file.read_text()
+    del manifest["checksum"]
+    assert sealed(manifest) == file.read_text()
     entry = manifest["arrays"]["values"]
     for text, message in (
         ("{", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
         ("[]", "expected an object"),
-        (json.dumps(manifest), "does not match its checksum"),
         (json.dumps({**manifest, "version": 2}), "does not match its checksum"),
-        (json.dumps({key: value for key, value in manifest.items() if key != "checksum"}), "checksum is missing"),
+        (json.dumps({**manifest, "checksum": None}), "does not match its checksum"),
         (sealed({**manifest, "format": "largegt-prepared"}), "not a largegt store"),
-        (json.dumps({**manifest, "version": "3"}), "format version"),
-        (json.dumps({**manifest, "version": 1}), "make the folder again"),
-        (json.dumps({**manifest, "version": 4}), "make the folder again"),
+        (sealed({**manifest, "version": "4"}), "format version"),
+        (sealed({**manifest, "version": 3}), "make the folder again"),
+        (sealed({**manifest, "version": 5}), "make the folder again"),
+        (sealed({**manifest, "fingerprint": "../../../x"}), "incomplete"),
         (sealed({**manifest, "arrays": None}), "incomplete"),
         (sealed({**manifest, "arrays": {"../up": entry}}), "no plain name"),
         (sealed({**manifest, "arrays": {"values": {**entry, "shape": "3"}}}), "does not describe"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "file": "../x.npy"}}}), "does not describe"),
+        (sealed({**manifest, "arrays": {"values": {**entry, "checksum": "xxh3:../x"}}}), "does not describe"),
         (sealed({**manifest, "arrays": {"values": {**entry, "bytes": 1 << 70}}}), "does not describe"),
         (sealed({**manifest, "arrays": {"values": {**entry, "shape": [10**15]}}}), "has shape"),
         (sealed({**manifest, "arrays": {"values": {**entry, "dtype": "float64"}}}), "holds int64"),
@@ -130,17 +137,79 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
             ArrayFolder(tmp_path / "f", "store")
 
 
-def test_linked_arrays_and_small_files(tmp_path: Path) -> None:
-    first = _write(tmp_path / "f", [1, 2])
-    with ArrayWriter(tmp_path / "g", "store") as writer:
-        writer.link("values", first)
-        writer.finish({})
-    second = ArrayFolder(tmp_path / "g", "store")
-    assert second.checksum("values") == file_checksum(tmp_path / "g" / "values.npy") == first.checksum("values")
+def test_small_files_are_replaced_whole(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "note.txt", "one")
     write_text_atomically(tmp_path / "note.txt", "two")
     assert (tmp_path / "note.txt").read_text() == "two"
-    assert left_behind(tmp_path, "f", "g", "note.txt") == []
+    assert left_behind(tmp_path, "note.txt") == []
+
+
+# versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_keeps_the_version_that_it_opened(tmp_path: Path) -> None:
+    before = _write(tmp_path / "f", [1, 2])
+    after = _write(tmp_path / "f", [3, 4, 5], replace=True)
+    assert before.array("values").tolist() == [1, 2], "opened after the new version was committed"
+    assert after.array("values").tolist() == [3, 4, 5]
+    again = ArrayFolder(tmp_path / "f", "store", version=before.fingerprint)
+    assert again.array("values").tolist() == [1, 2]
+    assert ArrayFolder(tmp_path / "f", "store", version=after.fingerprint).fingerprint == after.fingerprint
+    assert before.file("made") == after.file("made"), "equal arrays are one file"
+
+
+@pytest.mark.parametrize("version", ["0123456789abcdef", "../manifest", "", "x" * 300])
+def test_versions_that_there_are_not(tmp_path: Path, version: str) -> None:
+    _write(tmp_path / "f", [1])
+    with pytest.raises(InputError, match="has no version"):
+        ArrayFolder(tmp_path / "f", "store", version=version)
+
+
+def test_a_version_beside_the_newest(tmp_path: Path) -> None:
+    newest = _write(tmp_path / "f", [1, 2])
+    with ArrayWriter(tmp_path / "f", "store", replace=True) as writer:
+        writer.reuse("made", newest)
+        writer.save("values", np.array([7]))
+        version = writer.finish({"about": "other values"}, newest=False)
+    assert ArrayFolder(tmp_path / "f", "store").fingerprint == newest.fingerprint
+    beside = ArrayFolder(tmp_path / "f", "store", version=version)
+    assert beside.array("values").tolist() == [7]
+    assert beside.file("made") == newest.file("made")
+
+
+@pytest.mark.parametrize("at", ["_place", "_keep_version", "write_text_atomically"])
+def test_a_commit_that_stops_leaves_the_old_version_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    for number, path in enumerate((tmp_path / "new", tmp_path / "old")):
+        if number:
+            _write(path, [1])
+
+        def commit(path: Path = path, number: int = number) -> None:
+            with ArrayWriter(path, "store", replace=bool(number), identity="x") as writer:
+                if not writer.has("values"):
+                    writer.save("values", np.array([2]))
+                    writer.commit()
+                writer.finish({})
+
+        def stop(*arguments: object, **_: object) -> None:
+            if at != "write_text_atomically" or "manifest" in str(arguments[0]):
+                raise Stopped
+            write_text_atomically(*arguments)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(home if at == "write_text_atomically" else ArrayWriter, at, stop)
+            with pytest.raises(Stopped):
+                commit()
+        if number:
+            assert ArrayFolder(path, "store").array("values").tolist() == [1]
+        else:
+            assert not (path / "manifest.json").exists()
+        commit()
+        folder = ArrayFolder(path, "store")
+        assert folder.array("values").tolist() == [2]
+        folder.verify()
+    assert left_behind(tmp_path, "new", "old") == []
 
 
 # going on ---------------------------------------------------------------------------------------------------------
@@ -177,7 +246,7 @@ def test_a_stopped_writer_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     assert folder.array("numbers").tolist() == list(range(10))
     folder.verify()
     assert left_behind(tmp_path, "f") == []
-    assert sorted(file.name for file in (tmp_path / "f").iterdir()) == ["manifest.json", "numbers.npy"]
+    assert {file.name for file in (tmp_path / "f").iterdir()} == {"manifest.json", folder.entry("numbers")["file"]}
 
 
 def test_other_work_does_not_go_on_from_it(tmp_path: Path) -> None:
@@ -227,14 +296,13 @@ def test_two_writers_of_one_folder(tmp_path: Path) -> None:
     assert left_behind(tmp_path, "f") == []
 
 
-def test_scratch_that_was_dropped_and_renamed_arrays(tmp_path: Path) -> None:
+def test_scratch_that_was_dropped(tmp_path: Path) -> None:
     with ArrayWriter(tmp_path / "f", "store", identity="x") as writer:
         scratch = writer.grow("scratch", "int64", (2,))
         scratch.append(np.arange(6).reshape(3, 2))
         assert scratch.so_far().tolist() == [[0, 1], [2, 3], [4, 5]]
         writer.drop("scratch")
-        writer.save("early", np.arange(3))
-        writer.rename("early", "late")
+        writer.save("late", np.arange(3))
         empty = writer.grow("empty", "float32", (4,))
         assert empty.so_far().shape == (0, 4)
         writer.close("empty")
@@ -256,8 +324,8 @@ def test_the_checksum_of_many_blocks_sees_every_byte(tmp_path: Path, monkeypatch
     data = bytearray(np.random.default_rng(0).bytes(100_000))
     file.write_bytes(data)
     whole = file_checksum(file)
-    monkeypatch.setattr(integrity, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(integrity, "_READ_BYTES", 300)
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checksums, "_READ_BYTES", 300)
     blocks = file_checksum(file)
     assert blocks != whole
     for at in (0, 999, 1000, 54_321, 99_999):

@@ -1,0 +1,116 @@
+"""URLs: which ones are opened, which ones are trusted, and how they are shown.
+
+Stores may be at URLs of a few schemes, tables also on web servers. Everything else is refused before fsspec sees it:
+fsspec chains URLs with `::`, and some of its file systems run templates or read other places that a URL names.
+
+A URL that comes out of a folder is trusted only if the user gave the same URL on this machine before, or sets
+LARGEGT_TRUST_REMOTE (`--trust-remote`). The URLs that were given are in `trusted-urls.txt` in the settings folder:
+$LARGEGT_CONFIG, else $XDG_CONFIG_HOME/largegt, else ~/.config/largegt.
+
+This module imports nothing of the package, so that `errors` can use it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+STORES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+"""Schemes of stores."""
+TABLES = (*STORES, "http", "https")
+"""Schemes of tables."""
+_PATHS = ("file", "local")
+_AZURE = ("az", "abfs", "abfss")  # container@account is a place there, not a login
+_LOGIN_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    **dict.fromkeys(_AZURE, "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"),
+}
+_URL = re.compile(r"([^/]{2,}?):/+(.+)", re.DOTALL)  # Path("s3://b/g") keeps one slash
+_AFTER_SCHEME = re.compile(r"(:/+)(\S+)")
+_SECRET_VALUE = re.compile(r"([?&][^=&\s]*(?:pass|secret|token|sig|key|cred|auth)[^=&\s]*=)[^&\s'\")]+", re.IGNORECASE)
+_given: set[str] = set()
+"""URLs that were given in this process."""
+
+
+def parts(place: str | Path) -> tuple[str, str] | None:
+    """The scheme and the rest of a URL; None for a path. `file://` URLs are `("file", …)`."""
+    found = _URL.fullmatch(str(place))
+    return (found[1], found[2]) if found else None
+
+
+def is_url(place: str | Path) -> bool:
+    """Whether this looks like the URL of something that is not on a path. It need not be one that can be opened."""
+    found = parts(place)
+    return found is not None and found[0] not in _PATHS
+
+
+def fault(url: str, schemes: tuple[str, ...] = STORES) -> str | None:
+    """Why a URL is refused; None if it may be opened."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in schemes:
+        return f"{url} cannot be opened: give a path or a URL that begins with {', '.join(f'{s}://' for s in schemes)}"
+    if "::" in url:
+        return f"{url} cannot be opened: a URL with '::' in it is a chain of URLs, which is refused"
+    if not url.isprintable() or {".", ".."} & set(rest.split("/")):
+        return f"{url} cannot be opened: it has '.' or '..' as a name, or characters that cannot be printed"
+    if scheme in STORES and redacted(url) != url:
+        return f"{url} has credentials in it: leave them out, and set {_LOGIN_VARIABLES[scheme]}"
+    return None
+
+
+def redacted(text: str) -> str:
+    """The same text with the logins and the secret parameters of its URLs replaced by `***`."""
+    return _AFTER_SCHEME.sub(_hide, text)
+
+
+def _hide(found: re.Match[str]) -> str:
+    slashes, rest = found[1], found[2]
+    login, at, place = rest.rpartition("@")  # the last one: a password may hold / and @
+    has_login = at and set(":@") & set(rest.partition("/")[0])
+    if has_login and not (":" not in login and found.string[: found.start()].endswith(_AZURE)):
+        rest = f"***@{place}"
+    return slashes + _SECRET_VALUE.sub(r"\1***", rest)
+
+
+# trust
+
+
+def remember(url: str) -> None:
+    """Note that the user gave this URL. Nothing is noted where every URL is trusted, or nothing can be written."""
+    if url in _given or _trusts_all():
+        return
+    _given.add(url)
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+        file = _trusted_file()
+        if url in (known := _read(file)):
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(f".{file.name}-{os.getpid()}")
+        aside.write_text("".join(f"{line}\n" for line in [*known, url]), encoding="utf-8")
+        os.replace(aside, file)
+
+
+def is_trusted(url: str) -> bool:
+    """Whether a URL that a folder names may be opened."""
+    if url in _given or _trusts_all():
+        return True
+    with suppress(OSError, RuntimeError):
+        return url in _read(_trusted_file())
+    return False
+
+
+def _trusts_all() -> bool:
+    return os.environ.get("LARGEGT_TRUST_REMOTE", "") not in ("", "0")
+
+
+def _trusted_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(os.environ.get("LARGEGT_CONFIG") or Path(home) / "largegt") / "trusted-urls.txt"
+
+
+def _read(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
