@@ -1,4 +1,5 @@
-"""Fuzz what users give us: files to ingest, manifests, recipes, overrides, command lines, checkpoints.
+"""Fuzz what users give us: files to ingest, manifests, recipes, overrides, command lines, checkpoints, a stranger's
+folders.
 
     python bench/fuzz.py --cases 50000 --seed 0
     python bench/fuzz.py --only ingest,recipe --cases 2000

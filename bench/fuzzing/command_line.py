@@ -55,8 +55,8 @@ class CommandTarget:
             arguments = [one.replace("\0", "") for one in self._changed(arguments, step)]  # no shell passes a NUL
         if any(word in argument for argument in arguments for word in _FORBIDDEN):
             arguments = [*arguments, "--no-such-option"]
-        code, out, err = _call(arguments)
-        return _judge(arguments, code, out, err)
+        code, out, err = call(arguments)
+        return judge(arguments, code, out, err)
 
     def _restore(self) -> None:
         """Every case finds the same files."""
@@ -141,7 +141,7 @@ def _each(name: str, values: Sequence[str]) -> list[str]:
     return [part for value in values for part in (name, value)]
 
 
-def _call(arguments: list[str]) -> tuple[Any, str, str]:
+def call(arguments: list[str]) -> tuple[Any, str, str]:
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["largegt", *arguments]
     code: Any = 0
@@ -155,7 +155,7 @@ def _call(arguments: list[str]) -> tuple[Any, str, str]:
     return code or 0, out.getvalue(), err.getvalue()
 
 
-def _judge(arguments: list[str], code: Any, out: str, err: str) -> str:
+def judge(arguments: list[str], code: Any, out: str, err: str) -> str:
     if "Traceback" in out + err:
         raise Wrong(f"a traceback was printed: {arguments}")
     if code == 0:

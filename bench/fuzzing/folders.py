@@ -9,7 +9,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from largegt.errors import LargeGTError
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
 from largegt.graph.store import GraphStore
+from largegt.graph.versions import clean, earlier_states, register
 from largegt.inspection import inspect
 from largegt.io.checksums import sealed
 from largegt.prepare.pipeline import prepare
@@ -39,42 +40,54 @@ SMALL = (
 )  # fmt: skip
 
 
-def small_store(folder: Path, words: bool = True) -> GraphStore:
+def small_store(folder: Path, words: bool = True, shift: float = 0.0, overwrite: bool = False) -> GraphStore:
     """A store of 20 nodes, with text ids or without ids of their own."""
     rng = np.random.default_rng(0)
     ends = rng.integers(0, 20, (2, 80))
-    features, labels = rng.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 3
+    features, labels = rng.normal(size=(20, 3)).astype(np.float32) + shift, np.arange(20) % 3
     names = np.array([f"n{row}" for row in range(20)])
     source = sources.arrays(names[ends] if words else ends, features, labels, node_ids=names if words else None)
-    return ingest(source, folder, IngestConfig(), threads=1, memory=1 << 28)
+    return ingest(source, folder, IngestConfig(), overwrite, threads=1, memory=1 << 28)
 
 
 class ManifestTarget:
-    """Stores and preparations with a damaged manifest or array."""
+    """Stores, older versions of them, preparations and stages with a damaged manifest or array."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "manifest"
-        whole = folder / "whole"
-        stores = [small_store(whole / "words"), small_store(whole / "rows", words=False)]
-        config = Config.from_recipe("default", SMALL).preparation
-        prepared = prepare(stores[0], config, threads=1)
-        self._kinds = [(stores[0].path, "store"), (stores[1].path, "store"), (prepared.path, "prepared")]
+        self._whole = folder / "whole"
+        store = small_store(self._whole / "words")
+        small_store(self._whole / "rows", words=False)
+        prepared = prepare(store, Config.from_recipe("default", SMALL).preparation, threads=1)
+        register(store, folder / "run")
+        small_store(self._whole / "words", shift=1.0, overwrite=True)
+        self._version, self._prepared = store.fingerprint, prepared.path.relative_to(store.path)
+        self._parts = [Path(), Path(), self._prepared]
+        self._parts += [stage.path.relative_to(store.path) for stage in prepared.stages.values()]
 
     def run(self, rng: random.Random, steps: Sequence[random.Random]) -> str:
-        whole, kind = rng.choice(self._kinds)
+        name = rng.choice(("words", "words", "words", "rows"))
         shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(whole, self._folder, ignore=shutil.ignore_patterns("prepared"))
-        original = {file.name: file.read_bytes() for file in self._folder.iterdir() if file.is_file()}
+        shutil.copytree(self._whole / name, self._folder)
+        original = {file: file.read_bytes() for file in self._folder.rglob("*") if file.is_file()}
+        part = self._folder / (rng.choice(self._parts) if name == "words" else "")
         for step in steps:
-            _harm(self._folder, step)
-        changed = {name for name, data in original.items() if not _has(self._folder / name, data)}
+            _harm(part, step)
+        changed = {file for file, data in original.items() if not _has(file, data)}
         facts: dict[str, Any] = {}
-        errors = []
-        for attempt in (
+        attempts: list[Callable[[], Any]] = [
             lambda: facts.update(inspect(self._folder)),
-            lambda: (_read_store if kind == "store" else _read_prepared)(self._folder),
+            lambda: _read_store(GraphStore.open(self._folder)),
+            lambda: clean(self._folder, dry_run=True),
             lambda: inspect(self._folder, verify=True),
-        ):
+        ]
+        if name == "words":
+            attempts += [
+                lambda: _read_store(GraphStore.open(self._folder, self._version)),
+                lambda: _read_prepared(self._folder / self._prepared),
+            ]
+        errors = []
+        for attempt in attempts:
             try:
                 attempt()
             except LargeGTError as error:
@@ -84,8 +97,8 @@ class ManifestTarget:
             if errors:
                 raise Wrong(f"refused a folder that is whole: {errors[0]}")
             return RIGHT
-        if any(name.endswith(".npy") for name in changed) and not errors:
-            raise Wrong(f"damage was not found: in {sorted(changed)}")
+        if any(file.suffix == ".npy" for file in changed) and not errors:
+            raise Wrong(f"damage was not found: in {sorted(file.name for file in changed)}")
         if errors:
             raise errors[0]
         return ACCEPTED
@@ -126,7 +139,7 @@ class CheckpointTarget:
     def _harm(self, rng: random.Random) -> None:
         file = self._folder / rng.choice(self._files)
         if file.suffix == ".json" and file.exists() and rng.random() < 0.5:
-            _harm_json(file, rng)
+            harm_json(file, rng)
         elif rng.random() < 0.1:
             file.unlink(missing_ok=True)
         elif file.suffix == ".pt" and rng.random() < 0.4:
@@ -166,7 +179,8 @@ def _harm(folder: Path, rng: random.Random) -> None:
     """Damage one file of a folder of arrays."""
     arrays = sorted(file for file in folder.glob("*.npy"))
     if rng.random() < 0.6 or not arrays:
-        _harm_json(folder / "manifest.json", rng)
+        others = [*folder.glob("versions/*.json"), *folder.glob("refs/*.json")]
+        harm_json(rng.choice([folder / "manifest.json", *sorted(others)]), rng)
         return
     file = rng.choice(arrays)
     kind = rng.randrange(4)
@@ -189,7 +203,7 @@ def _harm(folder: Path, rng: random.Random) -> None:
         file.write_bytes(damaged(file.read_bytes(), rng))
 
 
-def _harm_json(file: Path, rng: random.Random) -> None:
+def harm_json(file: Path, rng: random.Random) -> None:
     if not file.exists():
         return
     if rng.random() < 0.3:
@@ -207,7 +221,7 @@ def _harm_json(file: Path, rng: random.Random) -> None:
     if isinstance(tree, dict) and rng.random() < 0.7:  # as a stranger would write it
         with contextlib.suppress(UnicodeEncodeError):
             text = sealed({name: value for name, value in tree.items() if name != "checksum"})
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def _other_checkpoint(file: Path, rng: random.Random) -> Any:
@@ -220,9 +234,8 @@ def _other_checkpoint(file: Path, rng: random.Random) -> Any:
     return state
 
 
-def _read_store(folder: Path) -> None:
+def _read_store(store: GraphStore) -> None:
     """What later stages read of a store."""
-    store = GraphStore.open(folder)
     rows = np.arange(store.num_nodes)
     ids = store.ids_of(rows[:5])
     store.nodes_of(ids)
@@ -230,11 +243,13 @@ def _read_store(folder: Path) -> None:
     for direction in ("out", "in", "both"):
         store.csr(direction)  # type: ignore[arg-type]
     store.structure_fingerprint, store.feature_dtype, store.features  # noqa: B018
+    earlier_states(store)
 
 
 def _read_prepared(folder: Path) -> None:
     prepared = Prepared.open(folder)
     for part in ("nodes", "local_rows", "tokens", "positions", "token_nodes", "k", "hops", "num_features", "meta"):
         getattr(prepared, part)
+    prepared.as_of  # noqa: B018
     prepared.rows_of(np.arange(5))
     prepared.split_rows("train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cases import Target
 from .command_line import CommandTarget
 from .folders import CheckpointTarget, ManifestTarget
+from .hostile import HostileTarget
 from .ingest import IngestTarget
 from .settings import OverrideTarget, RecipeTarget
 
@@ -15,6 +16,7 @@ TARGETS: dict[str, type[Target]] = {
     "override": OverrideTarget,
     "cli": CommandTarget,
     "checkpoint": CheckpointTarget,
+    "hostile": HostileTarget,
 }
-SHARES = {"ingest": 16, "manifest": 10, "recipe": 28, "override": 40, "cli": 3, "checkpoint": 3}
+SHARES = {"ingest": 16, "manifest": 10, "recipe": 28, "override": 40, "cli": 3, "checkpoint": 3, "hostile": 3}
 """By what a case costs: a command line some 40 ms, an override 1."""

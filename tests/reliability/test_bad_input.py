@@ -187,7 +187,15 @@ def test_any_text_as_a_duration_or_a_size(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "cases"),
-    [("ingest", 90), ("manifest", 50), ("recipe", 100), ("override", 150), ("cli", 25), ("checkpoint", 20)],
+    [
+        ("ingest", 90),
+        ("manifest", 50),
+        ("recipe", 100),
+        ("override", 150),
+        ("cli", 25),
+        ("checkpoint", 20),
+        ("hostile", 40),
+    ],
 )
 def test_some_cases_of_the_fuzz_harness(kind: str, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

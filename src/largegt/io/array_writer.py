@@ -119,8 +119,9 @@ class ArrayWriter:
         if self.path.is_symlink():  # the user's own: what is written aside must be on the same disk
             self.path = self.path.resolve()
         self.kind = kind
-        remote.refresh(self.path)
-        _check_target(self.path, kind, replace)
+        if not wait:
+            remote.refresh(self.path)
+            _check_target(self.path, kind, replace)
         self.partial = _partial_of(self.path)
         self.resumable = identity is not None
         self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
@@ -383,7 +384,8 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
 
 def _is_unfinished(path: Path) -> bool:
     """Whether a folder is empty, or holds arrays of a first version that was not committed."""
-    return path.is_dir() and all(ARRAY_FILE.fullmatch(file.name) for file in path.iterdir())
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [MANIFEST]
+    return all(ARRAY_FILE.fullmatch(name) or name.startswith(f".{MANIFEST}.partial-") for name in names)
 
 
 def _replaceable(path: Path, kind: str) -> bool:
