@@ -82,8 +82,7 @@ def test_stages_and_warnings_do_not_steer_the_terminal(
     assert SHOWN in shown
     assert not set("\x9b\x00\u202e") & set(shown)
     # a preparation that is damaged is made again, with a warning that names its folder
-    prepared = next((run.store_path / "prepared").iterdir())
-    file = prepared / "local_rows.npy"
+    [file] = (run.store_path / "prepared").glob("local_nodes/*/local_rows-*.npy")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

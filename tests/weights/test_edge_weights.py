@@ -131,10 +131,9 @@ def test_a_node_with_more_edges_than_memory(tmp_path: Path, tiny: pytest.MonkeyP
     edges, weights = np.stack([np.zeros(3000, int), targets])[:, order], weights[order]
     made = []
     for memory in (1000, 1 << 28):
-        store = ingest(
-            sources.arrays(edges, num_nodes=400, weights=weights), tmp_path / "g", CONFIG, True, memory=memory
-        )
-        made.append(all_bytes(tmp_path / "g"))
+        folder = tmp_path / str(memory) / "g"
+        store = ingest(sources.arrays(edges, num_nodes=400, weights=weights), folder, CONFIG, memory=memory)
+        made.append(all_bytes(folder))
     assert made[0] == made[1]
     assert np.array_equal(dense(store, "out"), weight_matrix(edges, weights, 400).astype(np.float32))
 

@@ -28,7 +28,7 @@ _how_to_go_on: list[Callable[[], str]] = []
 
 
 _ORDER = (
-    "demo", "synthesize", "ingest", "append", "inspect", "prepare", "redis-load", "train", "tune", "evaluate",
+    "demo", "synthesize", "ingest", "append", "clean", "inspect", "prepare", "redis-load", "train", "tune", "evaluate",
     "predict", "embed", "explain", "report", "reproduce", "datasets", "doctor", "settings",
 )  # fmt: skip
 """Of the verbs in --help: the order they are needed in."""

@@ -36,11 +36,12 @@ from .checksums import (
     SMALL_BYTES,
     USED_BYTES,
     Damage,
+    check_seal,
     is_checker,
     is_checksum,
     mismatch,
     npy_fault,
-    read_sealed,
+    read_object,
     url_mismatch,
 )
 from .remote import MANIFEST
@@ -262,7 +263,7 @@ def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any],
 def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes]]:
     held = _held(file, path, kind)
     try:
-        manifest = read_sealed(file, _advice(path, kind), held)
+        manifest = read_object(file, _advice(path, kind), held)
         _check_manifest(manifest, file, path, kind)
     except FormatError:
         held.close()
@@ -280,6 +281,7 @@ def _check_manifest(manifest: dict[str, Any], file: Path, path: Path, kind: str)
             f"{remote.shown(path)} has format version {manifest.get('version')}, this largegt reads {FORMAT_VERSION}: "
             "upgrade largegt if yours is older, or make the folder again with this version"
         )
+    check_seal(manifest, file, _advice(path, kind))  # of a newer format it may be another
     fingerprint = manifest.get("fingerprint")
     if not all(isinstance(manifest.get(part), dict) for part in ("arrays", "meta")) or not (
         isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)

@@ -223,8 +223,15 @@ def sealed(tree: Mapping[str, Any]) -> str:
     return json.dumps({**tree, "checksum": bytes_checksum(canonical(tree))}, indent=1, ensure_ascii=False) + "\n"
 
 
-def read_sealed(file: Path, advice: str, opened: IO[bytes] | None = None) -> dict[str, Any]:
-    """The object in a file that `sealed` wrote, which may be `opened` already. `advice` ends each error message."""
+def read_sealed(file: Path, advice: str) -> dict[str, Any]:
+    """The object in a file that `sealed` wrote. `advice` ends each error message."""
+    tree = read_object(file, advice)
+    check_seal(tree, file, advice)
+    return tree
+
+
+def read_object(file: Path, advice: str, opened: IO[bytes] | None = None) -> dict[str, Any]:
+    """The object in a JSON file, which may be `opened` already."""
     try:
         with nullcontext(opened) if opened is not None else open(file, "rb") as stream:
             raw = stream.read(MOST_JSON_BYTES + 1)
@@ -235,9 +242,13 @@ def read_sealed(file: Path, advice: str, opened: IO[bytes] | None = None) -> dic
         raise FormatError(f"{file} cannot be read ({first_line(error)}); {advice}") from error
     if not isinstance(tree, dict):
         raise FormatError(f"{file} is damaged: expected an object, found {type(tree).__name__}; {advice}")
+    return tree
+
+
+def check_seal(tree: dict[str, Any], file: Path, advice: str) -> None:
+    """Take the entry `checksum` out of an object, and refuse the object if it does not fit."""
     if tree.pop("checksum", None) != bytes_checksum(canonical(tree)):
         raise FormatError(f"{file} does not match its checksum: it was damaged or changed; {advice}")
-    return tree
 
 
 # what a file says of itself before it is read --------------------------------------------------------------------

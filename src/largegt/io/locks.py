@@ -30,11 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class HeldError(InputError):
-    """Another process is writing there now. `holder` says which."""
-
-    def __init__(self, holder: str) -> None:
-        super().__init__(f"{holder}: wait for it or stop it, then run the same command again")
-        self.holder = holder
+    """Another process is writing there now."""
 
 
 class Lock:
@@ -76,7 +72,8 @@ class Lock:
                 if not wait:
                     raise
                 if not said:
-                    _log.warning("%s: waiting for it (--no-wait to stop instead)", error.holder)
+                    holder = str(error).rpartition(": wait")[0]
+                    _log.warning("%s: waiting for it (--no-wait to stop instead)", holder)
                 said = True
                 time.sleep(_WAIT_S)
             except BaseException:
@@ -150,7 +147,10 @@ def _lock(descriptor: int, path: Path, doing: str) -> None:
                 return
         if attempt:
             time.sleep(_GLANCE_S)
-    raise HeldError(f"another process ({_holder(descriptor)}) is {doing} {path}")
+    raise HeldError(
+        f"another process ({_holder(descriptor)}) is {doing} {path}: wait for it or stop it, then run the same command "
+        "again"
+    )
 
 
 def _holder(descriptor: int) -> str:
