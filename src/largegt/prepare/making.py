@@ -68,8 +68,9 @@ def prepare(
     `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
     on it, but it has a least that grows with the nodes. A killed preparation goes on where it stopped when it is called
     again. `engine` is who does the work, with its own threads, progress and memory: this process by default, or a
-    RayEngine; the result does not depend on that either. `as_of` is the fingerprint of the store before it was appended to: features are scaled as then, and labels
-    are told by the training nodes of then, as weights that were trained then expect.
+    RayEngine; the result does not depend on that either. `as_of` is the fingerprint of the store before it was appended
+    to: features are scaled as then, and labels are told by the training nodes of then, as weights that were trained
+    then expect.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     config = settled(store, config or PrepareConfig())
