@@ -88,9 +88,8 @@ def test_a_damaged_preparation_is_not_trained_on(copy: Path, tmp_path: Path, nam
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize("name", ["tokens", "labels"])
 def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy: Path, name: str) -> None:
-    """The stage, or the folder that names the stages; what is whole stays."""
-    path = prepared_folder(copy / "g")
-    file = stage_array(copy / "g", name) if name == "tokens" else array_path(path, name)
+    """The damaged stage; what is whole stays."""
+    path, file = prepared_folder(copy / "g"), stage_array(copy / "g", name)
     other = stage_array(copy / "g", "local_rows")
     before = other.stat().st_ino
     _flip(file)
@@ -157,7 +156,7 @@ def test_the_place_of_the_store_may_be_changed_and_nothing_else(copy: Path) -> N
 def test_verify_names_each_damaged_file(copy: Path, lg: Any) -> None:
     assert lg("inspect", str(copy / "run"), "--verify").code == 0
     wrong = [
-        array_path(copy / "g", "features"), array_path(prepared_folder(copy / "g"), "labels"),
+        array_path(copy / "g", "features"), stage_array(copy / "g", "labels"),
         stage_array(copy / "g", "tokens"), copy / "run" / "metrics.csv",
     ]  # fmt: skip
     for file in wrong:

@@ -176,5 +176,5 @@ def test_bombs_in_runs(tmp_path: Path, mark: Path) -> None:
     _refused(lambda: train(store, config, run.path, resume=True), mark)
     (run.path / "model.safetensors").write_bytes(pickle.dumps(Bomb(mark)))
     _refused(lambda: Run.open(run.path).load_model(run.prepared()), mark)
-    np.save(store.path / "features.npy", np.array([Bomb(mark)] * store.num_nodes, dtype=object), allow_pickle=True)
+    np.save(store.folder.file("features"), np.array([Bomb(mark)] * store.num_nodes, dtype=object), allow_pickle=True)
     _refused(lambda: run.store(), mark)

@@ -209,7 +209,7 @@ def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sou
         if keep_sources or newest["fingerprint"] not in prepared:
             known |= {state.fingerprint for state in _states(newest, path)}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
-        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / REFS):
+        for folder in (path / PREPARED, path / VERSIONS, path / REFS):
             with suppress(OSError):  # not empty
                 folder.rmdir()
     return cleaned
@@ -270,15 +270,20 @@ def _manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
     """Remove a folder that no process has open or is writing; whether it was removed."""
-    with suppress(HeldError), Lock(folder, "cleaning"), _unless_held(folder / MANIFEST) as is_free:
+    try:
+        lock = Lock(folder, "cleaning")
+    except HeldError:
+        return False
+    with lock, _unless_held(folder / MANIFEST) as is_free:
         if is_free:
             cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
             cleaned.num_files += len(manifest.get("arrays", {}))
             cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
             if not dry_run:
                 remote.remove_folder(folder)
-            return True
-    return False
+    with suppress(OSError):  # not empty
+        folder.parent.rmdir()
+    return is_free
 
 
 @contextmanager

@@ -281,8 +281,10 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     writer.save("token_nodes", marked_numbers(used, dtype))
     row_of = np.cumsum(used, dtype=dtype)
     row_of -= dtype.type(1)
-    for start in range(rows.rows, len(nodes), at_once):
-        rows.append(row_of[sampled[start : start + at_once]])
+    for start in range(rows.rows, len(nodes), SEGMENT_NODES):
+        stop = min(start + SEGMENT_NODES, len(nodes))
+        for low in range(start, stop, at_once):
+            rows.append(row_of[sampled[low : min(low + at_once, stop)]])
         writer.commit()
     writer.close("local_rows")
     writer.drop(_SAMPLED)
