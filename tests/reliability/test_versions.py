@@ -285,7 +285,7 @@ def test_clean_keeps_what_is_needed(inputs: Path, tmp_path: Path, lg: Cli, reade
     assert not verify(path).damaged
     left = {item for item in left_in(path) if not re.fullmatch(r"\w+-[0-9a-f]{16}\.npy", item)}
     left -= {f"prepared/{stage}" for stage in STAGES}
-    assert left == {"manifest.json", "notes.txt", "prepared", "prepared/mine", "refs", "versions", "versions/mine.json"}
+    assert left == {"manifest.json", "notes.txt", "prepared", "prepared/mine", "versions", "versions/mine.json"}
 
 
 def test_clean_leaves_a_stage_alone_that_is_being_committed(tmp_path: Path) -> None:
