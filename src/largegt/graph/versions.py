@@ -209,7 +209,7 @@ def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sou
         if keep_sources or newest["fingerprint"] not in prepared:
             known |= {state.fingerprint for state in _states(newest, path)}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
-        for folder in (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS, path / REFS):
+        for folder in () if dry_run else (*(path / PREPARED).glob("*"), path / PREPARED, path / VERSIONS):
             with suppress(OSError):  # not empty
                 folder.rmdir()
     return cleaned
