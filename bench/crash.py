@@ -1,12 +1,14 @@
 """Kill commands (SIGKILL, real processes) at random moments, run them again, compare with what was never killed.
 
-    python bench/crash.py --kills 300 --seed 0            # all stages, about ten minutes on two cores
+    python bench/crash.py --kills 400 --seed 0            # all stages, about ten minutes on two cores
     python bench/crash.py --stages train,predict --kills 40
 
 Per stage: an unbroken run says how long it takes and what comes out. Then each round kills the command at up to three
 moments, uniform over that time, lets it finish and compares every byte that no clock has a part in. Nothing may be left
-over. The graph is tiny and taken in tiny steps, and every rename takes a little longer than it would, so that kills
-land everywhere. Starting Python with torch takes seconds, so one process imports everything and forks for each command.
+over. `beside` appends to a store while a training reads it, kills both, overwrites the store while the run is
+evaluated, and compares with the same work done alone. The graph is tiny and taken in tiny steps, and every rename takes
+a little longer than it would, so that kills land everywhere. Starting Python with torch takes seconds, so one process
+imports everything and forks for each command.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -339,10 +341,16 @@ class Stage:
     """The command that goes on where the same command refuses to."""
     makes: tuple[str, ...] = ()
     """What it leaves: nothing else may be there in the end."""
+    copy: str = ""
+    """A copy of the store `g`, with its runs, that it begins with."""
 
 
 def _set(*items: str) -> tuple[str, ...]:
     return tuple(part for item in items for part in ("--set", item))
+
+
+_NEW = ("--nodes", "in/n-new.csv", "--edges", "in/e-new.parquet")
+_OTHER = ("--edges", "in/e.parquet", "--nodes", "in/other.csv", *_set("undirected=true"))
 
 
 def stages() -> dict[str, Stage]:
@@ -362,6 +370,11 @@ def stages() -> dict[str, Stage]:
         Stage(
             "predict", ("predict", "runs/a", "--out", "p.parquet", "--probabilities", *()), ("g", "runs"),
             lambda folder: {"p.parquet": _digest(folder / "p.parquet")}, makes=("p.parquet",),
+        ),
+        Stage("append", ("append", "h", *_NEW), store, lambda folder: _versions(folder / "h"), makes=("h",), copy="h"),
+        Stage(
+            "overwrite", ("ingest", *_OTHER, "--out", "h", "--overwrite"), store,
+            lambda folder: _versions(folder / "h"), makes=("h",), copy="h",
         ),
         Stage(
             "reproduce",
@@ -429,6 +442,14 @@ def _digest(file: Path) -> str:
 def _folder(folder: Path) -> Content:
     """Every file of the newest version of a store or of a preparation."""
     return {file.name: _digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def _versions(store: Path) -> Content:
+    """Every file of all versions, each of them sound."""
+    from largegt.verification import verify
+
+    assert not verify(store).damaged, verify(store).damaged
+    return _folder(store) | {"versions": _folder(store / "versions"), "refs": _folder(store / "refs")}
 
 
 def _prepared(store: Path) -> Content:
@@ -513,21 +534,22 @@ class Field:
         write_inputs(folder / "in")
 
     def run(self, command: tuple[str, ...]) -> Ended:
-        return self.zygote.run(*command, "--json", **self._how)
+        return self.zygote.run(*command, "--json", **self.how)
 
     @property
-    def _how(self) -> dict[str, Any]:
+    def how(self) -> dict[str, Any]:
         return {"folder": str(self.folder), "tiny": True, "pause_s": self.pause_s}
 
     def unbroken(self, name: str) -> None:
         """Run a stage without a kill, for its time and what comes out; what it left stays for later stages."""
         stage = self.known[name]
+        self._clear(name)
         begin = time.perf_counter()
         ended = self.run(stage.command)
         self.whole_s[name] = time.perf_counter() - begin
         assert ended.code == 0, ended.err
         self.expected[name] = stage.content(self.folder)
-        self._check_clean(name)
+        self.check_clean(name)
 
     def round(self, name: str, rng: random.Random, most: int = 3) -> list[str]:
         """Kill a stage at up to `most` moments, let it finish and compare; what it was doing at each kill."""
@@ -535,7 +557,7 @@ class Field:
         self._clear(name)
         command = stage.command
         for _ in range(rng.randint(1, most)):
-            pid = self.zygote.start(*command, "--json", **self._how)
+            pid = self.zygote.start(*command, "--json", **self.how)
             time.sleep(rng.uniform(0.0, self.whole_s[name]))
             os.kill(pid, signal.SIGKILL)  # not waited for yet, so the id is still its own
             ended = self.zygote.wait()
@@ -552,7 +574,7 @@ class Field:
             self._finish(stage, command)
         found = stage.content(self.folder)
         assert found == self.expected[name], f"{name}, killed at {phases}: {_difference(self.expected[name], found)}"
-        self._check_clean(name)
+        self.check_clean(name)
         return phases
 
     def _finish(self, stage: Stage, command: tuple[str, ...]) -> None:
@@ -578,11 +600,104 @@ class Field:
         for made in (*stage.makes, *(["g/prepared"] if name == "prepare" else [])):
             for path in (self.folder / made, *self.folder.glob(f".{made}.*")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if stage.copy:
+            self.copy_store(stage.copy)
 
-    def _check_clean(self, name: str) -> None:
+    def copy_store(self, name: str) -> None:
+        shutil.copytree(self.folder / "g", self.folder / name, ignore=shutil.ignore_patterns("prepared"))
+
+    def check_clean(self, name: str) -> None:
         """Nothing hidden is left anywhere: no lock, no half file, no old folder."""
         left = [str(path.relative_to(self.folder)) for path in self.folder.rglob(".*")]
         assert not left, (name, left)
+
+
+class Beside:
+    """A training and an evaluation of a store to which others append, or which they overwrite, meanwhile."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.whole_s = {"train": field.whole_s["train"], "append": field.whole_s["append"], "evaluate": 1.0}
+        self.expected: dict[str, tuple[Content, Any]] = {}
+        """By the version that was trained on: the run, and its scores."""
+        for command in ((), ("append", "h", *_NEW)):
+            self._begin()
+            if command:
+                self._succeeds(field.run(command))
+            begin = time.perf_counter()
+            self._succeeds(field.run(self._train))
+            self.whole_s["train"] = time.perf_counter() - begin
+            begin = time.perf_counter()
+            scores = json.loads(self._succeeds(field.run(("evaluate", "runs/b"))).out)
+            self.whole_s["evaluate"] = time.perf_counter() - begin
+            self.expected[self._version] = self._run, scores
+
+    def round(self, rng: random.Random) -> list[str]:
+        """Append while it trains, kill either or none of the two, overwrite while it is evaluated; what was killed."""
+        field, killed = self.field, []
+        self._begin()
+        pid = self._start(self._train)
+        time.sleep(rng.uniform(0.0, 0.5 * self.whole_s["train"]))
+        killed += self._appended(rng.uniform(0.0, 2 * self.whole_s["append"]))
+        if rng.random() < 0.5:
+            time.sleep(rng.uniform(0.0, 0.2 * self.whole_s["train"]))
+            os.kill(pid, signal.SIGKILL)
+        ended = field.zygote.wait(pid)
+        if ended.code == -signal.SIGKILL:
+            killed.append("train")
+            is_run = (field.folder / "runs" / "b" / "config.toml").is_file()
+            ended = field.run(("train", "--resume", "--out", "runs/b") if is_run else self._train)
+        self._succeeds(ended)
+        run, scores = self.expected[self._version]
+        assert run == self._run, _difference(run, self._run)
+        pid = self._start(("evaluate", "runs/b"))
+        time.sleep(rng.uniform(0.0, self.whole_s["evaluate"]))
+        self._succeeds(field.run(("ingest", *_OTHER, "--out", "h", "--overwrite")))
+        ended = self._succeeds(field.zygote.wait(pid))
+        assert json.loads(ended.out) == scores, ended.out
+        _versions(field.folder / "h")
+        field.check_clean("beside")
+        return killed
+
+    @property
+    def _train(self) -> tuple[str, ...]:
+        return ("train", "h", "--out", "runs/b", *_set(*_MODEL, "train.epochs=8", "train.checkpoint_every=2"))
+
+    @property
+    def _run(self) -> Content:
+        return _run(self.field.folder / "runs" / "b")
+
+    @property
+    def _version(self) -> str:
+        from largegt.training.run import Run
+
+        return Run.open(self.field.folder / "runs" / "b").store_fingerprint
+
+    def _begin(self) -> None:
+        for name in ("h", "runs/b"):
+            shutil.rmtree(self.field.folder / name, ignore_errors=True)
+        self.field.copy_store("h")
+
+    def _start(self, command: tuple[str, ...]) -> int:
+        streams = self.field.zygote.folder / "beside"
+        return self.field.zygote.start(*command, "--json", streams=str(streams), **self.field.how)
+
+    def _appended(self, kill_s: float) -> list[str]:
+        """Append; a kill after this time, where it comes in time, and the same command again."""
+        command = ("append", "h", *_NEW)
+        pid = self.field.zygote.start(*command, "--json", **self.field.how)
+        time.sleep(kill_s)
+        os.kill(pid, signal.SIGKILL)
+        ended = self.field.zygote.wait(pid)
+        if ended.code == -signal.SIGKILL:
+            self._succeeds(self.field.run(command))
+            return ["append"]
+        self._succeeds(ended)
+        return []
+
+    def _succeeds(self, ended: Ended) -> Ended:
+        assert ended.code == 0, ended.err
+        return ended
 
 
 def _difference(expected: Any, found: Any, where: str = "") -> str:
@@ -596,14 +711,20 @@ def _difference(expected: Any, found: Any, where: str = "") -> str:
     return f"{where}: {str(expected)[:200]} became {str(found)[:200]}"
 
 
-SHARES = {"ingest": 80, "prepare": 70, "train": 80, "predict": 50, "reproduce": 25, "tune": 15}
-"""Kills of each stage, of 320."""
-_BEFORE = {name: ("ingest", "prepare", "train") if name == "predict" else ("ingest",) for name in SHARES}
+SHARES = {
+    "ingest": 70, "prepare": 60, "train": 60, "predict": 40, "append": 50, "overwrite": 40, "reproduce": 25, "tune": 15,
+    "beside": 40,
+}  # fmt: skip
+"""Kills of each stage, of 400."""
+_BEFORE = dict.fromkeys(SHARES, ("ingest",)) | {
+    "predict": ("ingest", "prepare", "train"), "append": ("ingest", "train"), "overwrite": ("ingest", "train"),
+    "beside": ("ingest", "train", "append"),
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=320, help="in all, shared out over the stages")
+    parser.add_argument("--kills", type=int, default=400, help="in all, shared out over the stages")
     parser.add_argument("--stages", default=",".join(SHARES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("crash-bench"))
@@ -615,7 +736,7 @@ def main() -> None:
     with Zygote((args.out / "zygote").resolve()) as zygote:
         field = Field((args.out / "field").resolve(), zygote)
         for name in SHARES:
-            if name in chosen or any(name in _BEFORE[each] for each in chosen):
+            if name != "beside" and (name in chosen or any(name in _BEFORE[each] for each in chosen)):
                 field.unbroken(name)
             if name not in chosen:
                 continue
@@ -623,14 +744,13 @@ def main() -> None:
             rng = random.Random(f"{args.seed} {name}")
             phases: Counter[str] = Counter()
             rounds = 0
+            kill = Beside(field).round if name == "beside" else partial(field.round, name)
             while phases.total() < wanted:
-                phases.update(field.round(name, rng))
+                phases.update(kill(rng))
                 rounds += 1
             total += phases.total()
             where = ", ".join(f"{phase} {count}" for phase, count in phases.most_common())
-            print(
-                f"{name}: {phases.total()} kills in {rounds} rounds of {field.whole_s[name]:.2f} s: {where}", flush=True
-            )
+            print(f"{name}: {phases.total()} kills in {rounds} rounds: {where}", flush=True)
     print(f"{total} kills in {time.perf_counter() - begin:.0f} s: the same result every time, nothing left over")
     shutil.rmtree(args.out)
 

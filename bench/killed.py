@@ -23,20 +23,25 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    arrays = json.loads((folder / "manifest.json").read_text())["arrays"]
-    return {name: entry["checksum"] for name, entry in arrays.items()}
+    """Of every array of a store, or of a preparation and its stages."""
+    found = {}
+    for manifest in [*folder.glob("manifest.json"), *folder.glob("*/manifest.json"), *folder.glob("*/*/manifest.json")]:
+        for entry in json.loads(manifest.read_text())["arrays"].values():
+            found[str(manifest.with_name(entry["file"]).relative_to(folder))] = entry["checksum"]
+    return found
 
 
 def rounds(name: str, command: list[str], result: Path, kills: int, rng: random.Random) -> None:
-    """`result` is the folder that the command makes, or the folder above it."""
+    """`result` is the store that the command makes, or the folder of its preparations."""
 
-    def finished() -> Path:
-        return result if (result / "manifest.json").exists() else next(result.glob("[0-9a-f]*"))
+    def unfinished() -> list[Path]:
+        return [*result.parent.glob(f".{result.name}.partial"), *result.glob("**/.*.partial")]
 
     begin = time.perf_counter()
     assert start(command).wait() == 0
     whole_s = time.perf_counter() - begin
-    expected = checksums(finished())
+    expected = checksums(result)
+    assert expected
     shutil.rmtree(result)
     made = went_on = 0
     while made < kills:
@@ -45,16 +50,13 @@ def rounds(name: str, command: list[str], result: Path, kills: int, rng: random.
             time.sleep(rng.uniform(0.3 * whole_s, whole_s))
             process.kill()
             made += process.wait() != 0
-            if not any(result.parent.glob(f".{result.name}.partial")) and result.name != "prepared":
+            if not unfinished() and result.name != "prepared":
                 break
-            went_on += any(result.parent.glob(f".{result.name}.partial/progress.json")) or any(
-                result.glob(".*.partial/progress.json")
-            )
-        if result.name == "prepared" or not result.exists():  # else the last kill came too late
+            went_on += any((folder / "progress.json").exists() for folder in unfinished())
+        if result.name == "prepared" or not (result / "manifest.json").exists():  # else the last kill came too late
             assert start(command).wait() == 0
-        assert checksums(finished()) == expected, "the bytes differ"
-        left = [*result.parent.glob(".*.partial"), *result.glob(".*.partial")]
-        assert not left, left
+        assert checksums(result) == expected, "the bytes differ"
+        assert not unfinished(), unfinished()
         shutil.rmtree(result)
     print(f"{name}: {made} kills, {went_on} of them left work to go on from; the same bytes every time", flush=True)
     assert start(command).wait() == 0

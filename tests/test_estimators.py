@@ -125,7 +125,7 @@ def test_every_form_of_the_graph_is_the_same_graph(fitted: Any, work: Path) -> N
         np.testing.assert_allclose(found, expected, atol=1e-6)
     store_cache._last = None
     gc.collect()
-    assert left_in(work / "store") == before
+    assert [name for name in left_in(work / "store") if name != "refs"] == before
     assert store.splits["test"].size  # the store's own labels and split are not looked at
 
 

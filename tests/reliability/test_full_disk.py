@@ -53,7 +53,7 @@ def test_files_that_may_not_grow(field: Field, name: str, file_bytes: int) -> No
     else:
         assert file_bytes == 9000, "it should have needed more than that"
     assert stage.content(field.folder) == field.expected[name]
-    field._check_clean(name)
+    field.check_clean(name)
 
 
 @pytest.mark.parametrize("name", STAGES)

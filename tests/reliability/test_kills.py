@@ -48,7 +48,7 @@ def test_the_harness_sees_what_differs(zygote: Zygote, tmp_path: Path) -> None:
     assert stages()["ingest"].content(field.folder) != content
     (field.folder / ".g.partial").mkdir()
     with pytest.raises(AssertionError, match=r"\.g\.partial"):
-        field._check_clean("ingest")
+        field.check_clean("ingest")
 
 
 # moments that a random kill seldom meets ---------------------------------------------------------------------------

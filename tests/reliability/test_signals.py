@@ -71,7 +71,7 @@ def test_stopped_and_gone_on_with(field: Field, name: str, phases: set[str], num
     assert not list(field.folder.rglob(".*.lock"))
     field._finish(stage, stage.command)
     assert stage.content(field.folder) == field.expected[name]
-    field._check_clean(name)
+    field.check_clean(name)
     if name != "ingest":
         field._clear(name)
 

@@ -209,7 +209,7 @@ def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sou
         if keep_sources or newest["fingerprint"] not in prepared:
             known |= {state.fingerprint for state in _states(newest, path)}
         _clean_preparations(path / PREPARED, known, cleaned, dry_run)
-        for folder in (path / PREPARED, path / VERSIONS, path / REFS):
+        for folder in () if dry_run else (path / PREPARED, path / VERSIONS):
             with suppress(OSError):  # not empty
                 folder.rmdir()
     return cleaned
@@ -281,8 +281,9 @@ def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: 
             cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
             if not dry_run:
                 remote.remove_folder(folder)
-    with suppress(OSError):  # not empty
-        folder.parent.rmdir()
+    if not dry_run:
+        with suppress(OSError):  # not empty
+            folder.parent.rmdir()
     return is_free
 
 

@@ -61,7 +61,10 @@ class Lock:
         said = False
         while True:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            except FileNotFoundError:  # another process has just removed the empty folder
+                continue
             try:
                 _lock(descriptor, path, doing)
                 if _is_at(descriptor, self.file):  # else its holder removed it meanwhile
