@@ -70,7 +70,8 @@ def verify(path: PathLike, progress: Progress | None = None) -> Verified:
 def _is_folder(path: Path) -> bool:
     """Whether it is one of ours, even if its manifest is damaged."""
     manifest = path / MANIFEST
-    return manifest.is_file() and (b"largegt-" in manifest.read_bytes() or any(path.glob("*.npy")))
+    is_ours = _kind(path) != "store" or any(path.glob("*.npy"))
+    return manifest.is_file() and (is_ours or b"largegt-" in manifest.read_bytes())
 
 
 def _kind(path: Path) -> str:
