@@ -255,3 +255,9 @@ def test_a_history_cut_off_after_an_epoch_is_not_the_one_of_that_epoch(copy: Pat
     assert sorted(damage.file.name for damage in verify(copy / "run").damaged) == ["metrics.csv", "metrics.jsonl"]
     with pytest.raises(FormatError, match=r"metrics\.jsonl"):
         _ = Run.open(copy / "run").history
+
+
+def test_a_preparation_whose_manifest_was_cut_off_is_named(copy: Path) -> None:
+    file = prepared_folder(copy / "g") / "manifest.json"
+    file.write_bytes(file.read_bytes()[:5])
+    assert [damage.file for damage in verify(file.parent).damaged] == [file]
