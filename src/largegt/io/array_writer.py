@@ -290,15 +290,18 @@ class ArrayWriter:
         self.commit()
 
     def _place(self, show: Progress) -> None:
-        """Move the arrays into the folder, and upload what is not yet at its URL."""
+        """Move the arrays into the folder, and upload what this work has not uploaded yet."""
         total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
+        uploaded: list[str] = self.state.setdefault("uploaded", [])
         for name, entry in self._arrays.items():
             file = self.path / entry["file"]
             if self._file(name).exists():
                 os.replace(self._file(name), file)
-            if (url := remote.url_of(file)) is not None and remote.size(url) != entry["bytes"]:
+            if entry["file"] not in uploaded and remote.url_of(file) is not None:
                 show("upload", done, total)
-                remote.put(file, url)
+                remote.upload(file)
+                uploaded.append(entry["file"])
+                self.commit()
             done += entry["bytes"]
 
     def _keep_version(self) -> None:
