@@ -266,10 +266,12 @@ class ArrayWriter:
             name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
             (self.path / name).parent.mkdir(exist_ok=True)
             sync(self.path)
+            if (url := remote.url_of(self.path / name)) is not None:  # the commit is there, and this is a copy
+                (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
+                remote.put(self.partial / MANIFEST, url)
             write_text_atomically(self.path / name, sealed(manifest), durable=True)
             sync((self.path / name).parent)
             sync(self.path.parent)
-            remote.upload(self.path / name)
         return str(manifest["fingerprint"])
 
     def _hash(self, show: Progress) -> None:
