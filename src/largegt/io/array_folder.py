@@ -240,8 +240,9 @@ def manifest_files(path: Path) -> list[Path]:
 def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes]]:
     """A manifest, and its file with a shared lock."""
     place = remote.shown(path)
-    if not path.exists():
-        missing = f"{place} does not exist" + (" or has no manifest.json" if place != str(path) else "")
+    at_url = place != str(path)
+    if not path.exists() or (at_url and not (path / MANIFEST).is_file()):
+        missing = f"{place} does not exist" + (" or has no manifest.json" if at_url else "")
         raise InputError(f"{missing}: check the path" + (_MAKE_STORE + quoted(place) if kind == "store" else ""))
     if not (path / MANIFEST).is_file():
         if kind == "store" and (path / "config.toml").is_file():

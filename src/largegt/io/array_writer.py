@@ -266,10 +266,12 @@ class ArrayWriter:
             name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
             (self.path / name).parent.mkdir(exist_ok=True)
             sync(self.path)
+            if (url := remote.url_of(self.path / name)) is not None:  # the commit is there, and this is a copy
+                (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
+                remote.put(self.partial / MANIFEST, url)
             write_text_atomically(self.path / name, sealed(manifest), durable=True)
             sync((self.path / name).parent)
             sync(self.path.parent)
-            remote.upload(self.path / name)
         return str(manifest["fingerprint"])
 
     def _hash(self, show: Progress) -> None:
@@ -290,15 +292,18 @@ class ArrayWriter:
         self.commit()
 
     def _place(self, show: Progress) -> None:
-        """Move the arrays into the folder, and upload what is not yet at its URL."""
+        """Move the arrays into the folder, and upload what this work has not uploaded yet."""
         total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
+        uploaded: list[str] = self.state.setdefault("uploaded", [])
         for name, entry in self._arrays.items():
             file = self.path / entry["file"]
             if self._file(name).exists():
                 os.replace(self._file(name), file)
-            if (url := remote.url_of(file)) is not None and remote.size(url) != entry["bytes"]:
+            if entry["file"] not in uploaded and remote.url_of(file) is not None:
                 show("upload", done, total)
-                remote.put(file, url)
+                remote.upload(file)
+                uploaded.append(entry["file"])
+                self.commit()
             done += entry["bytes"]
 
     def _keep_version(self) -> None:

@@ -57,7 +57,7 @@ def local_path(place: PathLike, named_by: PathLike | None = None) -> Path:
     url = f"{scheme}://{name}"
     if (fault := urls.fault(url)) is not None:
         raise ConfigError(fault)
-    if "/" not in name:  # what is in the making lies beside it
+    if "/" not in name:  # partial folders are beside it
         raise ConfigError(f"{url} is a whole bucket: give a name in it, such as {url}/g")
     if inside := _PREPARED.fullmatch(url):  # it is in its store's copy
         return local_path(inside[1], named_by).joinpath(*inside[2].split("/"))
@@ -110,7 +110,7 @@ def refresh(path: Path, name: str = MANIFEST) -> None:
     if (url := url_of(path)) is None:
         return
     now, file = _content(f"{url}/{name}"), path / name
-    if _is_current(file, now) or (now is None and not path.exists()):
+    if _is_current(file, now) or (now is None and not file.exists()):
         return
     with _alone(path), _disk(path):
         if _is_current(file, now):  # another process was faster
@@ -131,7 +131,7 @@ def _is_current(file: Path, now: bytes | None) -> bool:
 
 
 def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
-    """Have a twin's file here, whole and checked. Of several processes one does it and the others wait. What an
+    """Have a cached file here, whole and checked. Of several processes one does it and the others wait. What an
     interrupted one has brought is kept."""
     with _alone(file), _disk(file.parent):
         if file.is_file():
@@ -198,11 +198,10 @@ def announce(folder: Path) -> None:
             fs.pipe_file(f"{path}/writer", f"{platform.node()} {os.getpid()}\n".encode())
 
 
-def upload(file: Path) -> str | None:
-    """Put a twin's file where it belongs, and say where; nothing for other paths."""
+def upload(file: Path) -> None:
+    """Put a file of the cache where it belongs; nothing for other paths."""
     if (url := url_of(file)) is not None:
         put(file, url)
-    return url
 
 
 def put(file: Path, url: str) -> None:
@@ -228,7 +227,7 @@ def size(url: str) -> int | None:
 
 
 def publish(file: Path) -> str | None:
-    """The URL at which other machines can read a twin's file: one that is still in the making goes there first."""
+    """The URL at which other machines can read a cached file: one that is still being written is uploaded first."""
     url = url_of(file)
     if url is not None and file.parent.name.endswith(".partial"):
         num_bytes = file.stat().st_size
@@ -339,7 +338,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process changes the twin that holds `path`, and keep others waiting."""
+    """Wait until no other process changes the copy that holds `path`, and keep others waiting."""
     root = cache_folder()
     home = root / Path(os.path.realpath(path)).relative_to(root).parts[0]
     with _disk(home), open(home / "lock", "a", encoding="ascii") as lock:
