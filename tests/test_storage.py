@@ -312,6 +312,12 @@ def test_a_store_is_replaced_as_a_whole(bucket: str, tmp_path: Path, monkeypatch
     gc.collect()  # preparations that were opened on the way
     clean(url)
     assert content(url) == local_content(here.path), "nothing of the old one is left"
+    prepare(url, CONFIG)
+    another_machine()
+    assert not clean(url).preparations, "what another machine prepared stays"
+    assert prepare(url, CONFIG).place in [
+        f"{url}/prepared/{name}" for name in remote.names(remote.local_path(url) / "prepared")
+    ]
 
 
 def test_two_who_need_a_file_bring_it_once(bucket: str, asked: list[tuple[str, int, int]], monkeypatch: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config import Config, IngestConfig, PrepareConfig
+from largegt.config import Config, IngestConfig
 from largegt.errors import ConfigError
 from largegt.graph import sources
 from largegt.graph.ingest import ingest
@@ -90,11 +90,3 @@ def test_settings_say_whether_weights_count(graph: Any, tmp_path: Path) -> None:
     for name in ("tokens.weighted", "local_nodes.weighted", "tokens.edge_features"):
         with pytest.raises(ConfigError, match=f"prepare.{name}=true"):
             prepared_of(plain, f"prepare.{name}=true")
-
-
-def test_preparations_without_weights_keep_their_names() -> None:
-    """Settings that came with weights are no part of what names a preparation that has none."""
-    config = PrepareConfig()
-    assert "weighted" not in config.local_nodes.relevant()
-    assert "weighted" not in config.local_nodes.model_copy(update={"weighted": False}).named()
-    assert config.local_nodes.model_copy(update={"weighted": True}).named()["weighted"] is True

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LargeGTError
 from ..io import remote
-from ..io.array_folder import ARRAY_FILE, FINGERPRINT, VERSIONS, ArrayFolder, read_manifest
+from ..io.array_folder import ARRAY_FILE, FINGERPRINT, VERSIONS, ArrayFolder, close_unused, read_manifest
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import refuse_links_out, write_text_atomically
 from ..io.checksums import read_sealed, sealed
@@ -192,6 +192,7 @@ def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sou
     """With `keep_sources`, preparations of earlier versions stay in any case: the next one takes rows from them."""
     path = remote.local_path(store)
     remote.refresh(path)
+    close_unused()
     cleaned = Cleaned()
     with Lock(path, "cleaning"):
         newest = read_manifest(path, KIND)
@@ -263,8 +264,9 @@ def _version_of(manifest: dict[str, Any]) -> str | None:
 
 def _manifest(folder: Path, kind: str) -> dict[str, Any]:
     """Its manifest; empty where it cannot be read."""
+    remote.refresh(folder)
     with suppress(LargeGTError):
-        return ArrayFolder(folder, kind, check=False).manifest
+        return read_manifest(folder, kind)
     return {}
 
 

@@ -55,6 +55,17 @@ _FREE: Mapping[str, int] = {}
 _MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out "
 
 
+_closing: list[IO[bytes]] = []
+"""Manifests whose readers are gone. A garbage collection only notes them: closing a file lets other threads run, and
+CPython 3.11 collects garbage at moments when they must not."""
+
+
+def close_unused() -> None:
+    """Give up the locks of readers that are gone."""
+    while _closing:
+        _closing.pop().close()
+
+
 def array_file(name: str, checksum: str) -> str:
     """The file name of an array with this checksum."""
     return f"{name}-{checksum.partition(':')[2][:16]}.npy"
@@ -69,7 +80,7 @@ class ArrayFolder:
         self.url = remote.url_of(self.path)
         remote.refresh(self.path)
         self.manifest, held = _opened(self.path, kind, version)
-        self._release = weakref.finalize(self, held.close)
+        self._release = weakref.finalize(self, _closing.append, held)
         self._open: dict[str, Array] = {}
         if check and self.url is None:  # an array at a URL is checked when it is fetched
             for name, entry in self.manifest["arrays"].items():
@@ -81,6 +92,7 @@ class ArrayFolder:
     def close(self) -> None:
         """Let `clean` remove this version; arrays that are mapped stay readable."""
         self._release()
+        close_unused()
 
     @property
     def place(self) -> str:
@@ -239,6 +251,7 @@ def manifest_files(path: Path) -> list[Path]:
 
 def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes]]:
     """A manifest, and its file with a shared lock."""
+    close_unused()
     place = remote.shown(path)
     at_url = place != str(path)
     if not path.exists() or (at_url and not (path / MANIFEST).is_file()):

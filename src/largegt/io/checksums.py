@@ -48,6 +48,11 @@ MOST_JSON_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 _PREFIX = "xxh3:"
 _LONGEST_HEADER = 10_000
+_PLAIN_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00\x76\x00\{'descr': '([<|][biuf][1248])', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\)(?:, )?\} *\n"
+)
+"""The first 128 bytes of a plain array, as NumPy and we write them."""
 
 _checked: set[tuple[Any, ...]] = set()
 
@@ -266,11 +271,22 @@ def npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return tuple(shape), bool(fortran), dtype
 
 
+def _plain_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
+    """As `npy_header`, for files of a plain array; None, and nothing is read, for others. NumPy builds a syntax tree of
+    the header, which CPython 3.11 cannot do safely in several threads at once."""
+    plain = _PLAIN_HEADER.fullmatch(stream.read(128))
+    if plain is None:
+        stream.seek(0)
+        return None
+    shape = tuple(int(side) for side in plain[3].decode().split(",") if side.strip())
+    return shape, plain[2] == b"True", np.dtype(plain[1].decode())
+
+
 def npy_fault(file: Path, shape: Iterable[int], dtype: str) -> str | None:
     """How a `.npy` file's header or size differs from what it is to hold, or None. Reads the header alone."""
     try:
         with open(file, "rb") as stream:
-            found, fortran, kind = npy_header(stream)
+            found, fortran, kind = _plain_header(stream) or npy_header(stream)
             size, expected = os.fstat(stream.fileno()).st_size, stream.tell() + math.prod(found) * kind.itemsize
     except FileNotFoundError:
         return "is missing"
