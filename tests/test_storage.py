@@ -379,7 +379,8 @@ def test_a_damaged_preparation_is_made_again(bucket: str) -> None:
     tree = json.loads(files().cat_file(manifest))
     files().pipe_file(manifest, json.dumps(tree | {"meta": {}}).encode())
     another_machine()
-    prepare(f"{bucket}/g", CONFIG)
+    with pytest.warns(UserWarning, match="is made again"):
+        prepare(f"{bucket}/g", CONFIG)
     assert content(made.place) == expected
 
 
