@@ -15,6 +15,7 @@ nothing is unpickled. `checksums.py` says which damage is found when.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import re
@@ -60,6 +61,7 @@ _closing: list[IO[bytes]] = []
 CPython 3.11 collects garbage at moments when they must not."""
 
 
+@atexit.register
 def close_unused() -> None:
     """Give up the locks of readers that are gone."""
     while _closing:
