@@ -25,12 +25,12 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LargeGTError
 from ..io import remote
-from ..io.array_folder import ARRAY_FILE, FINGERPRINT, VERSIONS, ArrayFolder, close_unused, read_manifest
+from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, close_unused, read_manifest
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import refuse_links_out, write_text_atomically
 from ..io.checksums import read_sealed, sealed
 from ..io.locks import HeldError, Lock
-from ..io.remote import MANIFEST
+from ..io.remote import FINGERPRINT, MANIFEST
 from ..types import Array, PathLike
 from .store import KIND, GraphStore
 

@@ -45,13 +45,12 @@ from .checksums import (
     read_object,
     url_mismatch,
 )
-from .remote import MANIFEST
+from .remote import FINGERPRINT, MANIFEST
 from .remote_array import RemoteArray
 
 FORMAT_VERSION = 4
 VERSIONS = "versions"
 ARRAY_FILE = re.compile(r"[A-Za-z_]\w*-[0-9a-f]{16}\.npy")
-FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _FREE: Mapping[str, int] = {}
 _MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out "
 

@@ -258,7 +258,8 @@ class ArrayWriter:
                 "arrays": self._arrays,
                 **({"notes": dict(notes)} if notes else {}),
             }
-            self.commit(committing=manifest["fingerprint"])
+            text = sealed(manifest)
+            self.commit(committing=manifest["fingerprint"])  # with the file names, before any array moves
             self.path.mkdir(exist_ok=True)
             self._place(show)
             if newest:
@@ -267,9 +268,9 @@ class ArrayWriter:
             (self.path / name).parent.mkdir(exist_ok=True)
             sync(self.path)
             if (url := remote.url_of(self.path / name)) is not None:  # the commit is there, and this is a copy
-                (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
+                (self.partial / MANIFEST).write_text(text, encoding="utf-8")
                 remote.put(self.partial / MANIFEST, url)
-            write_text_atomically(self.path / name, sealed(manifest), durable=True)
+            write_text_atomically(self.path / name, text, durable=True)
             sync((self.path / name).parent)
             sync(self.path.parent)
         return str(manifest["fingerprint"])
@@ -289,7 +290,6 @@ class ArrayWriter:
             sync(file)
             done += entry["bytes"]
         show("checksums", total, total)
-        self.commit()
 
     def _place(self, show: Progress) -> None:
         """Move the arrays into the folder, and upload what this work has not uploaded yet."""

@@ -33,7 +33,7 @@ PART_BYTES = 1 << 23
 PARTS_AT_ONCE = 8
 MANIFEST = "manifest.json"
 _PREPARED = re.compile(r"(.+)(/prepared/[0-9a-f]{16})")
-_NAME = re.compile(r"[0-9a-f]{16}")
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _published: dict[str, int] = {}
 
 
@@ -184,7 +184,7 @@ def names(path: Path) -> list[str]:
 
 def folders(path: Path) -> list[Path]:
     """The folders in `path` that are named by a fingerprint, sorted."""
-    return [path / name for name in names(path) if _NAME.fullmatch(name)]
+    return [path / name for name in names(path) if FINGERPRINT.fullmatch(name)]
 
 
 # writing

@@ -23,7 +23,6 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ class Prepared:
         self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
 
     def _stage(self, name: str, key: Any) -> ArrayFolder:
-        if name not in STAGES or re.fullmatch("[0-9a-f]{16}", str(key)) is None:
+        if name not in STAGES or remote.FINGERPRINT.fullmatch(str(key)) is None:
             raise FormatError(f"{self.path / 'manifest.json'} names a stage {name}/{key}, which is none")
         try:
             return ArrayFolder(self.path.parent / name / str(key), STAGE)
