@@ -21,7 +21,7 @@ import numpy as np
 
 import largegt as lg
 from largegt.config import Config, IngestConfig, PrepareConfig
-from largegt.graph.versions import earlier_states, touched_since
+from largegt.data.versions import earlier_states, touched_since
 from largegt.settings import build
 from largegt.training.run import Run
 

@@ -28,7 +28,7 @@ import scipy.sparse.linalg
 import torch
 
 import largegt as lg
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 
 Split = dict[str, np.ndarray]
 

@@ -48,10 +48,10 @@ _IMPORTED = (
     "largegt.tuning.tune", "torch.utils.tensorboard.writer", "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
 )  # fmt: skip
 _TINY = {
-    "graph.tables.CSV_BLOCK_BYTES": 4096, "graph.parts.EDGE_CHUNK_ROWS": 400, "graph.parts._FEATURE_CHUNK_BYTES": 3000,
-    "graph.nodes._CHUNK_ROWS": 70, "graph.labels._BLOCK_ROWS": 70, "graph.pair_runs._BUCKET_PAIRS": 300,
-    "graph.pair_runs._MOST_BUCKETS": 6, "graph.csr._LEAST_RUN": 700, "graph.csr._MOST_RUN": 2500,
-    "graph.csr._LEAST_PIECE": 150, "graph.csr._WINDOW_EDGES": 800, "prepare.engines.engine.SEGMENT_NODES": 40,
+    "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,
+    "data.nodes._CHUNK_ROWS": 70, "data.labels._BLOCK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
+    "data.pair_runs._MOST_BUCKETS": 6, "data.csr._LEAST_RUN": 700, "data.csr._MOST_RUN": 2500,
+    "data.csr._LEAST_PIECE": 150, "data.csr._WINDOW_EDGES": 800, "prepare.engines.engine.SEGMENT_NODES": 40,
     "prepare.pipeline.SEGMENT_NODES": 40, "predict._SEGMENT_ROWS": 64, "predict._GROUP_ROWS": 32,
     "predict._NUMBERS_AT_ONCE": 64,
 }  # fmt: skip
@@ -235,7 +235,7 @@ def _take_tiny_steps() -> None:
         home = import_module(f"largegt.{module}")
         assert hasattr(home, attribute), f"largegt.{name} is gone: mend the list of tiny sizes"
         setattr(home, attribute, value)
-    import_module("largegt.graph.ingest").memory_budget = lambda memory: 30_000  # type: ignore[attr-defined]
+    import_module("largegt.data.ingest").memory_budget = lambda memory: 30_000  # type: ignore[attr-defined]
 
 
 def _say_phases(file: Path, pause_s: float) -> None:
@@ -424,7 +424,7 @@ def warm() -> None:
     """Compile or load all kernels once, in this thread, so that forks have them."""
     from largegt import sources
     from largegt.config import IngestConfig, PrepareConfig
-    from largegt.graph.ingest import ingest
+    from largegt.data.ingest import ingest
     from largegt.prepare.pipeline import prepare
 
     with tempfile.TemporaryDirectory() as name:

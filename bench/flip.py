@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from largegt.config import Config
+from largegt.data.ingest import ingest
+from largegt.data.sources import files
+from largegt.data.store import GraphStore
+from largegt.data.versions import clean
 from largegt.errors import LargeGTError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import files
-from largegt.graph.store import GraphStore
-from largegt.graph.versions import clean
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training.checksums import check_file

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from largegt.config import PositionsConfig
+from largegt.data.store import GraphStore
 from largegt.datasets.synthetic import synthesize
-from largegt.graph.store import GraphStore
 from largegt.io.array_writer import ArrayWriter
 from largegt.memory import held_bytes
 from largegt.prepare.engines.engine import Engine

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from largegt.config import Config, IngestConfig
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 from largegt.memory import format_bytes
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.pipeline import prepare

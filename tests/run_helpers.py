@@ -16,10 +16,10 @@ import torch
 
 from largegt import cli
 from largegt.config import Config, IngestConfig
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
+from largegt.data.store import GraphStore
 from largegt.errors import LargeGTError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
-from largegt.graph.store import GraphStore
 from largegt.training.loop import train
 
 SMALL = (

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.embed import embed, nearest_nodes
 from largegt.errors import ConfigError, InputError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
 from largegt.model.largegt import LargeGT
 from largegt.prepare.prepared import sample_rows
 from largegt.report.page import report

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.explain.attribution import Attribution
 from largegt.explain.explanation import Explanation
 from largegt.explain.inputs import Inputs
 from largegt.explain.node import explain
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.prepared import sample_rows
 from largegt.tokens.input_tokens import TokenBatch

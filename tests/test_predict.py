@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.config import IngestConfig
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
 from largegt.predict import predict
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
@@ -193,7 +193,7 @@ def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
-    from largegt.graph.sources import files
+    from largegt.data.sources import files
 
     edges, features, classes = homophilous()
     pacsv.write_csv(pa.table({"source": edges[0], "target": edges[1]}), tmp_path / "edges.csv")

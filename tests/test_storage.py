@@ -18,9 +18,9 @@ import pytest
 import largegt as lg
 from bucket_helpers import content, files, forget_connections, local_content, serving
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.data.store import GraphStore
+from largegt.data.versions import clean
 from largegt.errors import DiskError, InputError, LargeGTError
-from largegt.graph.store import GraphStore
-from largegt.graph.versions import clean
 from largegt.inspection import inspect
 from largegt.io import remote, remote_array
 from largegt.io.array_folder import ArrayFolder

@@ -12,9 +12,9 @@ import numpy as np
 import scipy.sparse
 
 from largegt.config import IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
 
 from .cases import ACCEPTED, RIGHT, Wrong
 from .mutations import damaged

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from largegt.config import Config, IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
+from largegt.data.versions import clean, earlier_states, register
 from largegt.errors import LargeGTError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
-from largegt.graph.versions import clean, earlier_states, register
 from largegt.inspection import inspect
 from largegt.io.checksums import sealed
 from largegt.prepare.pipeline import prepare

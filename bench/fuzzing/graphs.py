@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 
 from .cases import Wrong
 from .mutations import NUMBERS, WORDS

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from largegt.config import IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
 from largegt.settings import build
 
 from .arrays import run_arrays

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "sources": ".graph.sources",
-    "ingest": ".graph.ingest",
-    "append": ".graph.append",
-    "clean": ".graph.versions",
-    "GraphStore": ".graph.store",
+    "sources": ".data.sources",
+    "ingest": ".data.ingest",
+    "append": ".data.append",
+    "clean": ".data.versions",
+    "GraphStore": ".data.store",
     "local_nodes": ".prepare.local_nodes",
     "prepare": ".prepare.pipeline",
     "Prepared": ".prepare.prepared",
@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     from . import pyg
     from .auto import auto_config
     from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
+    from .data import sources
+    from .data.append import append
+    from .data.ingest import ingest
+    from .data.store import GraphStore
+    from .data.versions import clean
     from .datasets.synthetic import synthetic
     from .embed import embed, nearest_nodes
     from .errors import LargeGTError
@@ -69,11 +74,6 @@ if TYPE_CHECKING:
     from .estimators import LargeGTRegressor as LargeGTRegressor
     from .experiments.reproduce import reproduce
     from .explain.node import explain
-    from .graph import sources
-    from .graph.append import append
-    from .graph.ingest import ingest
-    from .graph.store import GraphStore
-    from .graph.versions import clean
     from .model.largegt import LargeGT
     from .new_nodes import predict_new
     from .predict import predict

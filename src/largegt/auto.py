@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .config import Config
+from .data.store import GraphStore
 from .errors import ConfigError
-from .graph.store import GraphStore
 from .prepare.local_nodes import local_nodes
 from .recipe import AUTO
 from .types import Array, PathLike

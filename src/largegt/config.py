@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from .errors import ConfigError
 from .recipe import read_recipe
 from .settings import Settings, apply_override, build, seconds, several, to_toml
-from .types import Direction, ModelName, PathLike, Task
+from .types import MISSING_MARKERS, Direction, ModelName, PathLike, Task
 
 Seed = Field(default=0, ge=0, lt=2**63)
 
@@ -40,13 +40,19 @@ class IngestConfig(Settings):
     """Keep each class's share in every part of a split we make."""
     unknown_ids: Literal["error", "drop"] = "error"
     """What to do with an edge whose end is not in the node table."""
-    fill_missing: float | None = None
-    """Value for missing or NaN features; without it they are an error."""
+    missing_values: Literal["auto", "mean", "refuse"] = "auto"
+    """Missing features: the mean of the training nodes, or an error. auto: the mean in tables, an error in arrays."""
+    missing_markers: tuple[str, ...] = MISSING_MARKERS
+    """Cells that stand for a missing feature or label; empty cells always do."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of columns that are not to be inferred: city=category, zip=ignore, separated by commas."""
+    parallel_edges: Literal["sum", "count", "last"] = "sum"
+    """Edges between the same nodes: weights are added, edges are counted as the weight, or the last one counts."""
 
-    @field_validator("split", mode="before")
+    @field_validator("split", "missing_markers", "kinds", mode="before")
     @classmethod
-    def _read_split(cls, split: Any) -> Any:
-        return several(split)
+    def _read_several(cls, value: Any) -> Any:
+        return several(value)
 
 
 class LocalNodesConfig(Settings):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .config import Config, IngestConfig
+from .data.ingest import ingest
 from .datasets.demo import demo_source
-from .graph.ingest import ingest
 from .predict import predict
 from .prepare.pipeline import prepare
 from .progress import Progress

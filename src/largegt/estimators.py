@@ -21,12 +21,12 @@ import numpy as np
 
 from .auto import auto_config
 from .config import Config
+from .data.labels import Encoded, scatter
+from .data.sources import as_numpy
+from .data.splits import SPLIT_CODES, made_split
+from .data.store import GraphStore
+from .data.versions import register
 from .errors import ConfigError, InputError, disk_errors
-from .graph.labels import Encoded, scatter
-from .graph.sources import as_numpy
-from .graph.splits import SPLIT_CODES, made_split
-from .graph.store import GraphStore
-from .graph.versions import register
 from .predict import predict
 from .progress import Progress, console_progress
 from .recipe import AUTO

@@ -16,13 +16,14 @@ from .types import PathLike
 _BLOCK_NODES = 1 << 20
 
 if TYPE_CHECKING:
-    from .graph.store import GraphStore
+    from .data.store import GraphStore
     from .prepare.prepared import Prepared
     from .training.run import Run
 
 
-def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
-    """Facts about the folder at `path`. `verify` reads every byte and compares checksums first (verification.py)."""
+def inspect(path: PathLike, verify: bool = False, estimate: bool = True) -> dict[str, Any]:
+    """Facts about the folder at `path`. `verify` reads every byte and compares checksums first (verification.py).
+    `estimate` also tries some of a store's preparation, to say what the whole takes."""
     if verify:
         from .verification import verify as verified
 
@@ -43,9 +44,10 @@ def inspect(path: PathLike, verify: bool = False) -> dict[str, Any]:
 
         facts = _run(Run.open(path))
     elif _kind(path) == "largegt-store":
-        from .graph.store import GraphStore
+        from .data.store import GraphStore
 
-        facts = _store(GraphStore.open(path).in_ranges())
+        store = GraphStore.open(path).in_ranges()
+        facts = _store(store) | (_preparation(store) if estimate else {})
     else:
         from .prepare.prepared import Prepared
 
@@ -104,8 +106,14 @@ def _store(store: GraphStore) -> dict[str, Any]:
         "bytes": store.folder.num_bytes,
         "fingerprint": store.fingerprint,
         "prepared": prepared,
-        **_preparation(store),
+        **_columns(store),
     }
+
+
+def _columns(store: GraphStore) -> dict[str, Any]:
+    """What became of each column of the tables of nodes and edges."""
+    found = {"columns": store.columns, "edge_columns": store.edge_columns}
+    return {name: columns.table() for name, columns in found.items() if columns is not None}
 
 
 def _weights(store: GraphStore) -> dict[str, Any]:

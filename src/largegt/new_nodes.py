@@ -25,11 +25,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from .data.additions import Additions, additions_in_files, ingest_config, refuse_payload
+from .data.ids import is_text
+from .data.labels import unlabelled
+from .data.nodes import Means
+from .data.parts import Source
+from .data.sources import FileSource
 from .errors import ConfigError
-from .graph.additions import Additions, additions_in_files, refuse_payload
-from .graph.ids import is_text
-from .graph.labels import unlabelled
-from .graph.parts import Source
 from .io.array_writer import ArrayWriter
 from .memory import memory_budget
 from .predict import Written, decided, prediction_table, prediction_width, write_rows
@@ -53,6 +55,7 @@ from .prepare.prepared import KIND, Drawn, Prepared
 from .prepare.surroundings import is_near, packed
 from .progress import Progress, silent
 from .ranks import ALONE
+from .threads import num_threads
 from .tokens.loader import TokenLoader
 from .tokens.local_labels import LocalLabels
 from .training.evaluate import averaged_logits
@@ -70,7 +73,7 @@ _DRAWN = ("linkx", "graphsage", "gat", "gt-sparse", "goat-local", "goat-global",
 
 def predict_new(
     run: PathLike | Run,
-    nodes: PathLike | Source | None = None,
+    nodes: Any = None,
     edges: Any = None,
     out: PathLike | None = None,
     all_probabilities: bool = False,
@@ -97,7 +100,7 @@ def predict_new(
 def predict_new_to_file(
     run: PathLike | Run,
     out: PathLike,
-    nodes: PathLike | Source | None = None,
+    nodes: Any = None,
     edges: Any = None,
     all_probabilities: bool = False,
     device: str | None = None,
@@ -115,7 +118,7 @@ def predict_new_to_file(
 
 
 def _opened(
-    run: PathLike | Run, nodes: PathLike | Source | None, edges: Any, out: PathLike | None, all_probabilities: bool,
+    run: PathLike | Run, nodes: Any, edges: Any, out: PathLike | None, all_probabilities: bool,
     device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
     files: dict[str, Any],
 ) -> NewNodes:  # fmt: skip
@@ -129,8 +132,12 @@ def _opened(
         )
     store = opened.newest_store()
     refuse_payload(store)
-    source = nodes if isinstance(nodes, Source) else additions_in_files(store, nodes, edges, **files)
-    return NewNodes(opened, Additions(store, source), all_probabilities, device, progress, draws, memory)
+    given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(store, nodes, edges, **files)
+    scratch = TemporaryDirectory(prefix="largegt-")
+    means = Means(memory_budget(memory) // 4, num_threads(None), Path(scratch.name))
+    source = given.opened(Path(scratch.name), ingest_config(store), means.memory, means.threads)
+    additions = Additions(store, source, means)
+    return NewNodes(opened, additions, all_probabilities, device, progress, draws, memory, scratch)
 
 
 class NewNodes:
@@ -140,8 +147,9 @@ class NewNodes:
 
     def __init__(
         self, run: Run, additions: Additions, all_probabilities: bool, device: str | None, progress: Progress | None,
-        draws: int | None, memory: str | int | None,
+        draws: int | None, memory: str | int | None, scratch: TemporaryDirectory[str],
     ) -> None:  # fmt: skip
+        self._scratch = scratch  # goes with this object
         self.store, self.ids = additions.store, additions.ids
         self.show = progress or silent
         self.config = config = run.train_config(device)

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from .baselines.loader import NeighborLoader
 from .baselines.message_passing import MessagePassing
+from .data.splits import SPLIT_CODES
+from .data.store import GraphStore
 from .errors import ConfigError, disk_errors
-from .graph.splits import SPLIT_CODES
-from .graph.store import GraphStore
 from .memory import memory_budget
 from .model.node_model import NodeModel
 from .prediction_files import check_prediction_file, prediction_file

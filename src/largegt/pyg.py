@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from .config import IngestConfig, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from .data import precision, sources
+from .data.ingest import ingest
+from .data.labels import Encoded, labelled, no_labels
+from .data.sources import as_numpy
+from .data.splits import SPLIT_CODES, given_split
+from .data.store import GraphStore
 from .errors import ConfigError, InputError
-from .graph import precision, sources
-from .graph.ingest import ingest
-from .graph.labels import Encoded, labelled, no_labels
-from .graph.sources import as_numpy
-from .graph.splits import SPLIT_CODES, given_split
-from .graph.store import GraphStore
 from .model.largegt import LargeGT
 from .prepare.local_nodes import node_numbers
 from .prepare.prepared import Prepared

@@ -26,13 +26,13 @@ import scipy.sparse
 import xxhash
 
 from .config import PrepareConfig
+from .data import sources
+from .data.ingest import ingest
+from .data.labels import Encoded, labelled
+from .data.sources import as_numpy
+from .data.store import KIND, GraphStore
+from .data.versions import clean, release
 from .errors import InputError, LargeGTError, disk_errors
-from .graph import sources
-from .graph.ingest import ingest
-from .graph.labels import Encoded, labelled
-from .graph.sources import as_numpy
-from .graph.store import KIND, GraphStore
-from .graph.versions import clean, release
 from .io import remote
 from .io.array_folder import ArrayFolder
 from .io.array_writer import ArrayWriter

@@ -25,3 +25,7 @@ MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
 def sides_of(directed: bool) -> tuple[Direction, ...]:
     """The directions that a store has lists for: without directions they are all one."""
     return ("out", "in", "both") if directed else ("out",)
+
+
+MISSING_MARKERS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "none", "?", "-")
+"""Cells of a table that stand for a missing feature or label, beside empty ones."""

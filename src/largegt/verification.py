@@ -119,7 +119,7 @@ def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -
 
 def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> None:
     """The runs that are registered in a store, its stages and its preparations."""
-    from .graph.versions import PREPARED, REFS, read_ref
+    from .data.versions import PREPARED, REFS, read_ref
 
     for ref in sorted((path / REFS).glob("*.json")):
         found.count(ref.stat().st_size)
@@ -133,7 +133,7 @@ def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> N
 
 def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
     if kind == "store":
-        from .graph.store import bounds_of
+        from .data.store import bounds_of
     else:
         from .prepare.prepared import bounds_of
     return bounds_of(folder)
@@ -142,7 +142,7 @@ def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
 def _open(path: Path, kind: str, version: str | None, progress: Progress | None) -> None:
     """Open it as its readers do; numbers that point into other arrays are looked at."""
     if kind == "store":
-        from .graph.store import GraphStore
+        from .data.store import GraphStore
 
         GraphStore.open(path, version).verify_numbers(progress)
     elif kind == "prepared":

@@ -10,8 +10,8 @@ import torch
 
 from largegt.baselines.loader import NeighborLoader
 from largegt.config import Config
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.training.checksums import put_text

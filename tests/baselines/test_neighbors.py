@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from largegt.baselines import neighbors_cpu, neighbors_gpu
 from largegt.baselines.neighbors import Neighborhoods, NeighborSampler, Sample, neighborhoods
+from largegt.data.kernels import mix
 from largegt.errors import ConfigError, InputError
-from largegt.graph.kernels import mix
 from largegt.threads import run_ahead
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import neighbor_sets

@@ -20,7 +20,7 @@ import pytest
 import largegt
 from largegt import cli
 from largegt.config import Config
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 from largegt.prepare.prepared import Prepared
 from largegt.recipe import recipe_names, recipes_by_dataset
 from largegt.settings import build
@@ -448,8 +448,8 @@ def holed(value: float) -> np.ndarray:
     [
         ({"edges": PATH + 1, "features": FOUR}, ("out of range", "0 to 3")),
         ({"edges": PATH - 1, "features": FOUR}, ("out of range", "-1")),
-        ({"edges": PATH, "features": holed(np.nan)}, ("NaN", "fill_missing")),
-        ({"edges": PATH, "features": holed(np.inf)}, ("infinite", "fill_missing")),
+        ({"edges": PATH, "features": holed(np.nan)}, ("NaN", "missing_values")),
+        ({"edges": PATH, "features": holed(np.inf)}, ("infinite", "missing_values")),
         ({"edges": PATH, "features": FOUR, "labels": np.full(4, np.nan)}, ("every label is missing",)),
         ({"edges": PATH, "features": FOUR, "labels": np.full(4, -1)}, ("every label is missing",)),
         ({"edges": PATH, "features": FOUR, "labels": np.arange(5)}, ("4", "5")),

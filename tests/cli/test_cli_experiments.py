@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 from run_helpers import SMALL, Cli, easy_store, one_thread  # noqa: F401
 
 QUICK = [part for item in (*SMALL, "train.epochs=1") for part in ("--set", item)]

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from largegt.config import Config
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.progress import console_progress
 from largegt.training.loop import train
 from largegt.training.run import Run

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse
 
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 
 CODES = {"train": 1, "valid": 2, "test": 3}
 

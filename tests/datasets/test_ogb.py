@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from dataset_files import Made, check_store, random_graph, write_papers, write_products
 
+from largegt.data.ingest import ingest
 from largegt.datasets.npz_stream import NpzEdges, NpzFeatures, NpzMember
 from largegt.datasets.ogb import ogbn_papers100m, ogbn_products
 from largegt.datasets.registry import ingest_config
 from largegt.errors import InputError
-from largegt.graph.ingest import ingest
 from largegt.io.array_writer import ArrayWriter
 from largegt.training.loop import train
 from run_helpers import one_thread, small  # noqa: F401
@@ -35,9 +35,9 @@ PAPERS_FORMS = [
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files go by in many chunks."""
-    monkeypatch.setattr("largegt.graph.parts.EDGE_CHUNK_ROWS", 64)
-    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 300)
-    monkeypatch.setattr("largegt.graph.tables.CSV_BLOCK_BYTES", 1024)
+    monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 64)
+    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 300)
+
     monkeypatch.setattr("largegt.datasets.npz_stream._PIECE_BYTES", 50)
 
 
@@ -166,8 +166,8 @@ def test_streaming_papers_holds_a_chunk_not_the_file(
     write_papers(tmp_path / "ogbn_papers100M", made, compressed=compressed)
     edge_sum, feature_sum = int(made.edges.sum()), float(made.features.sum(dtype=np.float64))
     del made
-    monkeypatch.setattr("largegt.graph.parts.EDGE_CHUNK_ROWS", 10_000)
-    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 10_000)
+    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 1 << 20)
     ogbn_papers100m(tmp_path)  # what is imported and compiled once is not counted
     tracemalloc.start()
     try:

@@ -12,10 +12,10 @@ import pytest
 import scipy.sparse
 from dataset_files import check_store, random_graph, write_patents
 
+from largegt.data.ingest import ingest
 from largegt.datasets.registry import ingest_config
 from largegt.datasets.snap_patents import even_quantile_classes, snap_patents
 from largegt.errors import InputError
-from largegt.graph.ingest import ingest
 from largegt.training.loop import train
 from run_helpers import one_thread, small  # noqa: F401
 
@@ -40,8 +40,8 @@ def test_classes_are_even_quantiles_as_the_authors_define_them() -> None:
 
 @pytest.mark.parametrize("place", ["snap_patents", "."])
 def test_patents_as_ingested_are_the_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setattr("largegt.graph.parts.EDGE_CHUNK_ROWS", 64)
-    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 300)
+    monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 64)
+    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 300)
     made = random_graph()
     made.features[made.features < 0.5] = 0
     years = YEARS.copy()
@@ -170,7 +170,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 def test_sparse_features_are_never_dense_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """60,000 × 269 would be 65 MB; one in a hundred is there."""
-    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 1 << 20)
     made = random_graph(num_nodes=60_000, num_edges=10)
     sparse = scipy.sparse.random(60_000, 269, 0.01, format="csc", random_state=0)
     write_patents(tmp_path, made, np.arange(60_000.0), node_feat=sparse)

@@ -14,6 +14,8 @@ import pytest
 import scipy.sparse
 
 from largegt import cli
+from largegt.data import sources
+from largegt.data.ingest import ingest
 from largegt.datasets.synthetic import (
     SHAPES,
     SyntheticEdges,
@@ -28,8 +30,6 @@ from largegt.datasets.synthetic import (
     write_files,
 )
 from largegt.errors import ConfigError, InputError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
 
 SMALL = {"ogbn-products": 0.01, "snap-patents": 0.02, "ogbn-papers100M": 0.0005}
 NAMES = sorted(SMALL)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.experiments import plan
 from largegt.experiments import reproduce as module
@@ -15,7 +16,6 @@ from largegt.experiments.output import Cell, Table, places, spread
 from largegt.experiments.paper import DATASETS, DELTA_MODELS, EPOCH_SECONDS, ORIGINALS, OUR_MODELS, TEST_ACCURACY
 from largegt.experiments.plan import Experiment
 from largegt.experiments.reproduce import EXPERIMENTS, reproduce
-from largegt.graph.store import GraphStore
 from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 

@@ -13,9 +13,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from largegt.config import IngestConfig
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 
 WORDS = np.array(["train", "valid", "test", ""])
 

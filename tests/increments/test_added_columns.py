@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.graph import sources
-from largegt.graph.append import append
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
+from largegt.data import sources
+from largegt.data.append import append
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 
 NUM_OLD, NUM_NEW = 12, 3
 

@@ -14,12 +14,12 @@ import pytest
 from grown_graphs import grown
 
 from largegt.config import IngestConfig, LocalNodesConfig, PrepareConfig
+from largegt.data import sources
+from largegt.data.append import _Append, append
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
+from largegt.data.versions import State, clean, earlier_states, touched_since
 from largegt.errors import InputError, LargeGTError
-from largegt.graph import sources
-from largegt.graph.append import _Append, append
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
-from largegt.graph.versions import State, clean, earlier_states, touched_since
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
 from largegt.prepare.pipeline import prepare
@@ -243,8 +243,8 @@ def test_killed_anywhere_the_old_store_is_there_and_the_same_command_goes_on(
     tmp_path: Path, undirected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("append._WINDOW_EDGES", "append._CHUNK_ROWS"):
-        monkeypatch.setattr(f"largegt.graph.{name}", 60)
-    monkeypatch.setattr("largegt.graph.parts._FEATURE_CHUNK_BYTES", 800)
+        monkeypatch.setattr(f"largegt.data.{name}", 60)
+    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 800)
     graph = grown("string", undirected)
     graph.write(tmp_path)
     before = graph.ingested(tmp_path, "old").fingerprint

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from grown_graphs import Grown, grown
 
+from largegt.data import sources
+from largegt.data.append import append
+from largegt.data.store import GraphStore
 from largegt.embed import embed
 from largegt.errors import ConfigError, LargeGTError
-from largegt.graph import sources
-from largegt.graph.append import append
-from largegt.graph.store import GraphStore
 from largegt.io.remote import folders
 from largegt.predict import predict, predict_to_file
 from largegt.prepare.prepared import Prepared

@@ -10,11 +10,11 @@ import pytest
 from grown_graphs import grown
 
 from largegt.config import IngestConfig, PrepareConfig
+from largegt.data import sources
+from largegt.data.append import append
+from largegt.data.ingest import ingest
+from largegt.data.versions import State, earlier_states
 from largegt.errors import ConfigError, InputError
-from largegt.graph import sources
-from largegt.graph.append import append
-from largegt.graph.ingest import ingest
-from largegt.graph.versions import State, earlier_states
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import folders
 from largegt.prepare.features import NodeFeatures

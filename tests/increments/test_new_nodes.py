@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from grown_graphs import Grown, grown
 
+from largegt.data import sources
+from largegt.data.append import append
+from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.graph import sources
-from largegt.graph.append import append
-from largegt.graph.ingest import ingest
 from largegt.new_nodes import _opened, predict_new
 from largegt.predict import predict
 from largegt.prepare import cutout

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import largegt as lg
 from largegt.config import Config
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 from largegt.prepare.label_contexts import LabelScale
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import token_batches

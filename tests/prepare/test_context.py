@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.graph.precision import decode
+from largegt.data.precision import decode
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.context import ContextFeatures, context_names
 from largegt.prepare.engines.engine import Engine

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import largegt as lg
-from largegt.graph.labels import num_label_columns
-from largegt.graph.store import GraphStore
+from largegt.data.labels import num_label_columns
+from largegt.data.store import GraphStore
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine

@@ -25,10 +25,10 @@ from largegt.config import (
     PrepareConfig,
     TokensConfig,
 )
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, DiskError, InputError, LargeGTError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
-from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.io.array_writer import ArrayWriter
 from largegt.model.largegt import LargeGT

@@ -30,10 +30,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from largegt.config import Config, IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError, machine_refusal
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
 from largegt.memory import parse_bytes
 from largegt.settings import parse_overrides, seconds, setting_names
 from run_helpers import Cli

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from largegt.config import Config
+from largegt.data.store import GraphStore
 from largegt.errors import FormatError
-from largegt.graph.store import GraphStore
 from largegt.io import checksums
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter

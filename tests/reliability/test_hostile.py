@@ -24,15 +24,15 @@ import scipy.sparse as sp
 import torch
 
 from largegt.config import Config
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays, files
+from largegt.data.splits import npz_splits
+from largegt.data.store import GraphStore
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.experiments.figures import bars
 from largegt.experiments.output import Cell, Table
 from largegt.experiments.page import page as experiment_page
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays, files
-from largegt.graph.splits import npz_splits
-from largegt.graph.store import GraphStore
 from largegt.inspection import inspect
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
@@ -198,7 +198,7 @@ def test_archives_that_claim_or_hold_too_much(tmp_path: Path, monkeypatch: pytes
         NpzMember(claims, "train").read()
     bomb = _npz(tmp_path / "bomb.npz", {"train": _header((50_000_000,), "|b1") + bytes(50_000_000)})
     assert bomb.stat().st_size < 100_000
-    monkeypatch.setattr("largegt.graph.claims.available_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("largegt.data.claims.available_bytes", lambda: 10_000_000)
     with no_more_than(1 << 30), pytest.raises(InputError, match="of memory"):
         npz_splits(bomb, None)
     np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
@@ -222,8 +222,8 @@ def test_a_table_of_one_value_repeated(tmp_path: Path, monkeypatch: pytest.Monke
         pa.table({"source": np.zeros(10**6, np.int64), "target": np.ones(10**6, np.int64)}), tmp_path / "e.parquet"
     )
     assert files(tmp_path / "e.parquet").edges.total == 10**6
-    monkeypatch.setattr("largegt.graph.claims._MOST_VALUES", 10)
-    monkeypatch.setattr("largegt.graph.claims._FEW_VALUES", 1000)
+    monkeypatch.setattr("largegt.data.claims._MOST_VALUES", 10)
+    monkeypatch.setattr("largegt.data.claims._FEW_VALUES", 1000)
     with pytest.raises(InputError, match="which no table does"):
         _ = files(tmp_path / "e.parquet").edges.total
 

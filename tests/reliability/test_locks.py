@@ -152,7 +152,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) -> None:
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
     from largegt.config import Config
-    from largegt.graph.store import GraphStore
+    from largegt.data.store import GraphStore
     from largegt.prepare.cache_key import prepared_path
     from largegt.training.loop import train
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from crash import Zygote
 
+from largegt.data.store import GraphStore
 from largegt.errors import InputError
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate

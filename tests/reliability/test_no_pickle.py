@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from largegt.config import Config
+from largegt.data.sources import files
+from largegt.data.splits import npz_splits
 from largegt.datasets.ogb import ogbn_products
 from largegt.datasets.snap_patents import snap_patents
 from largegt.errors import LargeGTError
-from largegt.graph.sources import files
-from largegt.graph.splits import npz_splits
 from largegt.training.loop import train
 from largegt.training.run import Run
 from run_helpers import SMALL, easy_store

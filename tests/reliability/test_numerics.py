@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import sample
@@ -135,7 +135,7 @@ def test_a_feature_that_is_no_number_is_found_at_ingest(value: float, word: str,
     assert "column 3" in said
     assert "node 41" in said
     assert word in said
-    assert "fill_missing=0" in said
+    assert "missing_values=mean" in said
 
 
 def test_an_infinite_target_is_found_at_ingest(tmp_path: Path) -> None:

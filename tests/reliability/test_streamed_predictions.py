@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.errors import DiskError, InputError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
 from largegt.predict import predict, predict_to_file
 from largegt.prediction_files import PredictionFile
 from largegt.ranks import Ranks

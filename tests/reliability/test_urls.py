@@ -21,9 +21,9 @@ import pytest
 import largegt as library
 from bucket_helpers import forget_connections, serving
 from largegt import urls
+from largegt.data.files import RemoteFile, expand, facts_of
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.graph.files import RemoteFile, expand, facts_of
-from largegt.graph.store import GraphStore
 from largegt.io import remote
 from largegt.prepare.redis_lists import RedisLists, load_lists, split_login
 from largegt.training.loop import train

@@ -21,11 +21,11 @@ import pytest
 from crash import Ended, Zygote, write_inputs
 
 import largegt
-from largegt.graph import sources
-from largegt.graph.append import append
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
-from largegt.graph.versions import clean, register, registered
+from largegt.data import sources
+from largegt.data.append import append
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
+from largegt.data.versions import clean, register, registered
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
@@ -215,7 +215,7 @@ def test_names_with_wildcards_touch_their_own_folder_only(inputs: Path, tmp_path
 
 READER = """
 import sys
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 store = GraphStore.open(sys.argv[1])
 print("open", flush=True)
 sys.stdin.readline()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.errors import InputError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
 from largegt.report.groups import datasets_of, open_runs, ranks
 from largegt.report.page import report
 from largegt.report.settings import command

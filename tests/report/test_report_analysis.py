@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from largegt.config import IngestConfig, ModelConfig
+from largegt.data.ingest import ingest
+from largegt.data.sources import arrays
 from largegt.errors import InputError
-from largegt.graph.ingest import ingest
-from largegt.graph.sources import arrays
 from largegt.model.local_module import LocalModule, Told
 from largegt.predict import predict
 from largegt.report import analysis

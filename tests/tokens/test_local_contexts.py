@@ -13,8 +13,8 @@ import torch
 
 import largegt as lg
 from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.graph.labels import num_label_columns
-from largegt.graph.store import GraphStore
+from largegt.data.labels import num_label_columns
+from largegt.data.store import GraphStore
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.input_tokens import TokenBatch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from largegt.config import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from largegt.tokens.input_tokens import TokenBatch

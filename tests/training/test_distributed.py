@@ -27,8 +27,8 @@ from torch.distributed import TCPStore
 
 from largegt import ranks as ranks_module
 from largegt.config import CodebookConfig, Config
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.graph.store import GraphStore
 from largegt.model.codebook import Codebook
 from largegt.model.largegt import BatchNorm
 from largegt.predict import predict

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.experiments.reproduce import reproduce
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import sample

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.graph.store import GraphStore
 from largegt.training.loop import train
 from run_helpers import easy_store, final, history, left_in, one_thread, small  # noqa: F401
 

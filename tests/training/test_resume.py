@@ -16,8 +16,8 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.graph.store import GraphStore
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop

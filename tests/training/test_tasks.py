@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from largegt.config import TrainConfig
-from largegt.graph.store import GraphStore
+from largegt.data.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.training.evaluate import evaluate, evaluate_prepared

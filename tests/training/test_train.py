@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from largegt.config import Config
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared

@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from largegt.data.store import GraphStore
 from largegt.errors import FormatError
-from largegt.graph.store import GraphStore
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop

@@ -16,8 +16,8 @@ import pytest
 
 import largegt
 from largegt.config import Config
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, FormatError, InputError
-from largegt.graph.store import GraphStore
 from largegt.io.locks import Lock
 from largegt.prepare.prepared import Prepared
 from largegt.training.loop import train

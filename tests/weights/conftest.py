@@ -28,11 +28,11 @@ def graph() -> Weighted:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Small inputs go through everything that large ones do; `memory` is a number of bytes, however small."""
     small: dict[str, Any] = {
-        "tables.CSV_BLOCK_BYTES": 4096, "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
+        "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
         "pair_runs._BUCKET_PAIRS": 60, "pair_runs._MOST_BUCKETS": 6, "csr._LEAST_RUN": 70, "csr._MOST_RUN": 150,
         "csr._LEAST_PIECE": 20, "csr._WINDOW_EDGES": 80, "weights._WINDOW": 256,
     }  # fmt: skip
     for name, value in small.items():
-        monkeypatch.setattr(f"largegt.graph.{name}", value)
-    monkeypatch.setattr("largegt.graph.ingest.memory_budget", lambda memory: int(memory or 1 << 28))
+        monkeypatch.setattr(f"largegt.data.{name}", value)
+    monkeypatch.setattr("largegt.data.ingest.memory_budget", lambda memory: int(memory or 1 << 28))
     return monkeypatch

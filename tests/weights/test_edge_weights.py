@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.config import IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
+from largegt.data.weight_kernels import SUM_BLOCK
+from largegt.data.workers import Threads
 from largegt.errors import FormatError, InputError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
-from largegt.graph.weight_kernels import SUM_BLOCK
-from largegt.graph.workers import Threads
 from largegt.inspection import inspect
 from largegt.io.array_writer import ArrayWriter
 from oracles.weighted import along, weight_matrix

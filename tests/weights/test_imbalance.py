@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
 from largegt.config import Config
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.report.page import report

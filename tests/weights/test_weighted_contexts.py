@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from largegt.config import Config, IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared

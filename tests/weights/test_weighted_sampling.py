@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from largegt.data import sources
+from largegt.data.ingest import ingest
+from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
-from largegt.graph import sources
-from largegt.graph.ingest import ingest
-from largegt.graph.store import GraphStore
 from largegt.prepare.local_nodes import _weighted, local_nodes
 from largegt.prepare.neighbor_lists import MappedCSR
 from largegt.prepare.weighted_sampler import weighted_rows

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import largegt as lg
 from largegt.cli import app
+from largegt.data.store import GraphStore
 from largegt.errors import InputError
-from largegt.graph.store import GraphStore
 from largegt.store_cache import GraphInput
 
 FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "plain", "random_state": 0}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError
-from ..graph.store import GraphStore
 from ..prepare.kernels import FOR_NEIGHBORS, start_stream
 from ..prepare.local_nodes import node_numbers
 from ..types import Array, Direction

@@ -31,6 +31,7 @@ from .options import (
 from .show import (
     plain,
     print_bars,
+    print_columns,
     print_estimate,
     print_json,
     print_metrics,
@@ -47,23 +48,30 @@ from .show import (
 def ingest(
     out: Annotated[Path, typer.Option(help="The store: a folder or a URL.")],
     files: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[EDGES]...", help="Edges: .parquet, .csv or .tsv (also .gz), .npy; folders, globs, URLs of them."
+            metavar="[EDGES]...",
+            help="Edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst), .arrow, .npy; folders, globs, URLs of them; or "
+            "SQL: \"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'\".",
         ),
     ] = None,
-    edges: Annotated[list[Path] | None, typer.Option(help="The same as EDGES.")] = None,
+    edges: Annotated[list[str] | None, typer.Option(help="The same as EDGES.")] = None,
     nodes: Annotated[
-        Path | None, typer.Option(help="Node table: an id column, and features, labels, split as columns.")
+        str | None,
+        typer.Option(help="Node table, or SQL: an id column, and features of any kind, labels, split as columns."),
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Features apart: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
+        str | None, typer.Option(help="Features apart: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Labels apart: .npy, or a table with or without an id column.")
+        str | None, typer.Option(help="Labels apart: .npy, or a table with or without an id column.")
     ] = None,
     splits: Annotated[
-        Path | None, typer.Option(help="Splits apart: .npz with train, valid, test; or a table of id and split.")
+        str | None, typer.Option(help="Splits apart: .npz with train, valid, test; or a table of id and split.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(help="A DuckDB or SQLite file, or postgres://…: tables are then its tables, or SQL over it."),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
     target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
@@ -74,14 +82,32 @@ def ingest(
     feature_columns: Annotated[
         str | None, typer.Option(help="Feature columns, separated by commas, wildcards allowed: f*,age.")
     ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="COLUMN=KIND",
+            help="The kind of a column: number, boolean, category, date, text, vector, or ignore. Inferred for others.",
+        ),
+    ] = None,
+    missing_markers: Annotated[
+        str | None,
+        typer.Option(help="Cells that mean 'missing', separated by commas; NA, null, ? and such if not given."),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    split_by: Annotated[
+        str | None, typer.Option(help="Split by a column of dates or numbers: the oldest nodes train, the newest test.")
+    ] = None,
+    split_group: Annotated[
+        str | None, typer.Option(help="Split at random, but keep nodes with the same value of this column together.")
+    ] = None,
     weight: Annotated[
         str | None,
         typer.Option(help="Edge column with weights, positive numbers; for .npy edges, a .npy file of them."),
     ] = None,
     edge_features: Annotated[
         str | None,
-        typer.Option(help="Edge columns of numbers, separated by commas, wildcards allowed; for .npy edges, a .npy."),
+        typer.Option(help="Edge columns of any kind, separated by commas, wildcards allowed; for .npy edges, a .npy."),
     ] = None,
     num_nodes: Annotated[
         int | None, typer.Option(help="Number of nodes when ids are 0..N-1 and nothing says N.")
@@ -104,28 +130,36 @@ def ingest(
 
     With edge weights:  largegt ingest --edges transfers.parquet --weight amount --nodes accounts.parquet --out data/g
 
+    From a database:  largegt ingest --database crm.duckdb --edges transfers --nodes customers --out data/g
+
     From a bucket, on a Ray cluster:  largegt ingest 's3://bucket/edges/*.parquet' --out /shared/g --engine ray
 
     Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
-    predicted. Without a split, labelled nodes are split at random. Settings: undirected=true, task, split,
-    split_seed, stratify, feature_dtype, unknown_ids, fill_missing (see `largegt settings`).
+    predicted. Numbers, flags, categories, dates and text become features; the table at the end says how, and which
+    columns were ignored and why. Without a split, labelled nodes are split at random. Settings: undirected=true, task,
+    split, split_seed, stratify, feature_dtype, unknown_ids, missing_values, parallel_edges (see `largegt settings`).
 
     Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
     from ..config import IngestConfig
-    from ..graph import sources
-    from ..graph.ingest import ingest as run_ingest
+    from ..data import sources
+    from ..data.ingest import ingest as run_ingest
     from ..settings import parse_overrides
 
     edges = [*(files or []), *(edges or [])]
     if not edges:
         raise ConfigError("which edges? name their files: largegt ingest edges.parquet --out data/g")
     config = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
+    if kinds:
+        config = config.model_copy(update={"kinds": (*config.kinds, *kinds)})
+    if missing_markers is not None:
+        config = config.model_copy(update={"missing_markers": tuple(missing_markers.split(","))})
     given = sources.files(
         edges, nodes=nodes, features=features, labels=labels, splits=splits,
         source=source, target=target, id=id, label=label, feature_columns=feature_columns, split=split,
-        num_nodes=num_nodes, weight=weight, edge_features=edge_features,
+        num_nodes=num_nodes, weight=weight, edge_features=edge_features, split_by=split_by, split_group=split_group,
+        database=database,
     )  # fmt: skip
     with (
         shown_progress(as_json) as progress,
@@ -138,26 +172,24 @@ def ingest(
         store = run_ingest(given, out, config, overwrite=overwrite, progress=progress, **means)
     if not as_json:
         say(*given.notes)
-    show_folder(store.place, as_json, verify=False)
+    show_folder(store.place, as_json, verify=False, estimate=False)
 
 
 @app.command()
 def append(
     store: Annotated[Path, typer.Argument(help="The store's folder.")],
     nodes: Annotated[
-        Path | None, typer.Option(help="Table of new nodes, with the columns that ingest was given.")
+        str | None, typer.Option(help="Table of new nodes, or SQL, with the columns that ingest was given.")
     ] = None,
     edges: Annotated[
-        list[Path] | None, typer.Option(help="New edges, between new nodes and old ones. Repeat as needed.")
+        list[str] | None, typer.Option(help="New edges, between new nodes and old ones. Repeat as needed.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write a new store here; STORE itself is replaced if not given.")
     ] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Features of the new nodes apart, as ingest takes them.")
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels of the new nodes apart.")] = None,
-    splits: Annotated[Path | None, typer.Option(help="Splits of the new nodes apart: a table of id and split.")] = None,
+    features: Annotated[str | None, typer.Option(help="Features of the new nodes apart, as ingest takes them.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels of the new nodes apart.")] = None,
+    splits: Annotated[str | None, typer.Option(help="Splits of the new nodes apart: a table of id and split.")] = None,
     source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
     target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
     id: Annotated[str | None, typer.Option(help="Node column with the ids.")] = None,
@@ -181,8 +213,8 @@ def append(
     on where it stopped. Runs trained before go on predicting, old nodes and new ones. New nodes without a split are in
     none. Labels that are no class of the store are refused.
     """
-    from ..graph.append import append as run_append
-    from ..graph.versions import earlier_states, touched_since
+    from ..data.append import append as run_append
+    from ..data.versions import earlier_states, touched_since
 
     with shown_progress(as_json) as progress, goes_on():
         grown = run_append(
@@ -224,22 +256,25 @@ def inspect(
     show_folder(path, as_json, verify)
 
 
-def show_folder(path: Path | str, as_json: bool, verify: bool) -> None:
+def show_folder(path: Path | str, as_json: bool, verify: bool, estimate: bool = True) -> None:
     from ..inspection import inspect as run_inspect
     from ..io.remote import is_url, local_path, shown
 
     path = shown(local_path(path)) if is_url(path) else path
     found = _verified(path, as_json) if verify else {}
-    facts = run_inspect(path) | found
+    facts = run_inspect(path, estimate=estimate) | found
     if as_json:
         print_json(facts | {"path": str(path)})
         return
     rows = [
         (name.replace("_", " "), plain(value))
         for name, value in facts.items()
-        if not isinstance(value, dict) and name != "kind" and value != []
+        if not isinstance(value, dict) and name not in ("kind", "columns", "edge_columns") and value != []
     ]
     print_table(f"{facts['kind']} {path}", ("", ""), rows)
+    for name, title in (("columns", "columns of the nodes"), ("edge_columns", "columns of the edges")):
+        if facts.get(name):
+            print_columns(title, facts[name])
     for name in ("splits", "classes", "degrees"):
         if isinstance(facts.get(name), dict):
             print_bars(name, facts[name])
@@ -301,7 +336,7 @@ def prepare(
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
     With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
     """
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
     from ..prepare.pipeline import prepare as run_prepare
 
     opened = GraphStore.open(store)
@@ -348,8 +383,8 @@ def clean(
     """
     from dataclasses import asdict
 
-    from ..graph.versions import clean as run_clean
-    from ..graph.versions import release
+    from ..data.versions import clean as run_clean
+    from ..data.versions import release
     from ..io.remote import is_url, shown
     from ..memory import format_bytes
 
@@ -389,7 +424,7 @@ def redis_load(
     """
     from typing import get_args
 
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
     from ..prepare.redis_lists import load_lists
     from ..types import Direction
 

@@ -24,13 +24,13 @@ def predict(
         bool, typer.Option("--probabilities", help="Add a column of probabilities for every class.")
     ] = False,
     new_nodes: Annotated[
-        Path | None, typer.Option(help="Predict these instead: a table of nodes that the store does not have.")
+        str | None, typer.Option(help="Predict these instead: a table of nodes that the store does not have.")
     ] = None,
     new_edges: Annotated[
-        list[Path] | None, typer.Option(help="With --new-nodes: edges of these, among them and to old nodes.")
+        list[str] | None, typer.Option(help="With --new-nodes: edges of these, among them and to old nodes.")
     ] = None,
     new_features: Annotated[
-        Path | None, typer.Option(help="With --new-nodes or without it: features apart, as ingest takes them.")
+        str | None, typer.Option(help="With --new-nodes or without it: features apart, as ingest takes them.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Column of the new edges that an edge leaves.")] = None,
     target: Annotated[str | None, typer.Option(help="Column of the new edges that an edge enters.")] = None,

@@ -64,6 +64,20 @@ def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
     print_table(title, (" ", "nodes", "  "), rows, left=("  ",))
 
 
+def print_columns(title: str, columns: list[dict[str, Any]], most: int = 60) -> None:
+    """What became of each column of a table, and what to look at."""
+    rows = [
+        (one["column"], one["kind"], one["used_as"], f"{one['missing']:,}", f"{one['distinct']:,}")
+        for one in columns[:most]
+    ]
+    if len(columns) > most:
+        rows.append((f"… {len(columns) - most} more", "", "largegt inspect --json shows all", "", ""))
+    print_table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
+    for one in columns:
+        for note in one["notes"]:
+            say(f"note: {one['column']}: {note}")
+
+
 def print_metrics(metrics: dict[str, Any]) -> None:
     names = list(metrics["valid"] or metrics["test"])
     rows = [

@@ -11,8 +11,8 @@ from importlib import resources
 
 import numpy as np
 
-from ..graph import sources
-from ..graph.sources import Source
+from ..data import sources
+from ..data.sources import Source
 
 NAME = "wordnet31-lite"
 _FEATURE_STEP = 0.25

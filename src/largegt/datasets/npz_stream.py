@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..data import parts
+from ..data.ids import as_ids
+from ..data.limits import check_member
+from ..data.sql import reading
 from ..errors import InputError
-from ..graph import parts
-from ..graph.claims import check_member
-from ..graph.ids import Ids, as_ids, as_text
-from ..graph.tables import reading
 from ..io.checksums import npy_header
 from ..types import Array, PathLike
 
@@ -102,10 +102,12 @@ class NpzEdges:
         self.total: int | None = member.shape[1]
         self._member = member
 
-    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+    has_integers, is_weighted = True, False
+    feature_names: Sequence[str] = ()
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[parts.EdgeChunk]:
         for sources, targets in self._pairs(skip, self._member.shape[1], parts.EDGE_CHUNK_ROWS):
-            ends = as_ids(sources, self.where), as_ids(targets, self.where)
-            yield (as_text(ends[0]), as_text(ends[1])) if text else ends
+            yield parts.EdgeChunk(as_ids(sources, self.where), as_ids(targets, self.where))
 
     def _pairs(self, skip: int, total: int, rows: int) -> Iterator[tuple[Array, Array]]:
         if self._member.fortran:

@@ -16,17 +16,19 @@ splits (2 to 10 bytes a node) when opened; edges and features stay in their file
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ..data.labels import from_text
+from ..data.parts import EdgeChunk, Labels, Source, Splits, TableEdges, chunk_rows
+from ..data.tables import Table
 from ..errors import InputError
-from ..graph.ids import Ids
-from ..graph.parts import Labels, Source, Splits, TableEdges, chunk_rows
-from ..graph.tables import Table, float_block
 from ..io.checksums import fingerprint
-from ..types import Array, PathLike
+from ..types import MISSING_MARKERS, Array, PathLike
 from .npz_stream import NpzEdges, NpzFeatures, NpzMember, npz_labels
 from .registry import dataset
 
@@ -41,9 +43,9 @@ def ogbn_products(root: PathLike) -> Source:
     _columns(labels, 1)
     return Source(
         name=known.name,
-        edges=CsvEdges(raw / "edge.csv.gz", num_edges),
+        edges=CsvEdges.in_file(raw / "edge.csv.gz", num_edges),
         features=CsvFeatures(raw / "node-feat.csv.gz", num_nodes),
-        labels=Labels(labels.read(labels.columns)[labels.columns[0]], labels.where),
+        labels=Labels(_values(labels), labels.where),
         splits=_splits(folder / "split" / "sales_ranking"),
         node_ids=None,
         num_nodes=num_nodes,
@@ -76,20 +78,28 @@ def ogbn_papers100m(root: PathLike) -> Source:
 _COUNTS = ("num_nodes_list", "num_edges_list")
 
 
+@dataclass(frozen=True)
 class CsvEdges(TableEdges):
     """Edges in a table without a header whose length is told elsewhere, and checked when the last was read."""
 
-    def __init__(self, file: Path, num_edges: int) -> None:
+    num_edges: int = 0
+
+    @classmethod
+    def in_file(cls, file: Path, num_edges: int) -> CsvEdges:
         table = Table(file)
         _columns(table, 2)
-        super().__init__(table, *table.columns)
-        self.total = num_edges
+        source, target = table.columns
+        return cls(table, source, target, num_edges=num_edges)
 
-    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+    @property
+    def total(self) -> int | None:
+        return self.num_edges
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
         seen = skip
-        for sources, targets in super().chunks(text, skip):
-            seen += len(sources)
-            yield sources, targets
+        for chunk in super().chunks(skip, features):
+            seen += len(chunk)
+            yield chunk
         if seen != self.total:
             raise InputError(
                 f"{self.where} has {seen} edges, num-edge-list.csv.gz says {self.total}: "
@@ -107,12 +117,12 @@ class CsvFeatures:
         self.where = self._table.where
         self.width = len(self._table.columns)
         self.num_rows: int | None = num_rows
-        self._types = dict.fromkeys(self._table.columns, pa.float64())
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:
         columns = self._table.columns
-        for batch in self._table.batches(columns, self._types, chunk_rows(self.width), skip):
-            yield float_block(batch, columns, self.where)
+        for batch in self._table.batches(columns, chunk_rows(self.width), skip, dict.fromkeys(columns, "DOUBLE")):
+            with np.errstate(over="ignore"):
+                yield np.stack([np.asarray(column, dtype=np.float32) for column in batch.columns], axis=1)
 
 
 def identity_of(folder: Path, files: tuple[str, ...]) -> str:
@@ -129,10 +139,15 @@ def _nodes(file: Path) -> Array:
     """Node numbers, one in a row."""
     table = Table(file)
     _columns(table, 1)
-    values = table.read(table.columns)[table.columns[0]]
+    values = _values(table)
     if not pa.types.is_integer(values.type) or values.null_count:
         raise InputError(f"{file} must hold a node number in each row, found {values.type}")
     return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _values(table: Table) -> Any:
+    """The only column of a table, as what it holds."""
+    return from_text(table.read(table.columns)[table.columns[0]], MISSING_MARKERS)
 
 
 def _count(file: Path) -> int:

@@ -20,8 +20,8 @@ from ..types import PathLike
 
 if TYPE_CHECKING:
     from ..config import IngestConfig
-    from ..graph.parts import Source
-    from ..graph.store import GraphStore
+    from ..data.parts import Source
+    from ..data.store import GraphStore
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,6 @@ def ingest_dataset(
     name: str, root: PathLike, out: PathLike, config: IngestConfig | None = None, **how: Any
 ) -> GraphStore:
     """The store of a dataset. `config` is `ingest_config(name)` when not given; `how` is for `ingest`."""
-    from ..graph.ingest import ingest
+    from ..data.ingest import ingest
 
     return ingest(source(name, root), out, config or ingest_config(name), **how)

@@ -23,10 +23,10 @@ import pyarrow as pa
 import scipy.io
 import scipy.io.matlab
 
+from ..data.parts import ArrayEdges, Labels, MatrixFeatures, Source, Splits
+from ..data.splits import npz_splits
+from ..data.sql import reading
 from ..errors import InputError
-from ..graph.parts import ArrayEdges, Labels, MatrixFeatures, Source, Splits
-from ..graph.splits import npz_splits
-from ..graph.tables import reading
 from ..types import Array, PathLike
 from .ogb import identity_of
 from .registry import dataset
@@ -54,7 +54,7 @@ def snap_patents(root: PathLike, split: int = 0) -> Source:
         notes.append(f"{folder} has no {_PLAIN_SPLITS}: a random split of 50/25/25 is made (split_seed)")
     return Source(
         name=known.name,
-        edges=ArrayEdges(_edge_index(data["edge_index"], f"{file}: edge_index"), f"{file}: edge_index"),
+        edges=ArrayEdges([(_edge_index(data["edge_index"], f"{file}: edge_index"), f"{file}: edge_index")]),
         features=MatrixFeatures(data["node_feat"], f"{file}: node_feat"),
         labels=Labels(pa.array(even_quantile_classes(years, NUM_CLASSES)), f"{file}: years"),
         splits=splits,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +32,12 @@ import pyarrow.parquet as pq
 from numba import njit
 
 from ..config import IngestConfig
+from ..data.ingest import ingest
+from ..data.kernels import mix
+from ..data.parts import EDGE_CHUNK_ROWS, EdgeChunk, Labels, Source, Splits, chunk_rows
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError, disk_errors, nearest
-from ..graph.ids import Ids, as_text
-from ..graph.ingest import ingest
-from ..graph.kernels import mix
-from ..graph.parts import EDGE_CHUNK_ROWS, Labels, Source, Splits, chunk_rows
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
 from ..io.array_writer import ArrayAppender
 from ..progress import Progress, silent
 from ..settings import build
@@ -338,10 +337,12 @@ class SyntheticEdges:
         self.where = self.identity = graph.identity
         self.total: int | None = graph.num_edges
 
-    def chunks(self, text: bool, skip: int = 0) -> Iterator[tuple[Ids, Ids]]:
+    has_integers, is_weighted = True, False
+    feature_names: Sequence[str] = ()
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
         for start in range(skip, self.graph.num_edges, self._rows):
-            sources, targets = self.graph.edges(start, min(start + self._rows, self.graph.num_edges))
-            yield (as_text(sources), as_text(targets)) if text else (sources, targets)
+            yield EdgeChunk(*self.graph.edges(start, min(start + self._rows, self.graph.num_edges)))
 
 
 class SyntheticFeatures:
@@ -629,7 +630,8 @@ def _write_edges(source: Source, folder: Path, rows_per_file: int, report: Progr
     """Random numbers do not compress: plain columns are the smallest and the fastest to read."""
     schema = pa.schema([("source", pa.int32()), ("target", pa.int32())])
     writer, room, done, number = None, 0, 0, 0
-    for sources, targets in source.edges.chunks(text=False):
+    for chunk in source.edges.chunks():
+        sources, targets = chunk.sources, chunk.targets
         start = 0
         while start < len(sources):
             if writer is None:

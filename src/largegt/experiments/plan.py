@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError
-from ..graph.store import GraphStore
 from ..io.locks import remove_stale
 from ..progress import Progress, silent
 from ..recipe import recipe_names

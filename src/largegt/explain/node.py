@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.labels import num_label_columns
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
 from ..errors import ConfigError, nearest
-from ..graph.labels import num_label_columns
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
 from ..model.largegt import LargeGT
 from ..predict import Prediction
 from ..progress import Progress

@@ -6,7 +6,7 @@ that grows is hashed as it is written.
 
 A checksum is `xxh3:` and 32 hex digits: XXH3-128 over the XXH3-128 digests of a file's blocks of 64 MiB, so that all
 cores can share a file and a writer need not read it again. It finds accidents. An attacker can write fitting checksums:
-what comes from others is looked at as well (`array_folder.py`: names, sizes; `graph/store.py`, `prepare/prepared.py`:
+what comes from others is looked at as well (`array_folder.py`: names, sizes; `data/store.py`, `prepare/prepared.py`:
 numbers that point into other arrays).
 
 What is found when:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..data.labels import num_label_columns
 from ..errors import ConfigError
-from ..graph.labels import num_label_columns
 from ..ranks import ALONE, Ranks
 from ..tokens.input_tokens import TokenBatch
 from ..types import Task

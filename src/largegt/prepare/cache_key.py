@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
+from ..data.csr import index_dtype
+from ..data.store import GraphStore
+from ..data.versions import State, earlier_state
 from ..errors import ConfigError, InputError
-from ..graph.csr import index_dtype
-from ..graph.store import GraphStore
-from ..graph.versions import State, earlier_state
 from ..io import remote
 from ..io.checksums import fingerprint
 from ..types import Array, Direction

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import rows_within

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
+from ..data.kernels import frozen
+from ..data.pair_runs import offsets
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.id_columns import frozen
-from ..graph.pair_runs import offsets
-from ..graph.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..memory import format_bytes
 from ..types import Array, Direction

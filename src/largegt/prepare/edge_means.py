@@ -11,7 +11,7 @@ Enters: a store whose edges have features. Leaves: float32 rows. Cost: a copy of
 
 from __future__ import annotations
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..types import Array, Direction
 from .features import NodeFeatures, as_range
 

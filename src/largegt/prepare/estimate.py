@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
-from ..graph.csr import index_dtype
-from ..graph.labels import num_label_columns
-from ..graph.store import GraphStore
+from ..data.csr import index_dtype
+from ..data.labels import num_label_columns
+from ..data.store import GraphStore
 from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
 from ..types import Array

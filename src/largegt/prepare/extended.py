@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph.kernels import union_rows
-from ..graph.pair_runs import offsets
-from ..graph.precision import decode, encode_degrees
-from ..graph.store import GraphStore
+from ..data.kernels import union_rows
+from ..data.pair_runs import offsets
+from ..data.precision import decode, encode_degrees
+from ..data.store import GraphStore
 from ..types import OPPOSITE, Array, Direction
 from .features import as_range
 from .kernels import in_rows

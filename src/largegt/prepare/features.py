@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..graph.precision import decode
-from ..graph.store import GraphStore
+from ..data.precision import decode
+from ..data.store import GraphStore
 from ..memory import rows_within
 from ..types import Array, Direction
 

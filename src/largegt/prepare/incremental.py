@@ -26,10 +26,10 @@ import numpy as np
 from numba import njit
 
 from ..config import LocalNodesConfig, PrepareConfig
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
+from ..data.versions import State, earlier_state, earlier_states, touched_since
 from ..errors import FormatError
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
-from ..graph.versions import State, earlier_state, earlier_states, touched_since
 from ..io.array_writer import ArrayWriter
 from ..types import Array, Direction
 from .blocks import Neighbors

@@ -26,9 +26,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..graph.labels import num_label_columns
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
+from ..data.labels import num_label_columns
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..types import Array, Task

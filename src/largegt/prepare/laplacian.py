@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.store import GraphStore
 from ..progress import Progress, silent
 from ..types import Array
 from . import kernels

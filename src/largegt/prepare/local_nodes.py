@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from ..data.csr import index_dtype
+from ..data.weight_values import as_weights
+from ..data.weights import in_memory
 from ..errors import ConfigError, InputError
-from ..graph.csr import index_dtype
-from ..graph.weight_values import as_weights
-from ..graph.weights import in_memory
 from ..progress import Progress
 from ..types import Array, Direction
 from . import sampler
@@ -28,7 +28,7 @@ from .neighbor_lists import NeighborLists
 from .weighted_sampler import weighted_rows
 
 if TYPE_CHECKING:
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
 
 _CHUNK_NODES = 1024
 _CHECKED_BYTES = 1 << 30
@@ -143,7 +143,7 @@ def _as_graph(graph: Any, num_nodes: int | None) -> Any:
 
 def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array]:
     """(indptr, indices) along `direction` and of the transpose."""
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
 
     if isinstance(graph, GraphStore):
         if graph.folder.num_bytes <= _CHECKED_BYTES:  # a stage has checked a larger one before it comes here
@@ -162,7 +162,7 @@ def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Ar
 
 def _weighted(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array, Array]:
     """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
 
     if isinstance(graph, GraphStore):
         if graph.folder.num_bytes <= _CHECKED_BYTES:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph.csr import index_dtype
+from ..data.csr import index_dtype
 from ..types import Array, Direction
 from . import kernels
 
 if TYPE_CHECKING:
-    from ..graph.store import GraphStore
+    from ..data.store import GraphStore
 
 
 class NeighborLists(ABC):

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
+from ..data.csr import index_dtype
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
+from ..data.versions import State, clean_quietly, earlier_states
 from ..errors import FormatError, InputError
-from ..graph.csr import index_dtype
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
-from ..graph.versions import State, clean_quietly, earlier_states
 from ..io import remote
 from ..io.array_folder import VERSIONS, ArrayFolder
 from ..io.array_writer import ArrayWriter, ExistsError, remove_leftovers

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import PositionsConfig
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import format_bytes

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..config import LocalNodesConfig, ModelConfig, PrepareConfig
+from ..data.splits import SPLIT_CODES
+from ..data.store import GraphStore
+from ..data.versions import State
 from ..errors import ConfigError, FormatError, InputError, LargeGTError
-from ..graph.splits import SPLIT_CODES
-from ..graph.store import GraphStore
-from ..graph.versions import State
 from ..io import remote
 from ..io.array_folder import ArrayFolder
 from ..io.checksums import is_checker

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..types import OPPOSITE, Array, Direction
 from .neighbor_lists import MappedCSR, NeighborLists
 

@@ -25,8 +25,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError
-from ..graph.store import GraphStore
 from ..progress import Progress, silent
 from ..types import OPPOSITE, Array, Direction
 from ..urls import redacted

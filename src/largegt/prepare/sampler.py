@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..graph.kernels import lower_bound, mix
+from ..data.kernels import lower_bound, mix
 from .kernels import FOR_LOCAL_NODES, below, contains, next_bits, share_an_element, start_stream
 
 PATH_BLOCKS = 1024

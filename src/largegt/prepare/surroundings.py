@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..types import Array

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.store import GraphStore
 from ..embed import Embedder, vectors_head
 from ..errors import DiskError, FormatError, InputError
-from ..graph.store import GraphStore
 from ..io.atomic import write_text_atomically
 from ..io.checksums import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT

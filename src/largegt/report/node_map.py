@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..types import Array
 from .charts import NUM_COLORS, WIDTH, nothing
 from .markup import Html, clipped, tag

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..prepare.prepared import Drawn, Prepared, sample_rows
 from ..threads import num_threads
 from ..types import Array

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from ..config import Config, TrainConfig
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.store import GraphStore
 from ..prepare.prepared import Prepared
 from ..ranks import Ranks
 from ..tokens.fresh import FreshNeighborhoods

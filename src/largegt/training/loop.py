@@ -26,8 +26,8 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from ..config import Config, TableConfig, TrainConfig
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError, disk_errors
-from ..graph.store import GraphStore
 from ..io.atomic import refuse_links_out, remove_partial
 from ..io.locks import Lock, check_free
 from ..io.remote import refuse_url

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..data.store import GraphStore
 from ..errors import ConfigError, LargeGTError, first_line
-from ..graph.store import GraphStore
 from ..io.atomic import write_text_atomically
 from ..io.remote import refuse_url
 from ..ranks import LostRank

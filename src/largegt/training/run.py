@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, TrainConfig
+from ..data.store import GraphStore
+from ..data.versions import earlier_state, is_branch, register
 from ..errors import ConfigError, FormatError, InputError, LargeGTError, first_line
-from ..graph.store import GraphStore
-from ..graph.versions import earlier_state, is_branch, register
 from ..io import remote
 from ..model.node_model import NodeModel
 from ..prepare.pipeline import prepare

@@ -24,8 +24,8 @@ from ..baselines.nagphormer import NAGphormer
 from ..baselines.sgc import SGC
 from ..baselines.sign import SIGN
 from ..config import ModelConfig, TrainConfig
+from ..data.store import GraphStore
 from ..errors import ConfigError
-from ..graph.store import GraphStore
 from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..config import TrainConfig
-from ..graph.store import GraphStore
+from ..data.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..tokens.fresh import FreshNeighborhoods

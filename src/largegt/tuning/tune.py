@@ -30,8 +30,8 @@ import torch
 
 from ..auto import config_for
 from ..config import Config
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError, first_line
-from ..graph.store import GraphStore
 from ..io.checksums import fingerprint
 from ..io.locks import remove_stale
 from ..io.remote import refuse_url

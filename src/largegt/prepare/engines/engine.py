@@ -22,7 +22,7 @@ from ..local_nodes import local_nodes
 from ..neighbor_lists import NeighborLists
 
 if TYPE_CHECKING:
-    from ...graph.store import GraphStore
+    from ...data.store import GraphStore
 
 SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits."""

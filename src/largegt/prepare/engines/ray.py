@@ -46,7 +46,7 @@ except ImportError:
     raise ConfigError("the Ray engine needs Ray: pip install 'largegt[ray]'") from None
 
 if TYPE_CHECKING:
-    from ...graph.store import GraphStore
+    from ...data.store import GraphStore
 
 TASK_BYTES = 1 << 30
 """What a task may hold when nothing is asked for."""
@@ -150,7 +150,7 @@ class RayEngine(Engine):
         return _num_cpus()
 
     def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
-        """For stages outside of preparation (see graph/workers.py): `task(*call)` for each call, results in order."""
+        """For stages outside of preparation (see data/workers.py): `task(*call)` for each call, results in order."""
         return self._run(task, calls, memory)
 
     def _run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:

@@ -1,0 +1,315 @@
+"""append: a store and what has come since become one store.
+
+Enters: a GraphStore and `Additions` (new nodes, new edges). Leaves: the store that an ingest of everything would have
+made, old nodes first, byte for byte; in place of the old one, or elsewhere. Cost: one pass over the old store, from
+front to back, and a sort of the new edges alone; the memory of an ingest. Old edges are not sorted again: their rows
+are merged with the new ones.
+
+In place, it is a new version of the store: a killed append leaves the old version as it was, and the same command goes
+on; readers of the old version keep it. `prepare` takes from preparations of the old version what still holds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, LargeGTError
+from ..io.array_writer import ArrayWriter, remove_leftovers
+from ..io.atomic import require_space
+from ..io.remote import refuse_url
+from ..memory import memory_budget
+from ..progress import Progress, silent
+from ..threads import num_threads
+from ..types import Array, Direction, PathLike
+from .additions import Additions, additions_in_files, ingest_config, refuse_payload
+from .csr import EdgeBuilder, GrowingRows, merge_rows, same_rows
+from .edge_reading import found_edges
+from .ids import text_buffers
+from .ingest import write_degrees
+from .nodes import Means
+from .pair_runs import windows
+from .parts import Source, chunk_rows
+from .sources import FileSource
+from .store import KIND, GraphStore
+from .versions import clean_quietly, column_names, earlier_states, last_source, write_lineage
+from .workers import Threads
+
+_CHUNK_ROWS = 1 << 20
+_WINDOW_EDGES = 1 << 20
+_SIDES: tuple[Direction, ...] = ("out", "in")
+
+
+def append(
+    store: GraphStore | PathLike,
+    nodes: Any = None,
+    edges: Any = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    *,
+    threads: int | None = None,
+    memory: str | int | None = None,
+    **files: Any,
+) -> GraphStore:
+    """Add nodes and edges to a store; the store as it is then.
+
+    `nodes` is a table, `edges` are one or more: files as `sources.files` reads them, and so are other arguments
+    (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store gets a new
+    version unless `out` says where a new store goes. New nodes are numbered behind the old ones, in the order of their
+    table; without a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old
+    ones. `memory` is what the work may hold. A killed append of files goes on where it stopped when it is called again;
+    one that is whole says so, and changes nothing. Runs keep the version they were trained on (`largegt clean`).
+    """
+    place = store.place if isinstance(store, GraphStore) else store
+    refuse_url(place, "a store that is appended to")
+    refuse_url(out or "", "a store that is appended to")
+    target = Path(place if out is None else out)
+    in_place = target.resolve() == Path(place).resolve()
+    old = GraphStore.open(place)
+    refuse_payload(old)
+    given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(old, nodes, edges, **files)
+    if in_place or not overwrite:
+        there = old if in_place else _found(target)
+        if there is not None and _is_appended(there, given, None if in_place else old.fingerprint):
+            remove_leftovers(target, KIND)
+            warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
+            return there
+    identity = None if given.identity is None else [old.fingerprint, given.identity]
+    with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
+        if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
+            raise InputError(f"{place} has just been changed by another process: run the same command again")
+        old.check("out", "in", "both", features=True, progress=progress)
+        count, budget = num_threads(threads), memory_budget(memory)
+        source = given.opened(writer.partial / "tables", ingest_config(old), budget // 2, count)
+        means = Means(budget // 4, count, writer.partial.absolute())
+        _Append(old, Additions(old, source, means), writer, progress or silent, count, budget).run(identity)
+    old.folder.close()
+    grown = GraphStore.open(target)
+    clean_quietly(grown)
+    return grown
+
+
+def _found(path: Path) -> GraphStore | None:
+    """The store that is there, if one is."""
+    with suppress(LargeGTError):
+        return GraphStore.open(path)
+    return None
+
+
+def _is_appended(store: GraphStore, source: Source | FileSource, before: str | None) -> bool:
+    """Whether these files, as they are now, were the last to come to a store: to the state `before`, or to any."""
+    if source.identity is None or last_source(store) != source.identity:
+        return False
+    return before is None or earlier_states(store)[-1].fingerprint == before
+
+
+@dataclass(frozen=True)
+class _Append:
+    """One append: what is there, what comes, where it goes, and with what means."""
+
+    old: GraphStore
+    new: Additions
+    writer: ArrayWriter
+    report: Progress
+    threads: int
+    memory: int
+
+    def run(self, identity: Any) -> None:
+        old, new, writer = self.old, self.new, self.writer
+        require_space(writer.path, old.folder.num_bytes, f"{old.place} with what is appended")
+        encoded = new.labels()
+        split = new.split(encoded)
+        self._write_ids()
+        writer.commit()  # from here on there is something to go on from
+        counts = self._write_edges(identity)
+        self._write_features()
+        writer.save("labels", np.concatenate([old.labels, encoded.values]))
+        writer.save("split", np.concatenate([old.split, split]))
+        notes = write_lineage(writer, old, self._touched(), new.source.identity) | {"column_names": column_names(old)}
+        meta = old.folder.meta
+        added = {
+            "num_nodes": new.num_nodes,
+            "label_counts": [a + b for a, b in zip(meta["label_counts"], encoded.counts, strict=True)],
+            "num_labelled": meta["num_labelled"] + encoded.num_labelled,
+            "id_kind": new.ids.kind,
+            "split_from": "given" if meta["split_from"] == "none" and split.any() else meta["split_from"],
+        }
+        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes)
+
+    # nodes
+
+    def _write_ids(self) -> None:
+        new = self.new.ids
+        if new.kind == "integer":
+            column = np.arange(new.num_old) if self.old.id_kind == "row" else self.old.folder.array("node_ids")
+            self._grow("node_ids", "int64", (), column, lambda skip: iter([new.new[skip:]]))
+        elif new.kind == "string":
+            folder = self.old.folder
+            offsets, text = text_buffers(new.new)
+            last = len(folder.array("node_id_bytes"))
+            self._grow("node_id_offsets", "int64", (), folder.array("node_id_offsets"),
+                       lambda skip: iter([offsets[1:][skip:] + last]))  # fmt: skip
+            self._grow("node_id_bytes", "uint8", (), folder.array("node_id_bytes"), lambda skip: iter([text[skip:]]))
+
+    def _write_features(self) -> None:
+        old = self.old
+        if old.features_are_degrees:
+            for _ in self.new.feature_blocks():  # none are wanted: says so
+                pass
+            if not self.writer.has("features"):
+                write_degrees(self.writer, self.new.num_nodes, old.feature_dtype)
+            return
+        if self.new.source.features is None:
+            list(self.new.feature_blocks())  # says that they are missing, if they are
+        stage, shape = "copy features", (old.num_features,)
+        self._grow("features", old.feature_dtype, shape, old.features, self.new.feature_blocks, stage)
+
+    def _grow(
+        self, name: str, dtype: str, row_shape: tuple[int, ...], before: Array,
+        behind: Callable[[int], Iterator[Array]], stage: str = "",
+    ) -> None:  # fmt: skip
+        """An array of the old store with rows behind it, from where an earlier run stopped. `behind(skip)` gives them
+        from the `skip`-th on."""
+        if self.writer.has(name):
+            return
+        array = self.writer.grow(name, dtype, row_shape)
+        step = chunk_rows(int(np.prod(row_shape))) if row_shape else _CHUNK_ROWS
+        left = (before[start : start + step] for start in range(array.rows, len(before), step))
+        for rows in chain(left, behind(max(0, array.rows - len(before)))):
+            array.append(rows)
+            self.writer.commit()
+            if stage:
+                self.report(stage, array.rows, self.new.num_nodes)
+        self.writer.close(name)
+        self.writer.commit()
+
+    # edges
+
+    def _write_edges(self, identity: Any) -> dict[str, Any]:
+        """Every array of edges, and what the manifest says of them."""
+        writer, meta = self.writer, self.old.folder.meta
+        with ArrayWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
+            fresh = self._read_edges(scratch)
+            self._merge("out", scratch)
+            if not self.new.config.undirected and "directed" not in writer.state:
+                self._merge("in", scratch)
+                writer.commit(directed=not same_rows(writer, "out", "in"))
+            directed = bool(writer.state.get("directed", False))
+            if directed:
+                self._join_directions()
+            else:
+                for name in ("in_indptr", "in_indices"):
+                    writer.drop(name)
+        num_edges = len(writer.array("out_indices"))
+        pairs = meta["duplicates_merged"] + self.old.num_edges + fresh["pairs"]
+        return {
+            "num_edges": num_edges,
+            "directed": directed,
+            "self_loops_dropped": meta["self_loops_dropped"] + fresh["self_loops"],
+            "duplicates_merged": pairs - num_edges,
+            "unknown_edges_dropped": meta["unknown_edges_dropped"] + fresh["dropped"],
+        }
+
+    def _read_edges(self, scratch: ArrayWriter) -> dict[str, int]:
+        """The new edges as rows of their own in the scratch folder."""
+        new = self.new
+        workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
+        builder = EdgeBuilder(
+            scratch, new.num_nodes, new.config.undirected, workers, task_memory, self.report, new.source.edges.total
+        )
+        try:
+            seen, dropped = builder.seen, int(scratch.state.get("edges_dropped", 0))
+            if not builder.is_read:
+                for found in found_edges(new.source.edges, new.ids, seen, self.memory // 4):
+                    if found.dropped and new.config.unknown_ids != "drop":
+                        raise new.refused_edge(found.unknown)
+                    seen, dropped = seen + len(found.sources), dropped + found.dropped
+                    builder.add(found.sources, found.targets, edges_seen=seen, edges_dropped=dropped)
+                    self.report("read edges", seen, new.source.edges.total)
+                if builder.num_pairs:
+                    builder.end()
+            if builder.is_read:
+                builder.finish()
+            return {"pairs": builder.num_pairs, "self_loops": builder.self_loops, "dropped": dropped}
+        finally:
+            builder.close()
+
+    def _merge(self, side: Direction, scratch: ArrayWriter) -> None:
+        """Rows of the old store and of the new edges, row by row."""
+        if self.writer.has(f"{side}_indices"):
+            return
+        old_indptr, old_indices = self.old.csr(side)
+        prefix = side if scratch.has(f"{side}_indptr") else "out"  # edges that go both ways have one set of rows
+        if scratch.has("out_indptr"):
+            new_indptr, new_indices = scratch.array(f"{prefix}_indptr"), scratch.array(f"{prefix}_indices")
+        else:
+            new_indptr, new_indices = np.zeros(self.new.num_nodes + 1, dtype=np.int64), old_indices[:0]
+        num_old = self.new.ids.num_old
+        sizes: Any = _Sum(old_indptr, new_indptr)
+        merge = partial(merge_rows, old_indptr, old_indices, new_indptr, new_indices)
+
+        def behind(first: int) -> Iterator[tuple[Array, Array]]:
+            for low, high in windows(new_indptr, first, _WINDOW_EDGES):
+                yield np.diff(new_indptr[low : high + 1]), new_indices[new_indptr[low] : new_indptr[high]]
+
+        self._write_rows(side, lambda first: chain(
+            Threads(self.memory, self.threads).run(merge, windows(sizes, min(first, num_old), _WINDOW_EDGES)),
+            behind(max(first, num_old)),
+        ))  # fmt: skip
+
+    def _join_directions(self) -> None:
+        """Neighbours in either direction."""
+        arrays: list[Any] = [self.writer.array(f"{side}_{part}") for side in _SIDES for part in ("indptr", "indices")]
+        workers = Threads(self.memory, self.threads)
+        self._write_rows(
+            "both",
+            lambda first: workers.run(partial(merge_rows, *arrays), windows(arrays[0], first, _WINDOW_EDGES)),
+        )
+
+    def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, Array]]]) -> None:
+        """Append rows, which come as (how many values each has, the values), from where an earlier run stopped."""
+        num_nodes = self.new.num_nodes
+        if self.writer.has(f"{name}_indices"):
+            return
+        growing = GrowingRows(self.writer, name, num_nodes)
+        for counts, values in rows(growing.done):
+            growing.add(counts, [values])
+            self.report(f"merge edges ({name})", growing.done, num_nodes)
+        growing.close()
+
+    # what changed
+
+    def _touched(self) -> Array:
+        """Old nodes that have new neighbours."""
+        old, writer = self.old, self.writer
+        touched = np.zeros(old.num_nodes, dtype=np.bool_)
+        for side in _SIDES:
+            before = old.csr(side)[0]
+            after = writer.array(f"{side if writer.has(f'{side}_indptr') else 'out'}_indptr")
+            for start in range(0, old.num_nodes, _CHUNK_ROWS):
+                stop = min(old.num_nodes, start + _CHUNK_ROWS)
+                part = slice(start, stop + 1)
+                touched[start:stop] |= np.diff(before[part]) != np.diff(after[part])
+        return np.flatnonzero(touched)
+
+
+class _Sum:
+    """The sum of two rising arrays, as far as the shorter one goes, where it is looked at."""
+
+    def __init__(self, a: Array, b: Array) -> None:
+        self.a, self.b = a, b
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.a[at] + self.b[at]

@@ -1,0 +1,393 @@
+"""Fitted columns of a table and their transform into features.
+
+Enters: fitted columns (columns.py fits them, JSON brings them back) and batches of a table's rows. Leaves: float32
+[rows, width], always finite, the same bits however rows are batched. Cost: the output and a few copies of one column's
+rows; time in proportion to the cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ConfigError, FormatError, InputError, first_line
+from ..types import Array
+from . import column_kernels as kernels
+from .column_cells import MICROS_PER_DAY, Cells
+
+Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
+KINDS: tuple[str, ...] = get_args(Kind)
+MISSING_MARKERS = (
+    "", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "null", "NULL", "Null", "None", "none", "NONE", "nil", "NIL",
+    "NaT", "<NA>", "#N/A", "#NA", "#N/A N/A", "-NaN", "-nan", "-", "--", "?", ".", "\\N",
+)  # fmt: skip
+"""Cells that stand for a missing value, compared after blanks are trimmed from both ends."""
+MAX_WIDTH = 1 << 20
+_MAX_DIMS = 1 << 16
+_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """What the user may set about columns."""
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    missing_values: Literal["mean", "refuse"] = "mean"
+    missing_markers: tuple[str, ...] = MISSING_MARKERS
+    max_categories: int = 64
+    hash_buckets: int = 64
+    text_dims: int = 128
+    text_model: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds.items():
+            if kind not in KINDS and kind != "ignore":
+                choices = ", ".join((*KINDS[:-1], "ignore"))
+                raise ConfigError(f"kind {kind!r} of column {shown(name)} is unknown: choose one of {choices}")
+        if self.missing_values not in ("mean", "refuse"):
+            raise ConfigError(f"missing_values is {self.missing_values!r}: choose mean or refuse")
+        for name in ("max_categories", "hash_buckets", "text_dims"):
+            if not 1 <= getattr(self, name) <= _MAX_DIMS:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 1 to {_MAX_DIMS}")
+
+
+def shown(cell: object) -> str:
+    """A piece of the user's text in quotes, at most 40 characters of it."""
+    text = str(cell)
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One fitted column: everything that its transform needs."""
+
+    name: str
+    kind: Kind
+    missing: int = 0
+    """Rows of the fitted table without a value; where there is one, a 0/1 feature says which rows lack it."""
+    distinct: int | None = None
+    """Different values in the fitted table; None where they were not counted."""
+    reason: str = ""
+    """Why the column is ignored."""
+    notes: tuple[str, ...] = ()
+    means: tuple[float, ...] = ()
+    """Of training rows: of a number; of the year and the age in days of a date; of each place of a vector."""
+    categories: tuple[str, ...] = ()
+    dims: int = 0
+    """Buckets of a hashed category, features of a text, length of a vector."""
+    newest: int = 0
+    """The newest date, in microseconds since 1970."""
+    has_time: bool = False
+    """Dates have a time of day."""
+    model: str = ""
+    """The sentence-transformers folder that text goes through; words are hashed if it is empty."""
+
+    @property
+    def width(self) -> int:
+        """Number of output features."""
+        if self.kind == "ignored":
+            return 0
+        plain = {"number": 1, "boolean": 1, "date": 8 if self.has_time else 6}.get(self.kind, self.dims)
+        if self.kind == "category" and not self.dims:
+            plain = len(self.categories) + 1
+        return plain + self.has_indicator
+
+    @property
+    def has_indicator(self) -> bool:
+        """Whether the last feature says which rows are missing."""
+        return self.missing > 0 and self.kind not in ("vector", "ignored")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the output features."""
+        name, last = self.name, "=(missing)" if self.kind == "category" else " is missing"
+        if self.kind == "date":
+            cycles = ("month", "weekday", "hour") if self.has_time else ("month", "weekday")
+            parts = [".year", *(f".{cycle}_{wave}" for cycle in cycles for wave in ("sin", "cos")), ".age_days"]
+        elif self.kind == "category" and not self.dims:
+            parts = [*(f"={value}" for value in self.categories), "=(other)"]
+        elif self.kind in ("category", "text", "vector"):
+            form = {"category": "#{}", "text": "~{}", "vector": "[{}]"}[self.kind]
+            parts = [form.format(place) for place in range(self.dims)]
+        else:
+            parts = [""] if self.width else []
+        return [name + part for part in (*parts, *([last] if self.has_indicator else []))]
+
+    @property
+    def used_as(self) -> str:
+        """What becomes of the column, in a few words."""
+        forms = {
+            "number": "number", "boolean": "0 or 1", "date": "year, cycles and age", "vector": "numbers",
+            "category": "hashed categories" if self.dims else "one-hot",
+            "text": "sentence embedding" if self.model else "hashed words",
+        }  # fmt: skip
+        return f"{forms[self.kind]}, {self.width} wide" if self.width else f"ignored: {self.reason}"
+
+    def encode(self, cells: Cells, out: Array) -> Array:
+        """Fill out [rows, width]; boolean [rows]: the cell is missing. Out holds zeros at first."""
+        missing = _ENCODERS[self.kind](self, cells, out)
+        if self.has_indicator:
+            out[:, -1] = missing
+        return np.asarray(missing)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Column:
+        """The column of `to_json`; anything else is a FormatError."""
+        _expect(isinstance(data, dict), "a column is no object")
+        kinds = {one.name: one for one in fields(cls)}
+        _expect(set(data) <= set(kinds) and {"name", "kind"} <= set(data), "a column has unknown or no fields")
+        _expect(isinstance(data["name"], str), "a column's name is no text")
+        where = f"column {shown(data['name'])}"
+        values = dict(data)
+        for name in ("notes", "categories", "means"):
+            _expect(isinstance(data.get(name, []), list), f"{where}: {name} is no list")
+            values[name] = tuple(data.get(name, []))
+        for name in ("missing", "distinct", "dims", "newest"):
+            number = data.get(name, 0)
+            _expect(type(number) is int or (name == "distinct" and number is None), f"{where}: {name} is no number")
+        for name in ("kind", "reason", "model"):
+            _expect(isinstance(data.get(name, ""), str), f"{where}: {name} is no text")
+        _expect(type(data.get("has_time", False)) is bool, f"{where}: has_time is not true or false")
+        _expect(all(isinstance(text, str) for text in values["notes"] + values["categories"]), f"{where}: not text")
+        _expect(all(type(mean) in (int, float) for mean in values["means"]), f"{where}: a mean is no number")
+        _check_ranges(column := cls(**values), where)
+        return column
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise FormatError(f"the fitted columns cannot be read: {what}; ingest the tables again")
+
+
+def _check_ranges(column: Column, where: str) -> None:
+    """Refuse what `fit_columns` does not make."""
+    kind, dims = column.kind, column.dims
+    _expect(kind in KINDS, f"{where}: kind {shown(kind)} is unknown")
+    _expect(0 <= column.missing < 1 << 63 and 0 <= (column.distinct or 0) < 1 << 63, f"{where}: counts are wrong")
+    _expect(0 <= dims <= _MAX_DIMS and (dims > 0 or kind not in ("text", "vector")), f"{where}: dims is {dims}")
+    _expect(len(set(column.categories)) == len(column.categories) <= _MAX_DIMS, f"{where}: categories are wrong")
+    _expect(abs(column.newest) < 1 << 58, f"{where}: newest is no date")
+    num_means = {"number": 1, "date": 2, "vector": dims}.get(kind, 0)
+    _expect(len(column.means) == num_means, f"{where}: {len(column.means)} means, expected {num_means}")
+    _expect(all(abs(mean) <= 3.4e38 for mean in column.means), f"{where}: a mean is out of range")
+
+
+def _encode_number(column: Column, cells: Cells, out: Array) -> Array:
+    values, read = cells.numbers()
+    out[:, 0] = np.where(read, values, column.means[0])
+    return ~read
+
+
+def _encode_boolean(column: Column, cells: Cells, out: Array) -> Array:
+    values, read = cells.booleans()
+    out[:, 0] = np.where(read, values, 0.5)
+    return ~read
+
+
+def _encode_category(column: Column, cells: Cells, out: Array) -> Array:
+    valid, rows = cells.text_valid, np.arange(len(cells))
+    if column.dims:
+        hashes = np.empty(len(cells), np.uint64)
+        kernels.hash_cells(*cells.buffers, hashes)
+        places = (hashes % np.uint64(column.dims)).astype(np.int64)
+    else:
+        known = pa.array(column.categories, pa.large_string())
+        places = pc.index_in(cells.text, value_set=known).fill_null(len(known)).to_numpy(zero_copy_only=False)
+    out[rows[valid], places[valid]] = 1.0
+    return ~valid
+
+
+def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
+    features = out[:, : column.dims]
+    if not column.model:
+        kernels.hash_words(*cells.buffers, features)
+    elif (rows := np.flatnonzero(cells.text_valid)).size:
+        texts = cells.text.take(pa.array(rows)).to_pylist()
+        model = load_text_model(column.model)
+        found = np.concatenate([model.encode([text], normalize_embeddings=True) for text in texts])  # one: same bits
+        if found.shape[1] != column.dims:
+            raise InputError(f"{column.model} makes {found.shape[1]} features, expected {column.dims}: give its folder")
+        features[rows] = np.nan_to_num(found, posinf=0.0, neginf=0.0)
+    return ~cells.text_valid
+
+
+def _encode_vector(column: Column, cells: Cells, out: Array) -> Array:
+    lengths, values = cells.vectors()
+    wrong = np.flatnonzero(lengths != column.dims)
+    if wrong.size:
+        raise _WrongVectorError(int(wrong[0]), int(lengths[wrong[0]]))
+    table = values.reshape(-1, column.dims)
+    empty = np.isnan(table)
+    out[:] = np.where(empty, np.array(column.means), table)
+    return np.asarray(empty.any(axis=1))
+
+
+class _WrongVectorError(Exception):
+    """(row of the batch, length; -1: null)."""
+
+
+def _waves(steps: int) -> Array:
+    """float64 [steps, 2]: sine and cosine of a cycle. A table: the bits do not depend on vectorized library calls."""
+    turns = [2 * math.pi * step / steps for step in range(steps)]
+    return np.array([(math.sin(turn), math.cos(turn)) for turn in turns])
+
+
+_WAVES = {steps: _waves(steps) for steps in (7, 12, _MINUTES)}
+
+
+def years_and_days(micros: Array) -> Array:
+    """float64 [n, 2]: calendar year, and days since 1970 with fractions."""
+    years = micros.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    return np.stack([years.astype(np.float64), micros / MICROS_PER_DAY], axis=1)
+
+
+def _encode_date(column: Column, cells: Cells, out: Array) -> Array:
+    micros, read = cells.dates()
+    day = micros // MICROS_PER_DAY
+    months = micros.astype("datetime64[us]").astype("datetime64[M]").astype(np.int64) % 12
+    cycles = [(12, months), (7, (day + 3) % 7)]  # 1970 began on a Thursday, weeks on Monday
+    if column.has_time:
+        cycles.append((_MINUTES, (micros - day * MICROS_PER_DAY) // 60_000_000))
+    out[:, 0] = np.where(read, years_and_days(micros)[:, 0], column.means[0])
+    for place, (steps, step) in enumerate(cycles):
+        out[:, 1 + 2 * place : 3 + 2 * place] = np.where(read[:, None], _WAVES[steps][step], 0.0)
+    out[:, 1 + 2 * len(cycles)] = np.where(read, (column.newest - micros) / MICROS_PER_DAY, column.means[1])
+    return ~read
+
+
+_ENCODERS = {
+    "number": _encode_number, "boolean": _encode_boolean, "category": _encode_category, "text": _encode_text,
+    "vector": _encode_vector, "date": _encode_date,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def load_text_model(folder: str) -> Any:
+    """A sentence-transformers model from a local folder, from safetensors files only."""
+    if not Path(folder).is_dir():
+        raise InputError(f"text model {folder}: no such folder; give the local folder of a sentence-transformers model")
+    try:
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ConfigError(
+            f"text model {folder} needs the package sentence-transformers: pip install sentence-transformers, or leave "
+            "text_model out, and words are hashed"
+        ) from None
+    try:
+        return SentenceTransformer(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise InputError(f"text model {folder} cannot be loaded: {first_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The fitted transform of a table, in column order."""
+
+    columns: list[Column]
+    missing_values: Literal["mean", "refuse"] = "mean"
+    missing_markers: tuple[str, ...] = MISSING_MARKERS
+
+    @property
+    def width(self) -> int:
+        """Number of output features."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the output features."""
+        return [name for column in self.columns for name in column.names]
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The table columns that `transform` reads."""
+        return [column.name for column in self.columns if column.width]
+
+    def transform(self, batch: pa.RecordBatch, where: str, first_row: int = 0) -> Array:
+        """float32 [rows, width] of a batch; its first row is `first_row` of the table `where`, for messages."""
+        out = np.zeros((batch.num_rows, self.width), dtype=np.float32)
+        markers = pa.array(self.missing_markers, pa.large_string())
+        at, places = 0, {name: place for place, name in enumerate(batch.schema.names)}
+        for column in self.columns:
+            if not column.width:
+                continue
+            if column.name not in places:
+                raise InputError(f"{where} has no column {shown(column.name)}, which the features need: add it")
+            cells = Cells(batch.column(places[column.name]), markers)
+            missing = _encode(column, cells, out[:, at : at + column.width], (where, first_row))
+            if self.missing_values == "refuse":
+                refuse_missing(column, missing, where, first_row)
+            at += column.width
+        return out
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per column, for display."""
+        return [
+            {
+                "column": column.name, "kind": column.kind, "used_as": column.used_as, "missing": column.missing,
+                "distinct": column.distinct, "notes": list(column.notes),
+            }
+            for column in self.columns
+        ]  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            "columns": [column.to_json() for column in self.columns],
+            "missing_values": self.missing_values,
+            "missing_markers": list(self.missing_markers),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Columns:
+        """What `to_json` gave; anything else is a FormatError."""
+        _expect(isinstance(data, dict) and isinstance(data.get("columns"), list), "there is no list of columns")
+        markers, policy = data.get("missing_markers", list(MISSING_MARKERS)), data.get("missing_values", "mean")
+        _expect(policy in ("mean", "refuse"), "missing_values is unknown")
+        good = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
+        _expect(good, "missing_markers is no list of text")
+        columns = [Column.from_json(one) for one in data["columns"]]
+        _expect(len({column.name for column in columns}) == len(columns), "two columns have one name")
+        fitted = cls(columns, policy, tuple(markers))
+        _expect(fitted.width <= MAX_WIDTH, f"{fitted.width} features, at most {MAX_WIDTH} are possible")
+        return fitted
+
+
+def _encode(column: Column, cells: Cells, out: Array, at: tuple[str, int]) -> Array:
+    """`Column.encode` with one-line errors; `at` is the table and the row that the batch begins with."""
+    where = f"{at[0]}, column {shown(column.name)}"
+    try:
+        return column.encode(cells, out)
+    except _WrongVectorError as wrong:
+        row, length = wrong.args
+        raise wrong_vector(where, at[1] + row, length, column.dims) from None
+    except (pa.ArrowException, UnicodeError) as error:
+        raise InputError(f"{where} cannot be read: {first_line(error)}") from error
+
+
+def wrong_vector(where: str, row: int, length: int, expected: int) -> InputError:
+    """The error for a vector that is null (length -1) or has another length than the others."""
+    got = "no vector" if length < 0 else f"a vector of {length} numbers"
+    return InputError(f"{where}: row {row} has {got}, expected {expected} numbers in every row: mend or ignore it")
+
+
+def refuse_missing(column: Column, missing: Array, where: str, first_row: int) -> None:
+    """Refuse the first missing cell of a column that has no category or zero for it."""
+    if column.kind in ("number", "boolean", "date", "vector") and missing.any():
+        row = first_row + int(np.flatnonzero(missing)[0])
+        raise InputError(
+            f"{where}: column {shown(column.name)} has no {column.kind} in row {row}, and missing_values is refuse: "
+            "fill the cell, or use missing_values=mean"
+        )

@@ -1,0 +1,481 @@
+"""Columns of a node table or an edge table: from what they hold to features.
+
+Enters: staged Parquet files, rows in node order, text as CSV files have it or typed; which rows are for training.
+Leaves: `Columns`, the fitted transform of the table. The kind of a column follows from all rows; means, categories
+and the newest date come from training rows only. Labels serve for warnings about leaks and nothing else.
+Cost: one pass over the files; memory for a batch of rows of some columns. DuckDB counts different values of columns
+with many, and spills to a folder beside the files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import ConfigError, InputError, first_line, nearest
+from ..types import Array
+from . import column_kernels as kernels
+from .column_cells import BLANKS, MICROS_PER_DAY, Cells, type_group
+from .column_encoding import (
+    MAX_WIDTH,
+    MISSING_MARKERS,
+    Column,
+    ColumnOptions,
+    Columns,
+    Kind,
+    load_text_model,
+    refuse_missing,
+    shown,
+    wrong_vector,
+    years_and_days,
+)
+
+__all__ = ["MISSING_MARKERS", "Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
+
+_TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # the share of cells that may be odd; where the user names the kind
+_BATCH_ROWS, _STATEMENT_COLUMNS = 1 << 16, 200
+_EXACT = 1 << 24  # float32 holds all whole numbers up to here
+_PLURALS = {"number": "numbers", "boolean": "booleans", "date": "dates"}
+_TRIALS: dict[str, tuple[Kind, ...]] = {
+    "text": ("number", "boolean", "date"), "number": ("number",), "boolean": ("boolean",), "date": ("date",),
+    "vector": (), "empty": (), "other": (),
+}  # fmt: skip
+_POSSIBLE = {
+    "text": {"number", "boolean", "category", "date", "text"}, "number": {"number", "boolean", "category", "text"},
+    "boolean": {"number", "boolean", "category", "text"}, "date": {"date", "category", "text"}, "vector": {"vector"},
+    "empty": {"number", "boolean", "category", "date", "text"}, "other": set(),
+}  # fmt: skip
+
+
+def fit_columns(
+    files: Sequence[str],
+    names: Sequence[str],
+    where: str,
+    options: ColumnOptions,
+    train: Array | None,
+    labels: Array | None = None,
+    *,
+    memory: int,
+    threads: int,
+) -> Columns:
+    """Fit the columns `names` of the table `where`; `train` [rows] says which rows may be learned from (None: all)."""
+    for name in options.kinds:
+        if name not in names:
+            raise ConfigError(f"{where} has no feature column {shown(name)} to give a kind{nearest(name, names)}")
+    table = _Table(files, where, memory, threads)
+    for given, what in ((train, "training mask"), (labels, "labels")):
+        if given is not None and given.shape != (table.num_rows,):
+            raise InputError(f"{where}: the {what} has shape {given.shape}, expected ({table.num_rows},)")
+    rows = _Rows(np.ones(table.num_rows, dtype=bool) if train is None else train.astype(bool), labels)
+    scans = [_Scan(name, table.type_of(name), rows, options, where) for name in names]
+    markers = pa.array(options.missing_markers, pa.large_string())
+    for part, batch_rows in table.parts([scan for scan in scans if scan.is_read]):
+        for first, batch in table.batches([scan.name for scan in part], batch_rows):
+            places = {name: place for place, name in enumerate(batch.schema.names)}
+            for scan in part:
+                _update(scan, Cells(batch.column(places[scan.name]), markers), first, where)
+    many = [scan for scan in scans if scan.needs_count()]
+    distinct = table.count([_distinct_sql(scan, table.sql_name(scan.name), options) for scan in many])
+    for scan, count in zip(many, distinct, strict=True):
+        scan.distinct = count
+    large = [scan for scan in scans if scan.kind() == "number" and scan.trials["number"].high > _EXACT]
+    merged = table.count([sql for scan in large for sql in _float32_sql(scan, table.sql_name(scan.name))])
+    for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
+        scan.num_merged = before - after
+    fitted = Columns([_fit(scan, options, where) for scan in scans], options.missing_values, options.missing_markers)
+    if fitted.width > MAX_WIDTH:
+        raise InputError(
+            f"{where}: {len(names)} columns make {fitted.width} features, at most {MAX_WIDTH} are possible: ignore "
+            "columns, or lower text_dims, hash_buckets and max_categories"
+        )
+    return fitted
+
+
+class _Table:
+    """The staged files, read in batches."""
+
+    def __init__(self, files: Sequence[str], where: str, memory: int, threads: int) -> None:
+        self.files, self.where, self.memory, self.threads = list(files), where, memory, threads
+        try:
+            self._metadata = [pq.read_metadata(file) for file in files]
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{where} cannot be read: {first_line(error)}") from error
+        self.num_rows = sum(metadata.num_rows for metadata in self._metadata)
+        schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
+        self._places = {name: place for place, name in enumerate(schemas[0].names)} if schemas else {}
+        self._types: dict[str, Any] = {}
+        for one in (one for schema in schemas for one in schema):
+            if one.name not in self._types or pa.types.is_null(self._types[one.name]):
+                self._types[one.name] = one.type
+
+    def type_of(self, name: str) -> Any:
+        if name not in self._types:
+            raise InputError(f"{self.where} has no column {shown(name)}{nearest(name, self._types)}")
+        return self._types[name]
+
+    def sql_name(self, name: str) -> str:
+        """The column in SQL, by its place: DuckDB's names know no case and cannot be empty."""
+        if name not in self._places:
+            raise InputError(f"{self.files[0]} has no column {shown(name)}, other files of {self.where} have: add it")
+        return f"c{self._places[name]}"
+
+    def parts(self, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
+        """(columns to read together, rows of a batch), for an eighth of the memory."""
+        groups = [m.row_group(g) for m in self._metadata for g in range(m.num_row_groups)]
+        num_bytes = sum(group.total_byte_size for group in groups)
+        cell = max(64, 4 * num_bytes // max(1, self.num_rows * len(self._types)))
+        rows = max(1, min(_BATCH_ROWS, self.num_rows, max(1024, self.memory // 8 // cell)))
+        together = max(1, self.memory // 8 // (cell * rows))
+        for start in range(0, len(scans), together):
+            yield scans[start : start + together], rows
+
+    def batches(self, names: list[str], rows: int) -> Iterator[tuple[int, Any]]:
+        """(first row, batch) of the columns, over all files."""
+        first = 0
+        try:
+            for path, metadata in zip(self.files, self._metadata, strict=True):
+                with pq.ParquetFile(path, metadata=metadata) as file:
+                    for batch in file.iter_batches(rows, columns=names, use_threads=self.threads > 1):
+                        yield first, batch
+                        first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.where} cannot be read: {first_line(error)}") from error
+
+    def count(self, expressions: list[str]) -> list[int]:
+        """The values of aggregates over all rows, several in one statement as far as the memory allows."""
+        if not expressions:
+            return []
+        together = max(1, min(_STATEMENT_COLUMNS, self.memory // 4 // (64 * max(1, self.num_rows))))
+        counts: list[int] = []
+        names = ", ".join(map("c{}".format, range(len(self._places))))
+        with tempfile.TemporaryDirectory(dir=Path(self.files[0]).parent) as folder:
+            config: dict[str, str | bool | int | float | list[str]] = {
+                "threads": str(max(1, self.threads)), "memory_limit": f"{max(self.memory, 128 << 20) >> 20}MB",
+                "autoinstall_known_extensions": "false", "autoload_known_extensions": "false",
+                "temp_directory": folder,
+            }  # fmt: skip
+            try:
+                with duckdb.connect(":memory:", config=config) as connection:
+                    for start in range(0, len(expressions), together):
+                        some = ", ".join(expressions[start : start + together])
+                        query = f"SELECT {some} FROM read_parquet(?, hive_partitioning = false) AS t({names})"  # nosec B608
+                        found = connection.execute(query, [self.files]).fetchone()
+                        counts.extend(int(one) for one in found or ())
+            except duckdb.Error as error:
+                raise InputError(f"{self.where}: its values cannot be counted: {first_line(error)}") from error
+        return counts
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _distinct_sql(scan: _Scan, name: str, options: ColumnOptions) -> str:
+    """An aggregate: the different values that are not missing."""
+    if scan.group != "text":
+        return f"count(DISTINCT {name})"
+    text = f"trim({name}::VARCHAR, {_literal(BLANKS)})"
+    markers = ", ".join(map(_literal, options.missing_markers))
+    return f"count(DISTINCT {text}) FILTER ({text} NOT IN ({markers}))" if markers else f"count(DISTINCT {text})"
+
+
+def _float32_sql(scan: _Scan, name: str) -> tuple[str, str]:
+    """Two aggregates: different whole numbers beyond 2^24, before and after they become float32."""
+    if scan.group == "text":
+        name = f"replace(trim({name}::VARCHAR, {_literal(BLANKS)}), ',', '')"
+    whole = f"TRY_CAST({name} AS HUGEINT)"
+    beyond = f"FILTER (abs({whole}) > {_EXACT} AND TRY_CAST({name} AS DOUBLE) = {whole}::DOUBLE)"
+    return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"
+
+
+class _Rows:
+    """What is known about rows: which are for training, and their labels."""
+
+    def __init__(self, train: Array, labels: Array | None) -> None:
+        self.train, self.labels = train, labels
+        self.num_classes = 0 if labels is None else len(np.unique(labels[train & (labels >= 0)]))
+        labelled = 0 if labels is None else int((labels >= 0).sum())
+        self.some_labelled = 0 < labelled < len(train)
+
+
+@dataclass
+class _Trial:
+    """What a column is when it is read as one kind."""
+
+    good: int = 0
+    bad: int = 0
+    first_bad: str = ""
+    first_missing: int = -1
+    high: float = 0.0
+    num_train: int = 0
+    newest: int = 0
+    has_time: bool = False
+    sums: Array = field(default_factory=lambda: np.zeros((2, 2)))
+
+    def means(self, width: int) -> list[float]:
+        """Of training rows; 0 where none has a value."""
+        return [float(mean) for mean in (self.sums[0] + self.sums[1])[:width] / max(1, self.num_train)]
+
+
+class _Scan:
+    """All that one pass over a column's rows finds out."""
+
+    def __init__(self, name: str, kind: Any, rows: _Rows, options: ColumnOptions, where: str) -> None:
+        self.name, self.type, self.rows, self.group = name, kind, rows, type_group(kind)
+        given = options.kinds.get(name, "")
+        self.given = "ignored" if given in ("ignore", "ignored") else given
+        if self.given not in ("", "ignored") and self.given not in _POSSIBLE[self.group]:
+            raise InputError(f"{where}: column {shown(name)} is {kind}, which cannot be kind {given}: choose another")
+        self.is_read = self.given != "ignored" and self.group != "other"
+        self.as_text = self.group == "text" or self.given in ("category", "text")
+        trials = _TRIALS[self.group] if not self.given else (self.given,) if self.given in _PLURALS else ()
+        self.trials: dict[str, _Trial] = {trial: _Trial() for trial in trials}
+        self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE
+        self.most = options.max_categories
+        self.filled = self.words = self.num_merged = 0
+        self.seen: set[Any] | None = set()
+        self.seen_in_training: set[Any] | None = set()
+        self.distinct: int | None = None
+        self.maybe_id = True
+        self.classes: dict[Any, int] | None = {} if rows.num_classes > 1 else None
+        self.filled_where_labelled = rows.some_labelled
+        self.length, self.vector_sums, self.vector_counts = -1, np.zeros((2, 0)), np.zeros(0, dtype=np.int64)
+        self.vector_missing, self.first_missing = 0, -1
+
+    @property
+    def mean_words(self) -> float:
+        return self.words / max(1, self.filled)
+
+    def passes(self, kind: str) -> bool:
+        trial = self.trials.get(kind)
+        return trial is not None and trial.good > 0 and trial.good >= (1 - self.tolerance) * (trial.good + trial.bad)
+
+    def needs_count(self) -> bool:
+        """Whether the number of different values matters and one pass could not tell."""
+        if not self.is_read or self.seen is not None or self.group == "vector" or self.given in ("text", "category"):
+            return False
+        if any(map(self.passes, self.trials)):
+            return self.maybe_id and self.group == "number"
+        return self.as_text and self.mean_words <= 4
+
+    def kind(self) -> Kind:
+        """What the column is; `ignored` where `reason` says why."""
+        if self.given:
+            return self.given  # type: ignore[return-value]
+        if self.reason():
+            return "ignored"
+        if self.group == "vector":
+            return "vector"
+        for kind in _TRIALS[self.group]:
+            if self.passes(kind):
+                return kind
+        few = self.seen is not None or (self.distinct is not None and self.distinct <= 0.5 * self.filled)
+        if self.seen is not None or (few and self.mean_words <= 4):
+            return "category"
+        return "text" if self.mean_words > 2 else "category"
+
+    def reason(self) -> str:
+        """Why the column is ignored, or an empty text."""
+        if self.given:
+            return "the user says so" if self.given == "ignored" else ""
+        if self.group == "other":
+            return f"{self.type} cannot be a feature"
+        if self.filled == 0:
+            return "no value"
+        if self.seen is not None and len(self.seen) == 1 and self.filled == len(self.rows.train):
+            return f"one value only: {shown(next(iter(self.seen)))}"
+        if self.as_text and self.seen is None and self.is_id() and not any(map(self.passes, self.trials)):
+            return "every value is different: looks like an id" if self.mean_words <= 2 else ""
+        return ""
+
+    def is_id(self) -> bool:
+        """Whether nearly every value is different, of text; every one, of whole numbers."""
+        count = len(self.seen) if self.seen is not None and self.group == "text" else self.distinct
+        least = 0.95 * self.filled if self.group == "text" else self.filled - 0.5
+        return count is not None and count > least and self.filled > 1
+
+
+def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
+    """Take in one batch, whose rows begin at `first`."""
+    train = scan.rows.train[first : first + len(cells)]
+    try:
+        if scan.group == "vector":
+            _update_vectors(scan, cells, first, where)
+            return
+        filled = cells.text_valid if scan.as_text else cells.filled
+        for kind, trial in list(scan.trials.items()):
+            read = _update_trial(scan, trial, kind, cells, (first, train))
+            if not scan.as_text:
+                filled = read[1]
+                _update_distinct(scan, pa.array(read[0]), filled, train)
+            if trial.bad > max(scan.tolerance, _TOLERANCE) * len(scan.rows.train):
+                del scan.trials[kind]
+        if scan.as_text:
+            scan.words += int(kernels.count_words(*cells.buffers))
+            _update_distinct(scan, cells.text, filled, train)
+        scan.filled += int(filled.sum())
+        _update_leaks(scan, cells, filled, first)
+    except (pa.ArrowException, UnicodeError) as error:
+        raise InputError(f"{where}, column {shown(scan.name)} cannot be read: {first_line(error)}") from error
+
+
+def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple[int, Array]) -> tuple[Array, Array]:
+    """Read a batch as one kind: (values, which were read)."""
+    first, train = at
+    reader = {"number": cells.numbers, "boolean": cells.booleans, "date": cells.dates}[kind]
+    values, read = reader()
+    used = read & train
+    trial.good += int(read.sum())
+    odd = cells.filled & ~read
+    if cells.group == "text" and odd.any() and not trial.bad:
+        row = int(np.flatnonzero(odd)[0])
+        trial.first_bad = f"{shown(cells.text[row])} in row {first + row}"
+    trial.bad += int(odd.sum()) if cells.group == "text" or kind == "boolean" else 0
+    if trial.first_missing < 0 and not read.all():
+        trial.first_missing = first + int(np.flatnonzero(~read)[0])
+    if not read.any():
+        return values, read
+    if kind == "date":
+        trial.has_time = trial.has_time or bool((values[read] % MICROS_PER_DAY != 0).any())
+        if used.any():
+            newest = int(values[used].max())
+            trial.newest = max(trial.newest, newest) if trial.num_train else newest
+        kernels.add_in_order(years_and_days(values), used, trial.sums)
+    else:
+        trial.high = max(trial.high, float(np.abs(values[read]).max()))
+        kernels.add_in_order(values[:, None], used, trial.sums)
+    trial.num_train += int(used.sum())
+    return values, read
+
+
+def _update_distinct(scan: _Scan, values: Any, filled: Array, train: Array) -> None:
+    """Grow the sets of different values, up to the most categories that are told apart."""
+    for name, rows in (("seen", filled), ("seen_in_training", filled & train)):
+        known = getattr(scan, name)
+        if known is None or not rows.any():
+            continue
+        found = (values if rows.all() else values.filter(pa.array(rows))).unique()
+        if name == "seen" and scan.group == "number":
+            scan.maybe_id = scan.maybe_id and len(found) == int(rows.sum()) and pa.types.is_integer(scan.type)
+        if len(found) <= scan.most:
+            known.update(found.to_pylist())
+        setattr(scan, name, known if len(found) <= scan.most >= len(known) else None)
+
+
+def _update_leaks(scan: _Scan, cells: Cells, filled: Array, first: int) -> None:
+    """Follow whether values tell the class, and whether cells are filled where there is a label only."""
+    if scan.rows.labels is None:
+        return
+    labels = scan.rows.labels[first : first + len(cells)]
+    scan.filled_where_labelled = scan.filled_where_labelled and bool(np.array_equal(filled, labels >= 0))
+    rows = np.flatnonzero(filled & scan.rows.train[first : first + len(cells)] & (labels >= 0))
+    if scan.classes is None or not rows.size:
+        return
+    pairs = (cells.text if scan.as_text else cells.array).take(pa.array(rows)).dictionary_encode()
+    values, chosen = pairs.dictionary, labels[rows].astype(np.int64)
+    codes = pairs.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    both = np.unique(codes << 32 | chosen) if len(values) <= scan.rows.num_classes else codes[:0]
+    agree = len(both) == len(values)
+    if agree:
+        if pa.types.is_temporal(values.type):
+            values = values.cast(pa.large_string())
+        for value, label in zip(values.to_pylist(), (both & 0xFFFFFFFF).tolist(), strict=True):
+            agree = agree and scan.classes.setdefault(value, label) == label
+    scan.classes = scan.classes if agree and len(scan.classes) <= scan.rows.num_classes else None
+
+
+def _update_vectors(scan: _Scan, cells: Cells, first: int, where: str) -> None:
+    lengths, values = cells.vectors()
+    if not len(cells):
+        return
+    if scan.length < 0:
+        scan.length = max(1, int(lengths[0])) if lengths[0] >= 0 else int(lengths.max(initial=1))
+        scan.vector_sums, scan.vector_counts = np.zeros((2, scan.length)), np.zeros(scan.length, dtype=np.int64)
+    wrong = np.flatnonzero(lengths != scan.length)
+    if wrong.size:
+        place = f"{where}, column {shown(scan.name)}"
+        raise wrong_vector(place, first + int(wrong[0]), int(lengths[wrong[0]]), scan.length)
+    table, train = values.reshape(-1, scan.length), scan.rows.train[first : first + len(cells)]
+    missing = np.isnan(table).any(axis=1)
+    if missing.any() and scan.first_missing < 0:
+        scan.first_missing = first + int(np.flatnonzero(missing)[0])
+    scan.vector_missing += int(missing.sum())
+    scan.filled += len(cells)
+    kernels.add_in_order(table, train, scan.vector_sums)
+    scan.vector_counts += (~np.isnan(table) & train[:, None]).sum(axis=0)
+
+
+def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
+    """The fitted column."""
+    kind, rows = scan.kind(), len(scan.rows.train)
+    distinct = len(scan.seen) if scan.seen is not None and scan.is_read and scan.group != "vector" else scan.distinct
+    distinct = distinct if scan.group != "number" or scan.seen is not None or scan.is_id() else None
+    values: dict[str, Any] = {"missing": rows - scan.filled, "distinct": distinct}
+    notes: list[str] = []
+    first_missing = scan.first_missing
+    if kind in _PLURALS:
+        first_missing = _fit_trial(scan, kind, values, notes, where)
+    elif kind == "vector":
+        means = (scan.vector_sums[0] + scan.vector_sums[1]) / np.maximum(1, scan.vector_counts)
+        values |= {"means": tuple(map(float, means)), "dims": scan.length, "missing": scan.vector_missing}
+    elif kind == "category" and scan.seen_in_training is not None:
+        values["categories"] = tuple(sorted(scan.seen_in_training))
+        notes += [] if scan.seen_in_training else ["no training row has a value"]
+    elif kind == "category":
+        values["dims"] = options.hash_buckets
+    elif kind == "text" and options.text_model:
+        dims = load_text_model(options.text_model).get_sentence_embedding_dimension()
+        values |= {"dims": int(dims), "model": options.text_model}
+    elif kind == "text":
+        values["dims"] = options.text_dims
+    reason = scan.reason() if kind == "ignored" else ""
+    column = Column(scan.name, kind, reason=reason, notes=(*notes, *_warnings(scan, kind)), **values)
+    if options.missing_values == "refuse" and first_missing >= 0:
+        refuse_missing(column, np.ones(1, dtype=bool), where, first_missing)
+    return column
+
+
+def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str], where: str) -> int:
+    """Complete the values and notes of a number, boolean or date; the first row that has none, or -1."""
+    trial = scan.trials.get(kind)
+    if trial is None or (scan.given and scan.filled and not scan.passes(kind)):
+        raise InputError(
+            f"{where}: most cells of column {shown(scan.name)} are no {_PLURALS[kind]}, yet its kind is given as {kind}"
+            f"{', first ' + trial.first_bad if trial and trial.first_bad else ''}: give another kind"
+        )
+    values["missing"] = len(scan.rows.train) - trial.good
+    if trial.first_bad:
+        cells = "1 cell is" if trial.bad == 1 else f"{trial.bad} cells are"
+        notes.append(f"{cells} not {_PLURALS[kind]}, first {trial.first_bad}: treated as missing")
+    if not trial.num_train:
+        notes.append("no training row has a value")
+    if kind == "number":
+        values["means"] = tuple(trial.means(1))
+    elif kind == "date":
+        year, day = trial.means(2)
+        age = trial.newest / MICROS_PER_DAY - day if trial.num_train else 0.0
+        values |= {"means": (year, age), "newest": trial.newest, "has_time": trial.has_time}
+    return trial.first_missing
+
+
+def _warnings(scan: _Scan, kind: Kind) -> list[str]:
+    """Notes on leaks, ids and numbers that float32 merges."""
+    notes = []
+    if scan.num_merged > 0:
+        notes.append(f"{scan.num_merged} whole numbers beyond 2^24 equal others as float32: use kind category for ids")
+    if kind != "ignored" and scan.is_id():
+        notes.append("every value is different: looks like an id")
+    leaky = kind in ("category", "text", "number", "boolean")
+    if leaky and scan.classes and len(scan.classes) == scan.rows.num_classes == len(set(scan.classes.values())):
+        notes.append("equals the label: each value has one class among training rows; ignore it if it is a leak")
+    if kind != "ignored" and scan.filled_where_labelled:
+        notes.append("is filled exactly where there is a label; ignore it if it is a leak")
+    return notes

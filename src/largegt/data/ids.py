@@ -1,0 +1,188 @@
+"""Ids: the user's own names for nodes, as whole numbers or as text.
+
+Enters: columns in NumPy or Arrow form. Leaves: `Ids`, which are one of two things everywhere in this stage: a NumPy
+int64 array, or an Arrow large_string array. Cost: a column at a time; whole numbers of 64 bits are not copied.
+
+The dictionary of a graph is the array of ids in its store: node numbers are its rows. `find_ids` joins ids with it,
+for ingest, append and new nodes alike; `distinct_ids` makes it where no table lists the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InputError, first_line
+from ..types import Array
+from .sql import connection, literal, reading
+
+Ids = Any
+CANONICAL = "0|-?[1-9][0-9]{0,18}"
+"""A whole number as everyone writes it: text that comes back the same when the number is written."""
+_INTEGER = f"regexp_full_match(id, '{CANONICAL}') AND TRY_CAST(id AS BIGINT) IS NOT NULL"
+_CHUNK_ROWS = 1 << 17
+
+
+def is_text(ids: Ids) -> bool:
+    return isinstance(ids, pa.Array)
+
+
+def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
+    """Ids from an Arrow or NumPy column; `where` is named when they are neither whole numbers nor text, and so is the
+    row of an id that is missing (the column begins at `first_row`)."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not isinstance(values, pa.Array):
+        array = native(np.asarray(values))
+        if array.dtype.kind in "iu" and array.dtype != np.uint64:
+            return np.ascontiguousarray(array, dtype=np.int64)
+        values = _arrow(array, where)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        row = first_row + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(f"{where}: an id is missing (row {row}, counted from 0): every row needs one")
+    if pa.types.is_integer(values.type) or _is_whole_decimal(values.type):
+        try:
+            return np.ascontiguousarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        except pa.ArrowInvalid:
+            raise InputError(f"{where}: an id does not fit 64 bits with sign; give such ids as text") from None
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        _check_text(values, where, first_row)
+        return values.cast(pa.large_string())
+    raise InputError(f"{where}: ids must be whole numbers or text, found {values.type}")
+
+
+def _is_whole_decimal(kind: Any) -> bool:
+    return bool(pa.types.is_decimal(kind) and kind.scale == 0)
+
+
+def native(array: Array) -> Array:
+    """The same numbers in this machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_text(text: Any, where: str, first_row: int) -> None:
+    """Refuse ids that say nothing."""
+    empty = pc.equal(text, "")
+    if pc.any(empty).as_py():
+        row = first_row + int(np.flatnonzero(empty.to_numpy(zero_copy_only=False))[0])
+        raise InputError(f"{where}: an id is missing (row {row}, counted from 0): every row needs one")
+
+
+def as_text(ids: Ids) -> Ids:
+    """The same ids as text."""
+    return ids if is_text(ids) else pa.array(ids).cast(pa.large_string())
+
+
+def as_numbers(text: Ids) -> tuple[Array, Array]:
+    """(int64, which are meant): text that is a plain whole number stands for that number, other text for none."""
+    meant = pc.match_substring_regex(text, r"^(0|-?[1-9][0-9]{0,17})$")
+    numbers = pc.if_else(meant, text, pa.scalar("0", pa.large_string())).cast(pa.int64())
+    return np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)), meant.to_numpy(zero_copy_only=False)
+
+
+def id_at(ids: Ids, row: int) -> Any:
+    """One id as a Python value."""
+    return ids[row].as_py() if is_text(ids) else int(ids[row])
+
+
+def join_ids(parts: list[Ids]) -> Ids:
+    """The parts as one column: text if any of them is."""
+    if any(is_text(part) for part in parts):
+        return pa.concat_arrays([as_text(part) for part in parts])
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def text_buffers(text: Ids) -> tuple[Array, Array]:
+    """(offsets from 0 on, bytes) of text ids."""
+    if not len(text):
+        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    _, places, data = text.buffers()
+    offsets = np.frombuffer(places, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
+    content = np.zeros(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return offsets - offsets[0], content[int(offsets[0]) : int(offsets[-1])]
+
+
+def find_ids(known: Iterable[Ids], wanted: Ids, memory: int, threads: int, scratch: Path | None = None) -> Array:
+    """Node numbers int64 of the ids `wanted`: their rows in the columns `known`, -1 for an id that is none of them.
+    Both are whole numbers, or both are text."""
+    found = np.full(len(wanted), -1, dtype=np.int64)
+    if not len(wanted):
+        return found
+    with reading("the ids"), connection(memory, threads, scratch) as db:
+        db.register("known", _numbered(known, is_text(wanted)))
+        db.register("wanted", pa.table({"id": wanted, "place": np.arange(len(wanted))}))
+        for batch in db.sql("SELECT place, node FROM known JOIN wanted USING (id)").to_arrow_reader(_CHUNK_ROWS):
+            found[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
+    return found
+
+
+def first_repeat(known: Iterable[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
+    """(row, id) of the first row whose id was there before; None where every id occurs once."""
+    with reading("the ids"), connection(memory, threads, scratch) as db:
+        db.register("known", _numbered(known, text))
+        twice = "SELECT arg_min(node, node, 2)[2] AS again, id FROM known GROUP BY id HAVING count(*) > 1"
+        found = db.sql(f"SELECT again, id FROM ({twice}) ORDER BY again LIMIT 1").fetchall()
+    return found[0] if found else None
+
+
+def distinct_ids(
+    chunks: Iterable[Ids], integers: bool, scratch: Path, memory: int, threads: int
+) -> tuple[bool, Iterator[Ids]]:
+    """(whether they are text, the distinct ids in rising order). Text of which every cell is a canonical whole number
+    becomes whole numbers. With `integers`, the chunks are whole numbers already."""
+    file = scratch / "found.parquet"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with reading("the ids"), connection(memory, threads, scratch) as db:
+        db.register("named", _numbered(chunks, not integers))
+        db.execute(f"COPY (SELECT DISTINCT id FROM named) TO {literal(file)} (FORMAT parquet)")
+        text = not integers
+        if text:
+            query = f"SELECT coalesce(bool_and({_INTEGER}), false) FROM read_parquet({literal(file)})"
+            [[all_integers]] = db.sql(query).fetchall()
+            text = not all_integers
+    return text, _in_order(file, integers or text, memory, threads)
+
+
+def _in_order(file: Path, as_they_are: bool, memory: int, threads: int) -> Iterator[Ids]:
+    column = "id" if as_they_are else "CAST(id AS BIGINT) AS id"
+    with reading("the ids"), connection(memory, threads, file.parent) as db:
+        query = f"SELECT {column} FROM read_parquet({literal(file)}) ORDER BY 1"
+        for batch in db.sql(query).to_arrow_reader(_CHUNK_ROWS):
+            yield as_ids(batch.column(0), "the ids")
+    file.unlink()
+
+
+def _numbered(chunks: Iterable[Ids], text: bool) -> Any:
+    """A stream of (id, node) for DuckDB: node is the row over all chunks."""
+    kind = pa.large_string() if text else pa.int64()
+    schema = pa.schema([("id", kind), ("node", pa.int64())])
+
+    def batches() -> Iterator[Any]:
+        row = 0
+        for chunk in chunks:
+            ids = as_text(chunk) if text else pa.array(chunk, pa.int64())
+            for low in range(0, len(ids), _CHUNK_ROWS):
+                part = ids[low : low + _CHUNK_ROWS]
+                yield pa.record_batch([part, pa.array(np.arange(row, row + len(part)))], schema=schema)
+                row += len(part)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _arrow(array: Array, where: str) -> Any:
+    """Arrow form of a NumPy array of text or Python objects."""
+    if array.dtype.kind == "S":
+        array = array.astype(str)
+    try:
+        values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
+        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
+        return values
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
+        raise InputError(f"{where}: cannot be read as one kind of value ({first_line(error)})") from None

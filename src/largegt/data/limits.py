@@ -1,0 +1,78 @@
+"""Limits: what a file says that it holds, against what it can hold; checked before memory is asked for.
+
+Enters: a file of the user's that may be damaged or made to harm. Leaves: nothing, or an error of one line. Cost: the
+headers. A few bytes can claim anything: a `.npy` header 10^15 rows, a zip or a Parquet file terabytes of one value.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..io.checksums import npy_header
+from ..memory import available_bytes, format_bytes
+from ..types import PathLike
+
+_MOST_DEFLATED = 1032
+"""Bytes that one byte of a deflated stream can stand for."""
+_MOST_VALUES = 10_000
+"""Values that one byte of a Parquet file can stand for; columns of one value have about 250."""
+_FEW_VALUES = 1 << 24
+_BYTES_PER_NODE = 6
+"""Of labels and splits, which ingest holds in memory."""
+
+
+def check_member(info: zipfile.ZipInfo, held: int) -> None:
+    """Refuse an array in a zip (`held` bytes by its header) that its bytes cannot be."""
+    if held != info.file_size:
+        raise ValueError(f"{info.filename} has a header for {held} bytes and holds {info.file_size}")
+    most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else _MOST_DEFLATED)
+    if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and info.file_size > most:
+        raise ValueError(f"{info.filename} says that {info.compress_size} bytes hold {info.file_size}")
+
+
+def check_npz(path: PathLike) -> None:
+    """Refuse an `.npz` file whose arrays cannot be, or do not fit into memory together."""
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        if sum(info.compress_size for info in archive.infolist()) > Path(path).stat().st_size:
+            raise ValueError("its parts are larger than the whole")
+        for info in archive.infolist():
+            with archive.open(info) as stream:
+                shape, _, dtype = npy_header(stream)
+                held = stream.tell() + math.prod(shape) * dtype.itemsize
+            if not dtype.hasobject:  # those are refused when they are read
+                check_member(info, held)
+            total += info.file_size
+    if total > (free := available_bytes()):
+        raise ValueError(f"its arrays take {format_bytes(total)} of memory, and {format_bytes(free)} are free")
+
+
+def checked_sparse(matrix: Any) -> Any:
+    """A SciPy matrix whose indices stay inside it: SciPy does not look, and reads where they say."""
+    if hasattr(matrix, "check_format"):
+        matrix.check_format(full_check=True)
+    return matrix
+
+
+def check_parquet(groups: Sequence[tuple[int, int]], num_bytes: int) -> None:
+    """Refuse a Parquet file that says it holds more values than its bytes can stand for. `groups` are (rows, values)
+    of each row group."""
+    if any(rows < 0 or values < 0 for rows, values in groups):
+        raise ValueError("it says that it has less than no rows")
+    values = sum(max(rows, values) for rows, values in groups)
+    if values > max(_FEW_VALUES, _MOST_VALUES * num_bytes):
+        raise ValueError(f"its {num_bytes} bytes say that they hold {values} values, which no table does")
+
+
+def check_num_nodes(num_nodes: int, where: str) -> None:
+    """Refuse a number of nodes whose labels alone do not fit into memory."""
+    if _BYTES_PER_NODE * num_nodes > (free := available_bytes()):
+        raise InputError(
+            f"{where} says {num_nodes} nodes: their labels and splits alone take "
+            f"{format_bytes(_BYTES_PER_NODE * num_nodes)} of memory, and {format_bytes(free)} are free"
+        )

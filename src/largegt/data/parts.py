@@ -1,0 +1,463 @@
+"""The parts of a Source: what every kind of input looks like to `ingest`.
+
+Edges, features and the ids of nodes are streams (chunks made on demand, as often as asked); labels and splits are
+O(N) columns in memory. Cost: a chunk of edges is 16 bytes per edge, a chunk of features 32 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InputError
+from ..types import Array
+from .columns import ColumnOptions, Columns, fit_columns
+from .ids import Ids, as_ids, as_text, is_text
+from .tables import Table, load_npy
+from .weight_values import as_weights
+from .workers import Workers
+
+EDGE_CHUNK_ROWS = 1 << 20
+_FEATURE_CHUNK_BYTES = 1 << 25
+_LEAST_PART, _MOST_PART = 1 << 20, 1 << 25
+"""Edges of a part for a worker."""
+_LEAST_CHUNK_ROWS, _CHUNK_SHARE = 1 << 14, 512
+"""Edges of a chunk where memory is small, and bytes of memory for each otherwise: text takes about a fifth of it."""
+_LINE_BYTES = 24
+"""Of a text file for an edge, roughly."""
+DEFAULT_NAME = "graph"
+
+
+@dataclass(frozen=True)
+class EdgeChunk:
+    """Some edges: the ids of their ends, their weights [n] float32, and their features [n, f] float32."""
+
+    sources: Ids
+    targets: Ids
+    weights: Array | None = None
+    features: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def part(self, low: int, high: int) -> EdgeChunk:
+        """The edges [low, high) of the chunk."""
+        some = slice(low, high)
+        return EdgeChunk(
+            self.sources[some], self.targets[some],
+            None if self.weights is None else self.weights[some],
+            None if self.features is None else self.features[some],
+        )  # fmt: skip
+
+
+class Edges(Protocol):
+    """A stream of edges."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def total(self) -> int | None:
+        """Edges in all, where it is known without reading them."""
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether chunks hold whole numbers, by their type."""
+
+    @property
+    def is_weighted(self) -> bool: ...
+    @property
+    def feature_names(self) -> Sequence[str]:
+        """A name for each feature of an edge; empty where edges have none."""
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
+        """The edges in pieces, without the first `skip`; with their features only where these are asked for."""
+
+
+class IdColumn(Protocol):
+    """A stream of ids, one for each node."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def total(self) -> int:
+        """Ids in all; they may have to be read for it."""
+
+    def chunks(self) -> Iterator[Ids]:
+        """The ids in pieces, all whole numbers or all text."""
+
+
+class Features(Protocol):
+    """A stream of feature rows."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_rows(self) -> int | None: ...
+    @property
+    def names(self) -> list[str] | None:
+        """A name per column, where the input has names."""
+
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        """float32 [rows, width], without the first `skip` rows; missing values are NaN."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels by row, or by id: an Arrow column, or float32 [n, c] with NaN for several labels per node."""
+
+    values: Any
+    where: str
+    names: list[str] | None = None
+    ids: Ids | None = None
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A split: node numbers or masks by name, or a code per row or per id; or values per row to make one by."""
+
+    where: str
+    parts: Mapping[str, Array] = field(default_factory=dict)
+    codes: Array | None = None
+    ids: Ids | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input graph, whatever it came from. `ingest` takes it; `sources` makes it."""
+
+    name: str
+    edges: Edges
+    features: Features | None
+    labels: Labels | None
+    splits: Splits | None
+    node_ids: IdColumn | None
+    num_nodes: int | None
+    notes: tuple[str, ...] = ()
+    """What was guessed on the way (which columns, for example), a line each."""
+    identity: str | None = None
+    """Names this input, so that a killed ingest goes on with the same; without it, ingest starts over."""
+    split_columns: Mapping[str, Array] = field(default_factory=dict)
+    """What a split is made by: `time`, a number per node (NaN for none), or `group`, a whole number per node."""
+    column_names: Mapping[str, Any] = field(default_factory=dict)
+    """Which columns of the tables are what, for `append` to read further tables alike."""
+
+    def opened(self, scratch: Path, config: Any, memory: int, threads: int, apart: bool = False) -> Source:
+        """The source, ready to be read: as it is. One of tables and files is opened (sources.py)."""
+        return self
+
+
+class ArrayEdges:
+    """Edges in arrays [2, E] or [E, 2], in memory or mapped, one after the other; weights [E] and features [E, f]
+    beside them."""
+
+    def __init__(
+        self, arrays: Sequence[tuple[Array, str]], weights: tuple[Array, str] | None = None,
+        features: tuple[Array, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._pairs = [_checked_pairs(array, where) for array, where in arrays]
+        self._bounds = np.cumsum([0, *(pairs.shape[1] for pairs in self._pairs)]).tolist()
+        self._weights, self._features = weights, None if features is None else _checked_rows(*features)
+        self._low, self._high = 0, int(self._bounds[-1])
+        self._files: tuple[Any, ...] | None = None
+        first = arrays[0][1] if arrays else "no file"
+        self.where = first + (f" and {len(arrays) - 1} more" if len(arrays) > 1 else "")
+        if weights is not None and weights[0].ndim != 1:
+            raise InputError(f"{weights[1]} has shape {list(weights[0].shape)}, expected [E]: a number per edge")
+        for beside, what in ((weights, "numbers"), (self._features, "rows")):
+            if beside is not None and len(beside[0]) != self._high:
+                raise InputError(f"{beside[1]} has {len(beside[0])} {what}, but there are {self._high} edges: one each")
+        self.is_weighted = weights is not None
+        width = 0 if self._features is None else self._features[0].shape[1]
+        self.feature_names: Sequence[str] = [f"edge feature {column}" for column in range(width)]
+
+    @classmethod
+    def in_files(cls, edges: Sequence[str], weights: str | None, features: str | None) -> ArrayEdges:
+        """Edges in `.npy` files, mapped. They travel as the names of the files."""
+        found = cls(
+            [(load_npy(file), file) for file in edges],
+            None if weights is None else (load_npy(weights), weights),
+            None if features is None else (load_npy(features), features),
+        )
+        names = [str(Path(file).absolute()) for file in edges]
+        others = [None if file is None else str(Path(file).absolute()) for file in (weights, features)]
+        found._files = (names, *others)
+        return found
+
+    def __reduce__(self) -> Any:
+        if self._files is None:
+            return _sliced, (self._columns(self._low, self._high), self._low, self.where, self._weights_between())
+        return _reopened, (self._files, self._low, self._high)
+
+    def _weights_between(self) -> tuple[Array, str] | None:
+        if self._weights is None:
+            return None
+        return np.asarray(self._weights[0][self._low : self._high]), self._weights[1]
+
+    @property
+    def total(self) -> int | None:
+        return self._high - self._low
+
+    @property
+    def has_integers(self) -> bool:
+        return all(pairs.dtype.kind in "iu" for pairs in self._pairs)
+
+    def parts(self, count: int, chunk_rows: int) -> list[Edges]:
+        bounds = np.linspace(self._low, self._high, count + 1).astype(np.int64).tolist()
+        return [self._between(low, high) for low, high in pairwise(bounds) if low < high]
+
+    def _between(self, low: int, high: int) -> ArrayEdges:
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__, _low=low, _high=high)
+        return part
+
+    def _columns(self, low: int, high: int) -> Array:
+        """The ends of the edges [low, high), which may lie in several arrays."""
+        found = [
+            pairs[:, max(low - first, 0) : high - first]
+            for pairs, first, last in zip(self._pairs, self._bounds, self._bounds[1:], strict=False)
+            if low < last and first < high
+        ]
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
+        for low in range(self._low + skip, self._high, EDGE_CHUNK_ROWS):
+            some = slice(low, min(low + EDGE_CHUNK_ROWS, self._high))
+            ends = self._columns(some.start, some.stop)
+            weights = None if self._weights is None else as_weights(self._weights[0][some], self._weights[1], low)
+            rows = None
+            if features and self._features is not None:
+                with np.errstate(over="ignore"):
+                    rows = np.ascontiguousarray(self._features[0][some], dtype=np.float32)
+            yield EdgeChunk(as_ids(ends[0], self.where), as_ids(ends[1], self.where), weights, rows)
+
+
+def _sliced(ends: Array, low: int, where: str, weights: tuple[Array, str] | None) -> ArrayEdges:
+    return ArrayEdges([(ends, where)], weights)
+
+
+def _reopened(files: tuple[Any, ...], low: int, high: int) -> ArrayEdges:
+    return ArrayEdges.in_files(*files)._between(low, high)
+
+
+def _checked_pairs(array: Array, where: str) -> Array:
+    if array.ndim != 2 or 2 not in array.shape:
+        raise InputError(f"{where} has shape {list(array.shape)}, expected [2, E] or [E, 2]")
+    if array.dtype.kind not in "iuUSO":
+        raise InputError(f"{where} holds {array.dtype}, ids must be whole numbers or text")
+    return array if array.shape[0] == 2 else array.T
+
+
+def _checked_rows(matrix: Array, where: str) -> tuple[Array, str]:
+    matrix = matrix[:, None] if matrix.ndim == 1 else matrix
+    if matrix.ndim != 2 or not matrix.shape[1]:
+        raise InputError(f"{where} has shape {list(matrix.shape)}, expected [E, f]: a row per edge")
+    if matrix.dtype.kind not in "fiub":
+        raise InputError(f"{where} holds {matrix.dtype}, features must be numbers")
+    return matrix, where
+
+
+class ArrayIds:
+    """Ids in an array."""
+
+    def __init__(self, ids: Any, where: str) -> None:
+        self._ids = as_ids(ids, where)
+        self.where, self.total = where, len(self._ids)
+
+    def chunks(self) -> Iterator[Ids]:
+        for start in range(0, self.total, EDGE_CHUNK_ROWS):
+            yield self._ids[start : start + EDGE_CHUNK_ROWS]
+
+
+class TableIds:
+    """Ids in a column of a table: whole numbers where all of them are."""
+
+    def __init__(self, table: Table, column: str) -> None:
+        self._table, self._column = table, column
+        self.where = table.where
+
+    @property
+    def total(self) -> int:
+        return self._table.count()
+
+    def chunks(self) -> Iterator[Ids]:
+        row = 0
+        for batch in self._table.id_batches([self._column]):
+            ids = as_ids(batch.column(0), f"{self.where}: column {self._column!r}", row)
+            row += len(ids)
+            yield ids
+
+
+def same_ids(ids: IdColumn, others: IdColumn) -> bool:
+    """Whether two streams give the same ids in the same order; a number is the same as its text."""
+    if ids.total != others.total:
+        return False
+    other: Ids = np.zeros(0, dtype=np.int64)
+    stream = others.chunks()
+    for chunk in ids.chunks():
+        while len(chunk):
+            if not len(other):
+                other = next(stream)
+            size = min(len(chunk), len(other))
+            ours, theirs = chunk[:size], other[:size]
+            if is_text(ours) or is_text(theirs):
+                same = as_text(ours).equals(as_text(theirs))
+            else:
+                same = np.array_equal(ours, theirs)
+            if not same:
+                return False
+            chunk, other = chunk[size:], other[size:]
+    return True
+
+
+@dataclass(frozen=True)
+class TableEdges:
+    """Edges in two columns of a table, with weights in a third where one is named, and columns of features."""
+
+    table: Table
+    source: str
+    target: str
+    weight: str | None = None
+    features: Columns | None = None
+    chunk_rows: int | None = None
+
+    @property
+    def where(self) -> str:
+        return self.table.where
+
+    @property
+    def total(self) -> int | None:
+        return self.table.num_rows
+
+    @property
+    def has_integers(self) -> bool:
+        return all(self.table.types[name] != "VARCHAR" for name in (self.source, self.target))
+
+    @property
+    def is_weighted(self) -> bool:
+        return self.weight is not None
+
+    @property
+    def feature_names(self) -> Sequence[str]:
+        return [] if self.features is None else self.features.names
+
+    @property
+    def rough_total(self) -> int:
+        """About how many edges there are."""
+        total = self.total
+        return self.table.num_bytes // _LINE_BYTES if total is None else total
+
+    def parts(self, count: int, chunk_rows: int) -> list[Edges]:
+        return [replace(self, table=part, chunk_rows=chunk_rows) for part in self.table.parts(count)]
+
+    def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
+        columns = [self.source, self.target, *([self.weight] if self.weight else [])]
+        with_features = features and self.features is not None
+        if with_features:
+            assert self.features is not None
+            columns += self.features.input_columns
+        row = self.table.first_row + skip
+        for batch in self.table.batches(list(dict.fromkeys(columns)), self.chunk_rows or EDGE_CHUNK_ROWS, skip):
+            ends = [
+                as_ids(batch.column(name), f"{self.where}: column {name!r}", row) for name in (self.source, self.target)
+            ]
+            weights = block = None
+            if self.weight is not None:
+                weights = as_weights(batch.column(self.weight), f"{self.where}: column {self.weight!r}", row)
+            if with_features and self.features is not None:
+                block = self.features.transform(batch, self.where, row)
+            yield EdgeChunk(ends[0], ends[1], weights, block)
+            row += batch.num_rows
+
+
+def edge_parts(edges: Edges, count: int, memory: int) -> list[Edges]:
+    """The same edges as about `count` streams, one after the other, whose chunks are small beside `memory`; one stream
+    where they cannot be parted."""
+    chunk_rows = int(np.clip(memory // _CHUNK_SHARE, _LEAST_CHUNK_ROWS, EDGE_CHUNK_ROWS))
+    return edges.parts(count, chunk_rows) if hasattr(edges, "parts") else [edges]
+
+
+def num_parts(edges: Edges, workers: Workers) -> int:
+    """As many parts as the user wants; or four for each worker, unless that makes them very small or large."""
+    if workers.num_shards is not None:
+        return workers.num_shards
+    total = int(getattr(edges, "rough_total", edges.total or 0))
+    return max(1, -(-total // _MOST_PART), min(4 * workers.num_workers, total // _LEAST_PART))
+
+
+class MatrixFeatures:
+    """Features in a dense array (in memory or mapped) or a SciPy sparse matrix."""
+
+    names: list[str] | None = None
+
+    def __init__(self, matrix: Any, where: str) -> None:
+        self._sparse = hasattr(matrix, "tocsr")
+        matrix = matrix.tocsr() if self._sparse else matrix
+        if not self._sparse and matrix.ndim == 1:
+            matrix = matrix[:, None]
+        if matrix.ndim != 2:
+            raise InputError(f"{where} has shape {list(matrix.shape)}, features are [N, d]: a row per node")
+        if matrix.dtype.kind not in "fiub":
+            raise InputError(f"{where} holds {matrix.dtype}, features must be numbers")
+        self.where = where
+        self._matrix = matrix
+        self.width = int(matrix.shape[1])
+        self.num_rows: int | None = int(matrix.shape[0])
+
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        for start in range(skip, self._matrix.shape[0], chunk_rows(self.width)):
+            part = self._matrix[start : start + chunk_rows(self.width)]
+            with np.errstate(over="ignore"):
+                part = part.astype(np.float32)
+                yield np.asarray(part.toarray() if self._sparse else part)
+
+
+@dataclass(frozen=True)
+class TableFeatures:
+    """Features in columns of a staged table, encoded by their kinds (columns.py) once these are fitted."""
+
+    table: Table
+    chosen: tuple[str, ...]
+    columns: Columns = field(default_factory=lambda: Columns([]))
+
+    @property
+    def where(self) -> str:
+        return self.table.where
+
+    @property
+    def width(self) -> int:
+        return self.columns.width
+
+    @property
+    def names(self) -> list[str] | None:
+        return list(self.columns.names)
+
+    @property
+    def num_rows(self) -> int | None:
+        return self.table.count()
+
+    def fitted(
+        self, options: ColumnOptions, train: Array | None, labels: Array | None, memory: int, threads: int
+    ) -> TableFeatures:
+        """The same columns with their kinds decided and their transforms fitted on the training rows."""
+        columns = fit_columns(
+            [str(self.table.staged)], self.chosen, self.where, options, train, labels, memory=memory, threads=threads
+        )
+        return replace(self, columns=columns)
+
+    def chunks(self, skip: int = 0) -> Iterator[Array]:
+        row = skip
+        for batch in self.table.batches(self.columns.input_columns, chunk_rows(self.width), skip):
+            yield self.columns.transform(batch, self.where, row)
+            row += batch.num_rows
+
+
+def chunk_rows(width: int) -> int:
+    """Feature rows per chunk."""
+    return max(1, _FEATURE_CHUNK_BYTES // (4 * max(1, width)))

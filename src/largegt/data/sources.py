@@ -1,0 +1,616 @@
+"""Sources: every kind of input as one `Source` that `ingest` reads in chunks.
+
+Enters: arrays, tables and files, or a PyG `Data`. Leaves: a `Source` (see parts.py), or a `FileSource` that becomes one
+when it is opened. Cost: making one reads headers; opening it copies tables of nodes as Parquet into a scratch folder,
+and reads labels and splits (O(N)). Edges, ids and features are streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import scipy.sparse
+
+from ..config import IngestConfig
+from ..errors import ConfigError, InputError, first_line
+from ..io.checksums import fingerprint
+from ..types import Array
+from .columns import ColumnOptions, fit_columns
+from .files import expand, facts_of, file_kind
+from .ids import Ids, as_ids, join_ids, native
+from .labels import from_text
+from .limits import check_npz, checked_sparse
+from .parts import (
+    DEFAULT_NAME,
+    ArrayEdges,
+    ArrayIds,
+    Edges,
+    Features,
+    IdColumn,
+    Labels,
+    MatrixFeatures,
+    Source,
+    Splits,
+    TableEdges,
+    TableFeatures,
+    TableIds,
+    same_ids,
+)
+from .splits import npz_splits, split_codes
+from .sql import identifier, reading
+from .tables import Table, is_table, load_npy
+
+__all__ = ["FileSource", "Source", "arrays", "files", "pyg"]
+
+_SOURCE_NAMES = ("source", "src", "from", "u", "source_id", "from_id", "head")
+_TARGET_NAMES = ("target", "dst", "to", "v", "destination", "target_id", "to_id", "tail")
+_ID_NAMES = ("id", "node", "node_id", "nodeid")
+_LABEL_NAMES = ("label", "y", "target", "class", "labels")
+_SPLIT_NAMES = ("split", "fold", "subset")
+
+
+def arrays(
+    edge_index: Any,
+    features: Any = None,
+    labels: Any = None,
+    splits: Mapping[str, Any] | None = None,
+    *,
+    node_ids: Any = None,
+    num_nodes: int | None = None,
+    name: str = DEFAULT_NAME,
+    weights: Any = None,
+    edge_features: Any = None,
+) -> Source:
+    """A graph in memory. `edge_index` is [2, E] or [E, 2] (2×2 is read as [2, E]), NumPy or torch.
+
+    Without `node_ids` the numbers in `edge_index` are rows of `features` and `labels`. `splits` maps train,
+    valid and test to node numbers (rows) or boolean masks. `weights` [E] are positive numbers, one for each edge;
+    `edge_features` [E, f] any numbers, a row for each edge.
+    """
+    edges = ArrayEdges(
+        [(as_numpy(edge_index), "edge_index")],
+        None if weights is None else (as_numpy(weights), "weights"),
+        None if edge_features is None else (as_numpy(edge_features), "edge_features"),
+    )
+    matrix = features
+    if features is not None and not scipy.sparse.issparse(features):
+        matrix = as_numpy(features)
+    parts = None
+    if splits is not None:
+        parts = Splits("splits", {key: as_numpy(part) for key, part in splits.items()})
+    return Source(
+        name=name,
+        edges=edges,
+        features=None if features is None else MatrixFeatures(matrix, "features"),
+        labels=None if labels is None else _array_labels(as_numpy(labels), "labels"),
+        splits=parts,
+        node_ids=None if node_ids is None else ArrayIds(as_numpy(node_ids), "node_ids"),
+        num_nodes=_checked_count(num_nodes),
+    )
+
+
+def pyg(
+    data: Any,
+    name: str = DEFAULT_NAME,
+    split_index: int = 0,
+    edge_weights: bool = True,
+    edge_features: bool = True,
+) -> Source:
+    """A PyG `Data` object (or anything with its attributes). Of masks [N, s], one column is taken. `edge_weight` and
+    `edge_attr`, where it has them, are the weights and the features of its edges, unless told to leave them."""
+    if getattr(data, "edge_index", None) is None:
+        found = [key for key in ("adj_t", "adj") if getattr(data, key, None) is not None]
+        raise InputError(
+            f"the {type(data).__name__} object has no edge_index"
+            + (f" (it has {found[0]}: convert it to edge_index first)" if found else "")
+        )
+    splits: dict[str, Array] = {}
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if getattr(data, key, None) is None:
+            continue
+        mask = as_numpy(getattr(data, key)).astype(bool)
+        if mask.ndim == 2:
+            if not 0 <= split_index < mask.shape[1]:
+                raise InputError(f"split_index is {split_index}, but {key} has {mask.shape[1]} columns")
+            mask = mask[:, split_index]
+        splits[key.removesuffix("_mask")] = mask
+    features = getattr(data, "x", None)
+    num_nodes = getattr(data, "num_nodes", None)
+    return arrays(
+        data.edge_index,
+        features,
+        getattr(data, "y", None),
+        splits or None,
+        num_nodes=None if num_nodes is None else int(num_nodes),
+        name=name,
+        weights=getattr(data, "edge_weight", None) if edge_weights else None,
+        edge_features=getattr(data, "edge_attr", None) if edge_features else None,
+    )
+
+
+def files(
+    edges: Any,
+    *,
+    nodes: Any = None,
+    features: Any = None,
+    labels: Any = None,
+    splits: Any = None,
+    source: str | None = None,
+    target: str | None = None,
+    id: str | None = None,
+    label: str | Sequence[str] | None = None,
+    feature_columns: str | Sequence[str] | None = None,
+    split: str | None = None,
+    split_by: str | None = None,
+    split_group: str | None = None,
+    num_nodes: int | None = None,
+    weight: str | None = None,
+    edge_features: str | Sequence[str] | None = None,
+    database: str | None = None,
+) -> FileSource:
+    """A graph in tables and files.
+
+    edges, nodes: Parquet, CSV, TSV, JSON lines or Arrow files (a path, a list, a folder, a glob, URLs), a pandas,
+    polars or Arrow frame, or a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`. edges may be
+    `.npy` files [2, E]. With `database` (a DuckDB or SQLite file, a `postgres://` address) they are queries over it, or
+    names of its tables. edges None: no edges, for new nodes.
+    nodes: a node table. features, labels, splits: the same in files of their own (`.npy`, `.npz`, or tables).
+    source, target, id, label, feature_columns, split: column names; label and feature_columns may be several
+    (a list, or a comma list) and contain globs (`f*`). Without them the usual names are looked for, and all other
+    columns of the node table are features.
+    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test). split_group: a column
+    whose values are not divided between parts of the split.
+    weight: the edge column with the weights, positive numbers; for edges in .npy files, a .npy file with a number per
+    edge. edge_features: edge columns of any kind, a comma list with globs; for .npy files, a .npy file [E, f].
+    """
+    reader = _Roles(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
+    edge_stream = reader.edges(edges, source, target, weight, edge_features)
+    reader.take_nodes(nodes, own_features=features is None)
+    reader.take_features(features)
+    reader.take_labels(labels)
+    reader.take_splits(splits)
+    reader.take_split_columns(split_by, split_group)
+    if reader.split_columns and (splits is not None or split is not None):
+        raise InputError("a split is given: leave out split_by and split_group, or the split")
+    choices = [
+        source,
+        target,
+        id,
+        label,
+        feature_columns,
+        split,
+        split_by,
+        split_group,
+        num_nodes,
+        weight,
+        edge_features,
+    ]
+    return FileSource(
+        reader, edge_stream, _checked_count(num_nodes), reader.identity([str(choice) for choice in choices])
+    )
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A graph in tables and files: columns are found, cells are not read yet."""
+
+    roles: _Roles
+    edges: _EdgeRoles
+    num_nodes: int | None
+    identity: str | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was guessed (which columns, for example), a line each."""
+        return tuple(self.roles.notes)
+
+    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool = False) -> Source:
+        """The source, ready to be read. Tables are copied into the folder `scratch` once, as Parquet; with `apart`,
+        edges in files stay where they are, for workers that read them in parts."""
+        roles, markers = self.roles, config.missing_markers
+        for name, (table, columns) in roles.tables().items():
+            table.stage(scratch / f"{name}.parquet", columns, memory, threads)
+        return Source(
+            name="",
+            edges=self.edges.opened(scratch, config, memory, threads, apart),
+            features=roles.features,
+            labels=None if roles.labels is None else roles.labels(markers),
+            splits=None if roles.splits is None else roles.splits(),
+            node_ids=roles.node_ids,
+            num_nodes=self.num_nodes,
+            notes=self.notes,
+            identity=self.identity,
+            split_columns={role: roles.values_of(role, name) for role, name in roles.split_columns.items()},
+            column_names=roles.column_names(self.edges),
+        )
+
+
+@dataclass(frozen=True)
+class _EdgeRoles:
+    """The columns of a table of edges, or edges in arrays."""
+
+    arrays: ArrayEdges | None = None
+    table: Table | None = None
+    source: str = ""
+    target: str = ""
+    weight: str | None = None
+    features: tuple[str, ...] = ()
+
+    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool) -> Edges:
+        if self.table is None:
+            return self.arrays or ArrayEdges([])
+        table, last = self.table, config.parallel_edges == "last"
+        columns = [self.source, self.target, *([self.weight] if self.weight else []), *self.features]
+        if self.features or last or not (table.is_local_parquet or (apart and table.is_in_files)):
+            table.stage(scratch / "edges.parquet", list(dict.fromkeys(columns)), memory, threads)
+            if last:
+                table.keep_last([self.source, self.target])
+        else:
+            table.limit(memory, threads)
+        fitted = None
+        if self.features:
+            options = column_options(config, self.features)
+            fitted = fit_columns([str(table.staged)], self.features, table.where, options, None, None,
+                                 memory=memory, threads=threads)  # fmt: skip
+        return TableEdges(table, self.source, self.target, self.weight, fitted)
+
+
+class _Roles:
+    """Finds the tables of one graph and what their columns are for. Reads headers only."""
+
+    def __init__(
+        self, id: str | None, label: list[str], feature_columns: list[str], split: str | None, own_labels: bool,
+        own_split: bool, database: str | None,
+    ) -> None:  # fmt: skip
+        self._id, self._label, self._feature_columns, self._split = id, label, feature_columns, split
+        self._own_labels, self._own_split = own_labels, own_split  # whether the node table is to have them
+        self._database = database
+        self._tables: dict[str, Table] = {}
+        self._wanted: dict[str, list[str]] = {}
+        self._paths: list[Any] = []
+        self.features: Features | None = None
+        self.labels: Callable[[Sequence[str]], Labels] | None = None
+        self.splits: Callable[[], Splits] | None = None
+        self.node_ids: IdColumn | None = None
+        self.split_columns: dict[str, str] = {}
+        self.label_columns: list[str] = []
+        self.id_column: str | None = None
+        self.split_column: str | None = None
+        self.notes: list[str] = []
+
+    def tables(self) -> dict[str, tuple[Table, list[str]]]:
+        """Tables of nodes, with the columns that are read of each."""
+        return {name: (table, list(dict.fromkeys(self._wanted[name]))) for name, table in self._tables.items()}
+
+    def identity(self, choices: list[str]) -> str | None:
+        """Names these files as they are now (path, size, time of change) and what is read of them."""
+        found = [_facts(path) for path in self._paths]
+        return None if None in found else fingerprint([found, choices])
+
+    def column_names(self, edges: _EdgeRoles) -> dict[str, Any]:
+        """What the store remembers, so that `append` reads tables alike."""
+        return {
+            "id": self.id_column, "label": self.label_columns, "split": self.split_column, "source": edges.source,
+            "target": edges.target, "weight": edges.weight,
+        }  # fmt: skip
+
+    def _open(self, what: Any, name: str) -> Table:
+        table = Table(what, self._database)
+        self._paths.append(table)
+        self._tables[name], self._wanted[name] = table, []
+        return table
+
+    def edges(
+        self, what: Any, source: str | None, target: str | None, weight: str | None,
+        features: str | Sequence[str] | None,
+    ) -> _EdgeRoles:  # fmt: skip
+        if what is None:
+            return _EdgeRoles()
+        if not is_table(what, self._database):
+            found = [str(file) for file in expand(what)]
+            for extra, role in ((weight, "weights as a .npy file with a number per edge"),
+                                (features, "edge features as a .npy file [E, f]")):  # fmt: skip
+                if extra is not None and not _is_npy(extra):
+                    raise InputError(f"{found[0]} has no columns: give {role}")
+            self._paths += [*found, *(extra for extra in (weight, features) if extra is not None)]
+            of_edges = None if features is None else str(features)
+            return _EdgeRoles(arrays=ArrayEdges.in_files(found, weight, of_edges))
+        table = Table(what, self._database)
+        self._paths.append(table)
+        if len(table.columns) < 2:
+            raise InputError(f"{table.where} has {len(table.columns)} column, edges need two: source and target")
+        first = table.column(source, "source") if source else table.guess(_SOURCE_NAMES)
+        second = table.column(target, "target") if target else table.guess(_TARGET_NAMES)
+        if first is None:
+            first = next(name for name in table.columns if name != second)
+        if second is None:
+            second = next(name for name in table.columns if name != first)
+        if first == second:
+            raise InputError(f"{table.where}: source and target are both column {first!r}; name two columns")
+        self.notes.append(f"{table.where}: edges go from column {first!r} to column {second!r}")
+        if weight is not None and table.column(weight, "weights") in (first, second):
+            raise InputError(f"{table.where}: column {weight!r} names nodes, so it cannot be the weights")
+        chosen: list[str] = []
+        if features is not None:
+            taken = (first, second, weight)
+            chosen = [name for name in table.matching(_names(features), "edge features") if name not in taken]
+            if not chosen:
+                raise InputError(f"{table.where}: no column is left over to be a feature of edges")
+        return _EdgeRoles(None, table, first, second, weight, tuple(chosen))
+
+    def take_nodes(self, what: Any, own_features: bool = True, name: str = "nodes") -> None:
+        """The node table: ids, label columns, a split column and feature columns, each where there is one.
+
+        What has a file of its own is not read here, and a label column is never taken for a feature.
+        """
+        if what is None:
+            return
+        table = self._open(what, name)
+        id_column = self._id_column(table) or table.columns[0]
+        label_columns = self._label_columns(table, named=self._own_labels)
+        split_column = self._split_column(table, named=self._own_split)
+        self.node_ids, self.id_column = TableIds(table, id_column), id_column
+        self._wanted[name].append(id_column)
+        self.notes.append(f"{table.where}: ids are column {id_column!r}")
+        if label_columns and self._own_labels:
+            self._set_labels(table, name, label_columns, None)
+        if split_column and self._own_split:
+            self._set_split(table, name, split_column, None)
+        taken = [id_column, *label_columns, *([split_column] if split_column else [])]
+        if own_features:
+            self._set_features(table, name, taken)
+
+    def take_features(self, what: Any) -> None:
+        if what is None:
+            return
+        if not is_table(what, self._database):
+            kind = file_kind(what)
+            self._paths.append(what)
+            if self._feature_columns:
+                raise InputError(f"{what} has no named columns: leave feature_columns away, or give a table")
+            with reading(what):
+                if kind == ".npz":
+                    check_npz(what)
+                matrix = load_npy(what) if kind == ".npy" else checked_sparse(scipy.sparse.load_npz(what))
+            self.features = MatrixFeatures(matrix, str(what))
+            return
+        if self.node_ids is None and self._id_column(Table(what, self._database)):
+            self.take_nodes(what, name="features")  # a table with ids is a node table, whatever it was called
+            return
+        table = self._open(what, "features")
+        id_column = self._id_column(table)
+        if id_column:
+            own = TableIds(table, id_column)
+            if not (self.node_ids and same_ids(own, self.node_ids)):
+                raise InputError(
+                    f"{table.where}: its ids are not those of the node table in the same order; "
+                    "put the features into the node table, or sort both alike"
+                )
+        self._set_features(table, "features", [id_column] if id_column else [])
+        if self.features is None:
+            raise InputError(f"{table.where} has no column left over; its columns are: {', '.join(table.columns)}")
+
+    def take_labels(self, what: Any) -> None:
+        if what is None:
+            return
+        if not is_table(what, self._database):
+            self._paths.append(what)
+            found = _array_labels(load_npy(what), str(what))
+            self.labels = lambda _: found
+            return
+        table = self._open(what, "labels")
+        if len(table.columns) == 1:
+            columns = [table.column(self._label[0], "label") if self._label else table.columns[0]]
+            self._set_labels(table, "labels", columns, None)
+            return
+        id_column = self._id_column(table)
+        columns = self._label_columns(table)
+        if not columns and id_column is None and len(table.columns) > 2:
+            raise InputError(f"{table.where}: which column is the label? its columns are: {', '.join(table.columns)}")
+        if id_column is None and not columns:
+            id_column = table.columns[0]
+        columns = columns or [name for name in table.columns if name != id_column][:1]
+        order = f"by {id_column!r}" if id_column else "in row order"
+        self.notes.append(f"{table.where}: labels are {', '.join(columns)}, {order}")
+        self._set_labels(table, "labels", columns, id_column)
+
+    def take_splits(self, what: Any) -> None:
+        if what is None:
+            return
+        if not is_table(what, self._database):
+            self._paths.append(what)
+            found = Splits(str(what), npz_splits(what, self._split))
+            self.splits = lambda: found
+            return
+        table = self._open(what, "splits")
+        split_column = self._split_column(table)
+        if len(table.columns) == 1:
+            self._set_split(table, "splits", split_column or table.columns[0], None)
+            return
+        id_column = self._id_column(table) or next(name for name in table.columns if name != split_column)
+        split_column = split_column or next(name for name in table.columns if name != id_column)
+        self._set_split(table, "splits", split_column, id_column)
+
+    def take_split_columns(self, by: str | None, group: str | None) -> None:
+        """Columns of the node table that a split is made by."""
+        if by is not None and group is not None:
+            raise InputError("a split is made by time or by group: name one of split_by and split_group")
+        for role, name in (("time", by), ("group", group)):
+            if name is None:
+                continue
+            if "nodes" not in self._tables:
+                raise InputError(f"a split by column {name!r} needs a node table: give one")
+            self.split_columns[role] = self._tables["nodes"].column(name, "split")
+            self._wanted["nodes"].append(name)
+
+    def values_of(self, role: str, name: str) -> Array:
+        """A number per node: its time, or the number of its group."""
+        table = self._tables["nodes"]
+        if role == "group":
+            values = table.read([name])[name].dictionary_encode()
+            codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
+        column = identifier(name)
+        for cast in (f"TRY_CAST({column} AS DOUBLE)", f"epoch_us(TRY_CAST({column} AS TIMESTAMP))"):
+            if table.types[name] != "VARCHAR" and ("DOUBLE" in cast) == table.types[name].startswith(("DATE", "TIME")):
+                continue
+            [[unread]] = table.query(f"SELECT count(*) FROM {{table}} WHERE {column} IS NOT NULL AND {cast} IS NULL")
+            if not unread:
+                rows = table.query(f"SELECT CAST({cast} AS DOUBLE) FROM {{table}}")
+                return np.array([np.nan if value is None else value for (value,) in rows])
+        raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
+
+    # what a column is for
+
+    def _set_labels(self, table: Table, name: str, columns: list[str], id_column: str | None) -> None:
+        self._wanted[name] += [*columns, *([id_column] if id_column else [])]
+        self.label_columns = columns
+        self.labels = lambda markers: _table_labels(table, columns, id_column, markers)
+
+    def _set_split(self, table: Table, name: str, column: str, id_column: str | None) -> None:
+        self._wanted[name] += [column, *([id_column] if id_column else [])]
+        self.split_column = column
+
+        def read() -> Splits:
+            codes = split_codes(table.read([column])[column], f"{table.where}: column {column!r}")
+            return Splits(table.where, codes=codes, ids=_ids_of(table, id_column))
+
+        self.splits = read
+
+    def _set_features(self, table: Table, name: str, taken: list[str]) -> None:
+        names = self._feature_columns
+        chosen = table.matching(names, "features") if names else table.columns
+        chosen = [column for column in chosen if column not in taken]
+        shown = ", ".join(chosen[:6]) + (f", … ({len(chosen)} columns)" if len(chosen) > 6 else "")
+        self.notes.append(f"{table.where}: features are {shown or 'none'}")
+        self._wanted[name] += chosen
+        if chosen:
+            self.features = TableFeatures(table, tuple(chosen))
+
+    def _id_column(self, table: Table) -> str | None:
+        """The id column named by the user, where this table has it, or one with a usual name."""
+        if self._id is not None:
+            if self._id in table.columns:
+                return self._id
+            if self.node_ids is None:  # the first table with ids is the one that was meant
+                return table.column(self._id, "ids")
+        return table.guess(_ID_NAMES)
+
+    def _label_columns(self, table: Table, named: bool = True) -> list[str]:
+        """The label columns the user named, or one with a usual name; unless `named`, names may lack."""
+        if self._label and named:
+            return table.matching(self._label, "label")
+        guess = table.guess(_LABEL_NAMES, self._feature_columns)
+        return [name for name in self._label if name in table.columns] or ([guess] if guess else [])
+
+    def _split_column(self, table: Table, named: bool = True) -> str | None:
+        if self._split is not None and named:
+            return table.column(self._split, "split")
+        return table.guess(_SPLIT_NAMES, self._feature_columns)
+
+
+def column_options(config: IngestConfig, names: Sequence[str] = ()) -> ColumnOptions:
+    """How columns are encoded; `names` keeps the kinds of these columns alone."""
+    kinds: dict[str, str] = {}
+    for entry in config.kinds:
+        name, _, kind = entry.rpartition("=")
+        if not name:
+            raise ConfigError(f"kind {entry!r}: write COLUMN=KIND, for example city=category")
+        kinds[name.strip()] = kind.strip()
+    kinds = {name: kind for name, kind in kinds.items() if not names or name in names}
+    missing: Any = "refuse" if config.missing_values == "refuse" else "mean"
+    return ColumnOptions(kinds=kinds, missing_values=missing, missing_markers=("", *config.missing_markers))
+
+
+def _facts(path: Any) -> Any:
+    """Names a table or a file as it is now; None where nobody can tell."""
+    if isinstance(path, Table):
+        return path.identity
+    return [facts_of(file) for file in expand(path)]
+
+
+def _ids_of(table: Table, column: str | None) -> Ids | None:
+    if column is None:
+        return None
+    parts, row = [], 0
+    for batch in table.id_batches([column]):
+        parts.append(as_ids(batch.column(0), f"{table.where}: column {column!r}", row))
+        row += batch.num_rows
+    return join_ids(parts)
+
+
+def _array_labels(array: Array, where: str) -> Labels:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim == 2:
+        if array.dtype.kind not in "fiub":
+            raise InputError(f"{where} holds {array.dtype}, several labels per node must be 0 or 1")
+        return Labels(np.array(array, dtype=np.float32), where)
+    if array.ndim != 1:
+        raise InputError(f"{where} has shape {list(array.shape)}, labels are [N] or [N, c]")
+    array = array.astype(str) if array.dtype.kind == "S" else native(array)
+    try:
+        values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
+        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
+        raise InputError(f"{where}: labels must be all numbers or all text ({first_line(error)})") from None
+    return Labels(values, where)
+
+
+def _table_labels(table: Table, columns: list[str], id_column: str | None, markers: Sequence[str]) -> Labels:
+    values = table.read(columns)
+    ids = _ids_of(table, id_column)
+    if len(columns) == 1 and not table.is_list(columns[0]):
+        typed = from_text(values[columns[0]], markers)
+        return Labels(typed, f"{table.where}: label column {columns[0]!r}", None, ids)
+    where = f"{table.where}: label columns {', '.join(columns)}"
+    matrix = np.hstack([_label_block(from_text(values[name], markers), f"{where}: {name!r}") for name in columns])
+    return Labels(matrix, where, columns if len(columns) == matrix.shape[1] else None, ids)
+
+
+def _label_block(values: Any, where: str) -> Array:
+    """float32 [n, c] of a column of numbers, or of vectors of one length; missing labels are NaN."""
+    is_list = hasattr(values.type, "value_type") and not pa.types.is_dictionary(values.type)
+    try:
+        flat = (values.flatten() if is_list else values).cast(pa.float32(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InputError(f"{where} is {values.type}, several labels per node must each be 0, 1 or missing") from None
+    rows = max(1, len(values))
+    if (values.null_count and is_list) or len(flat) % rows:
+        raise InputError(f"{where} holds vectors of different lengths")
+    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(values), -1)
+
+
+def as_numpy(value: Any) -> Array:
+    """NumPy view of an array-like; a torch tensor is brought to the CPU first."""
+    for step in ("detach", "cpu"):
+        if hasattr(value, step):
+            value = getattr(value, step)()
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"cannot be read as an array: {first_line(error)}") from None
+
+
+def _checked_count(num_nodes: int | None) -> int | None:
+    if num_nodes is not None and int(num_nodes) < 1:
+        raise InputError(f"num_nodes is {num_nodes}: a graph needs at least one node")
+    return None if num_nodes is None else int(num_nodes)
+
+
+def _is_npy(name: str | Sequence[str]) -> bool:
+    """Whether this names a file rather than columns."""
+    return isinstance(name, str) and name.endswith(".npy")
+
+
+def _names(text: str | Sequence[str] | None) -> list[str]:
+    """Names out of a comma list."""
+    parts = text.split(",") if isinstance(text, str) else list(text or ())
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,425 @@
+"""GraphStore: one graph on disk, memory-mapped.
+
+Enters: a folder that `ingest` wrote, on a path or at a URL. Leaves: the graph's arrays, as read-only views of files.
+Cost: opening reads the manifest, the arrays' headers and the small ones; the others come from the page cache as they
+are touched. A stage that reads large ones calls `check` first.
+
+Arrays (`N` nodes, `E` distinct edges without self loops):
+  out_indptr [N+1] int64, out_indices [E]     successors of each node, sorted
+  in_indptr, in_indices                       predecessors; only when the graph is directed
+  both_indptr, both_indices                   the undirected view; only when the graph is directed
+  out_weights [E], out_strengths, out_weight_sums, and the same for in and both: see weights.py; only where edges have
+                                              weights
+  out_edge_features [N, f] float32            means of edge features, likewise: see edge_features.py
+  features [N, d]                             float32, float16 or bfloat16 (as uint16 bits)
+  labels                                      [N] int32 (-1: none); multi-label: [N, c] float32 (NaN: none);
+                                              regression: [N] float32 (NaN: none)
+  split [N] uint8                             0 none, 1 train, 2 valid, 3 test
+  node_ids                                    the user's own ids: int64 [N], or absent when they are 0..N-1
+  node_id_offsets [N+1], node_id_bytes        the same for string ids, UTF-8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import FormatError, InputError, first_line
+from ..io.array_folder import ArrayFolder
+from ..io.checksums import is_checker
+from ..progress import Progress
+from ..text import quoted
+from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
+from .columns import Columns
+from .labels import labelled
+from .splits import SPLIT_CODES
+from .weight_kernels import SUM_BLOCK
+
+KIND = "store"
+WEIGHT_PARTS = ("weights", "strengths", "weight_sums")
+_BLOCK_NODES = 1 << 22
+_NOTES = {
+    "name": str,
+    "num_nodes": int,
+    "num_edges": int,
+    "directed": bool,
+    "task": str,
+    "classes": list,
+    "id_kind": str,
+}
+
+
+class GraphStore:
+    """A graph on disk: `GraphStore.open("data/g")`. See the module's text for the arrays."""
+
+    def __init__(self, folder: ArrayFolder, in_ranges: bool = False) -> None:
+        self.folder = folder
+        self._large = folder.ranged if in_ranges else folder.array
+        self._sound: set[str] = set()
+        self._strings: Any = None
+
+    @classmethod
+    def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
+        """Open the store at `path`: its newest version, or the one with this fingerprint. The object goes on reading
+        that version whatever is appended or overwritten later. Its counts are those of its arrays, and those are as
+        large as their files."""
+        store = cls(ArrayFolder(path, KIND, version))
+        store.folder.require(_NOTES, {})
+        store.folder.require({}, store._lengths())
+        for key, known in (("task", get_args(Task)), ("id_kind", ("row", "integer", "string"))):
+            if store.folder.meta[key] not in known:
+                raise FormatError(f"{store.path} says {key}={store.folder.meta[key]!r}, which is none of {list(known)}")
+        if store.weighted:
+            store._check_means()
+        if (width := store.num_edge_features) and any(
+            store.folder.shape(f"{side}_edge_features") != (store.num_nodes, width) for side in sides_of(store.directed)
+        ):
+            raise FormatError(f"{store.path} has edge features of another width; {store.folder.advice}")
+        if len(store.folder.shape("features")) != 2:
+            raise FormatError(f"{store.folder.file('features')} is no matrix; {store.folder.advice}")
+        return store
+
+    def _lengths(self) -> dict[str, int]:
+        """Rows of each array that there must be."""
+        n, e = self.num_nodes, self.num_edges
+        ids = {"integer": {"node_ids": n}, "string": {"node_id_offsets": n + 1}}.get(self.id_kind, {})
+        sides = {"out": e} | ({"in": e, "both": self._rows("both_indices")} if self.directed else {})
+        csr = {f"{side}_indptr": n + 1 for side in sides} | {f"{side}_indices": rows for side, rows in sides.items()}
+        if self.weighted:
+            csr |= {f"{side}_weights": rows for side, rows in sides.items()}
+            csr |= {f"{side}_strengths": n for side in sides}
+            csr |= {f"{side}_weight_sums": -(-rows // SUM_BLOCK) for side, rows in sides.items()}
+        csr |= {f"{side}_edge_features": n for side in sides if self.num_edge_features}
+        return {**csr, "features": n, "labels": n, "split": n, **ids}
+
+    def _check_means(self) -> None:
+        """What the manifest says of weights is what `mean_weight` needs."""
+        facts = self.folder.meta["weights"]
+        means = facts.get("mean") if isinstance(facts, dict) else None
+        sides = sides_of(self.directed)
+        known = [facts.get("least"), facts.get("largest"), *map(means.get, sides)] if isinstance(means, dict) else []
+        if not known or not all(isinstance(number, float) and 0 < number < np.inf for number in known):
+            raise FormatError(f"{self.path / 'manifest.json'} has no mean of the weights; {self.folder.advice}")
+
+    def _rows(self, name: str) -> int:
+        return (*self.folder.shape(name), 0)[0]
+
+    def check(self, *directions: Direction, features: bool = False, progress: Progress | None = None) -> None:
+        """Before a stage reads the neighbours of these directions, or the features, whatever their size: refuse
+        damage, and neighbours that are no nodes. Once in a process."""
+        if is_checker() and self.folder.url is None:  # what lies at a URL is checked when it is brought
+            means = [f"{side}_edge_features" for side in sides_of(self.directed) if self.num_edge_features]
+            self._verify(directions, ["labels", "split", *(["features", *means] if features else [])], progress)
+
+    def verify_numbers(self, progress: Progress | None = None) -> None:
+        """Refuse neighbours, labels and ids that cannot be, whatever the checksums say."""
+        self._verify(("out", "in", "both"), [], progress)
+        _ = self.labels
+        if self.id_kind == "string":
+            self._string_ids()
+
+    def _verify(self, directions: Iterable[Direction], others: list[str], progress: Progress | None) -> None:
+        prefixes = sorted({direction if self.directed else "out" for direction in directions})
+        parts = ("indptr", "indices", *(WEIGHT_PARTS if self.weighted else ()))
+        names = [f"{prefix}_{part}" for prefix in prefixes for part in parts]
+        self.folder.verify([*others, *names], progress, bounds_of(self.folder))
+        for prefix in prefixes:
+            self._check_starts(prefix)
+            if self.weighted:
+                self._check_weights(prefix)
+
+    def _check_starts(self, prefix: str) -> None:
+        """`indptr` must rise from 0 to the number of neighbours."""
+        if prefix in self._sound:
+            return
+        indptr = self.folder.array(f"{prefix}_indptr")
+        rises = all(
+            (np.diff(indptr[at : at + _BLOCK_NODES + 1]) >= 0).all() for at in range(0, len(indptr), _BLOCK_NODES)
+        )
+        if not rises or indptr[0] != 0 or indptr[-1] != self._rows(f"{prefix}_indices"):
+            raise FormatError(f"{self.folder.file(f'{prefix}_indptr')} is no list of rows; {self.folder.advice}")
+        self._sound.add(prefix)
+
+    def _check_weights(self, prefix: str) -> None:
+        """Weights are positive and finite."""
+        name = f"{prefix}_weights"
+        if name in self._sound:
+            return
+        weights = self.folder.array(name)
+        for at in range(0, len(weights), _BLOCK_NODES):
+            part = weights[at : at + _BLOCK_NODES]
+            if not (part.min() > 0 and part.max() < np.inf):  # no number fails too
+                raise FormatError(f"{self.folder.file(name)} has weights that are none; {self.folder.advice}")
+        self._sound.add(name)
+
+    def in_ranges(self) -> GraphStore:
+        """The same graph; where it lies at a URL, edges and features stay there and slices of them are read. For those
+        who take ranges from front to back, and never all."""
+        return GraphStore(self.folder, in_ranges=True)
+
+    # what it is
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as a user says it: a path or a URL."""
+        return self.folder.place
+
+    @property
+    def fingerprint(self) -> str:
+        return self.folder.fingerprint
+
+    @property
+    def name(self) -> str:
+        """What the graph is called: as it was named at ingest, or as its folder is."""
+        return str(self.folder.meta["name"]) or self.folder.path.resolve().name
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.folder.meta["num_nodes"])
+
+    @property
+    def num_edges(self) -> int:
+        """Distinct directed edges without self loops; an undirected edge counts twice."""
+        return int(self.folder.meta["num_edges"])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.folder.manifest["arrays"]["features"]["shape"][1])
+
+    @property
+    def directed(self) -> bool:
+        return bool(self.folder.meta["directed"])
+
+    @property
+    def task(self) -> Task:
+        return cast(Task, self.folder.meta["task"])
+
+    @property
+    def classes(self) -> list[Any]:
+        """The user's own label values: position c of this list is class c. Empty for regression."""
+        return list(self.folder.meta["classes"])
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model must give per node: classes, labels, or 1."""
+        return len(self.classes) if self.task in ("multiclass", "multilabel") else 1
+
+    # the arrays
+
+    @property
+    def indptr(self) -> Array:
+        return self.folder.array("out_indptr")
+
+    @property
+    def indices(self) -> Array:
+        return self.folder.array("out_indices")
+
+    def csr(self, direction: Direction) -> tuple[Array, Array]:
+        """`(indptr, indices)` of each node's successors (`out`), predecessors (`in`) or either (`both`)."""
+        prefix = direction if self.directed else "out"
+        return self._large(f"{prefix}_indptr"), self._large(f"{prefix}_indices")
+
+    def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
+        """The transpose of `csr(direction)`."""
+        return self.csr(OPPOSITE[direction])
+
+    @property
+    def weighted(self) -> bool:
+        """Whether edges have weights."""
+        return "weights" in self.folder.meta
+
+    @property
+    def weights(self) -> Array:
+        """[E] float32: the weight of each entry of `indices`. A store without weights refuses."""
+        return self.weights_of("out")[0]
+
+    def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
+        """(weights, strengths, sums of blocks) beside `csr(direction)`: see weights.py."""
+        if not self.weighted:
+            raise InputError(f"{self.place} has no edge weights: ingest it again with --weight COLUMN")
+        prefix = direction if self.directed else "out"
+        weights, strengths, sums = (self._large(f"{prefix}_{part}") for part in WEIGHT_PARTS)
+        return weights, strengths, sums
+
+    def mean_weight(self, direction: Direction) -> float:
+        """The mean over the entries of `csr(direction)`."""
+        return float(self.folder.meta["weights"]["mean"][direction if self.directed else "out"])
+
+    @property
+    def edge_feature_names(self) -> list[str]:
+        """What the features of edges are called; none where edges have none."""
+        facts = self.folder.meta.get("edge_features")
+        names = facts.get("names") if isinstance(facts, dict) else None
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def num_edge_features(self) -> int:
+        return len(self.edge_feature_names)
+
+    def edge_features(self, direction: Direction) -> Array:
+        """[N, f] float32: means of the features of the edges that leave a node, enter it, or either."""
+        return self._large(f"{direction if self.directed else 'out'}_edge_features")
+
+    @property
+    def features(self) -> Array:
+        """[N, d]; for bfloat16 the raw uint16 bits (`feature_dtype` says which)."""
+        return self._large("features")
+
+    @property
+    def feature_dtype(self) -> str:
+        return self.folder.dtype("features")
+
+    @cached_property
+    def columns(self) -> Columns | None:
+        """How the columns of the node table became features; None where features came from an array."""
+        described = self.folder.meta.get("columns")
+        return None if described is None else Columns.from_json(described)
+
+    @cached_property
+    def edge_columns(self) -> Columns | None:
+        """The same for the features of edges."""
+        described = (self.folder.meta.get("edge_features") or {}).get("columns")
+        return None if described is None else Columns.from_json(described)
+
+    @property
+    def features_are_degrees(self) -> bool:
+        """Whether it came without features, and has log(1 + degree) instead."""
+        return self.folder.meta.get("features_from") == "degree"
+
+    @property
+    def labels(self) -> Array:
+        labels = self.folder.array("labels")
+        if "labels" not in self._sound and self.task in ("multiclass", "binary"):
+            low, high = (labels.min(), labels.max()) if labels.dtype.kind == "i" and labels.size else (-2, 0)
+            if low < -1 or high >= len(self.classes):
+                raise FormatError(f"{self.folder.file('labels')} has labels without a class; {self.folder.advice}")
+            self._sound.add("labels")
+        return labels
+
+    @property
+    def labelled(self) -> Array:
+        """Boolean [N]: the nodes that have a label."""
+        return labelled(self.labels, self.task)
+
+    @property
+    def split(self) -> Array:
+        """uint8 [N]: 0 none, 1 train, 2 valid, 3 test."""
+        return self.folder.array("split")
+
+    @property
+    def splits(self) -> dict[str, Array]:
+        """Node numbers of each split: `{"train": …, "valid": …, "test": …}`."""
+        split = np.asarray(self.split)
+        return {name: np.flatnonzero(split == code) for name, code in SPLIT_CODES.items()}
+
+    @property
+    def structure_fingerprint(self) -> str:
+        """Names the edges alone: features and labels may change without touching it."""
+        weights = self.folder.checksum("out_weights") if self.weighted else ""
+        return self.folder.checksum("out_indices") + self.folder.checksum("out_indptr") + weights
+
+    # the user's ids
+
+    @property
+    def id_kind(self) -> str:
+        """`row` (ids are 0..N-1), `integer` or `string`."""
+        return str(self.folder.meta["id_kind"])
+
+    def id_array(self, nodes: Array | None = None) -> Any:
+        """The user's own ids of these nodes (of all, without them) as an Arrow array: int64 or string."""
+        if self.id_kind == "string":
+            every = self._string_ids()
+            return every if nodes is None else every.take(pa.array(np.asarray(nodes, dtype=np.int64)))
+        rows = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes, dtype=np.int64)
+        return pa.array(rows if self.id_kind == "row" else np.asarray(self.folder.array("node_ids"))[rows])
+
+    def ids_of(self, nodes: Array) -> list[Any]:
+        """The user's own ids of these node numbers."""
+        ids: list[Any] = self.id_array(nodes).to_pylist()
+        return ids
+
+    def nodes_of(self, ids: Any) -> Array:
+        """The node numbers of the user's own ids; an unknown id is an `InputError`."""
+        ids = list(ids)
+        if self.id_kind == "string":
+            wanted: Any = [str(value) for value in ids]
+            found = pc.index_in(pa.array(wanted, pa.large_string()), value_set=self._string_ids())
+            nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            wanted = [_as_int(value) for value in ids]
+            numbers = np.array(wanted, dtype=np.int64)
+            if self.id_kind == "row":
+                nodes = np.where((numbers >= 0) & (numbers < self.num_nodes), numbers, -1)
+            else:
+                found = pc.index_in(pa.array(numbers), value_set=pa.array(np.asarray(self.folder.array("node_ids"))))
+                nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        if (nodes < 0).any():
+            unknown = wanted[int(np.flatnonzero(nodes < 0)[0])]
+            raise InputError(
+                f"{self.place} has no node {unknown!r}; its ids look like "
+                f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
+                f"largegt inspect {quoted(self.place)} tells more"
+            )
+        return np.asarray(nodes)
+
+    def _string_ids(self) -> Any:
+        """All ids as one Arrow array over the mapped files: nothing is copied."""
+        if self._strings is None:
+            offsets, text = self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes")
+            ids = pa.LargeStringArray.from_buffers(
+                self.num_nodes,
+                pa.py_buffer(np.ascontiguousarray(offsets)),
+                pa.py_buffer(np.ascontiguousarray(text)),
+            )
+            try:
+                ids.validate(full=True)  # Arrow reads where the offsets say
+            except pa.ArrowInvalid as error:
+                file = self.folder.file("node_id_offsets")
+                raise FormatError(f"{file} is damaged ({first_line(error)}); {self.folder.advice}") from error
+            self._strings = ids
+        return self._strings
+
+    # the user's labels
+
+    def class_name(self, c: int) -> Any:
+        """The user's own value of class `c` (of label column `c` for multi-label)."""
+        classes = self.folder.meta["classes"]
+        if not 0 <= c < len(classes):
+            raise InputError(f"{self.path} has {len(classes)} classes, number {c} is not one of them")
+        return classes[c]
+
+    def label_of(self, node: int) -> Any:
+        """The user's own label of a node: a class, the labels that a multi-label node has, a value; None: it has no
+        label."""
+        if not labelled(self.labels[node : node + 1], self.task)[0]:
+            return None
+        if self.task == "multilabel":
+            return [self.classes[c] for c in np.flatnonzero(self.labels[node] > 0.5)]
+        return float(self.labels[node]) if self.task == "regression" else self.class_name(int(self.labels[node]))
+
+
+def bounds_of(folder: ArrayFolder) -> dict[str, int]:
+    """What the numbers of a store's arrays are less than, where they point into other arrays."""
+    num_nodes = folder.meta.get("num_nodes")
+    names = [name for name in ("out_indices", "in_indices", "both_indices") if name in folder]
+    return dict.fromkeys(names, num_nodes) if isinstance(num_nodes, int) else {}
+
+
+def _as_int(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InputError(f"node id {value!r} is not a whole number, and this store's ids are") from None
+    if not -(2**63) <= number < 2**63 or (isinstance(value, float) and value != number):
+        raise InputError(f"node id {value!r} is not a whole number of 64 bits, and this store's ids are")
+    return number

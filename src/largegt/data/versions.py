@@ -1,0 +1,314 @@
+"""Versions of a store: what it was before, who still needs it, and what can be removed.
+
+`append` and `ingest --overwrite` commit a new version into the store's folder (io/array_folder.py). A version stays
+  while it is the newest,
+  while a process has it open (a shared lock on its manifest), or
+  while a run is registered for it: `refs/<key>.json`, written by `train`.
+`clean` removes all others, with their arrays and preparations.
+
+A version that came from another by `append` names it and its predecessors, oldest first, and for each of them the nodes
+that got new neighbours next, as the array `touched_<number>`. None of this is part of its fingerprint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, InputError, LargeGTError
+from ..io import remote
+from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, close_unused, read_manifest
+from ..io.array_writer import ArrayWriter
+from ..io.atomic import refuse_links_out, write_text_atomically
+from ..io.checksums import read_sealed, sealed
+from ..io.locks import HeldError, Lock
+from ..io.remote import FINGERPRINT, MANIFEST
+from ..types import Array, PathLike
+from .store import KIND, GraphStore
+
+PREPARED = "prepared"
+REFS = "refs"
+
+
+# what it was before
+
+
+@dataclass(frozen=True)
+class State:
+    """What a store was, in numbers."""
+
+    fingerprint: str
+    num_nodes: int
+    num_edges: int
+    directed: bool
+
+    @classmethod
+    def of(cls, store: GraphStore) -> State:
+        return cls(store.fingerprint, store.num_nodes, store.num_edges, store.directed)
+
+    @classmethod
+    def read(cls, entry: Any, folder: Path) -> State:
+        """A state as the manifest of a folder has it."""
+        types = {"fingerprint": str, "num_nodes": int, "num_edges": int, "directed": bool}
+        if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != types:
+            raise FormatError(f"{folder / MANIFEST} has no lineage that this version knows")
+        return cls(**entry)
+
+
+def earlier_states(store: GraphStore) -> list[State]:
+    """The versions that this one came from by `append`, oldest first."""
+    return _states(store.folder.manifest, store.path)
+
+
+def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
+    """The version of this name, if the store came from it."""
+    return next((state for state in earlier_states(store) if state.fingerprint == fingerprint), None)
+
+
+def is_branch(store: GraphStore) -> bool:
+    """Whether this version was added beside the newest one, with labels of its own (store_cache.py)."""
+    return bool(_notes(store.folder.manifest).get("branch", False))
+
+
+def last_source(store: GraphStore) -> str | None:
+    """The identity of the files that were appended last, if files were."""
+    source = _notes(store.folder.manifest).get("source")
+    return None if source is None else str(source)
+
+
+def write_lineage(writer: ArrayWriter, old: GraphStore, touched: Array, source: str | None) -> dict[str, Any]:
+    """Write which nodes of `old` have new neighbours; the notes of a version that came from it by `append`."""
+    states = earlier_states(old)
+    for number in range(len(states)):
+        writer.save(f"touched_{number}", old.folder.array(f"touched_{number}"))
+    writer.save(f"touched_{len(states)}", touched)
+    return {
+        "earlier": [asdict(state) for state in (*states, State.of(old))],
+        "arrays": [f"touched_{number}" for number in range(len(states) + 1)],
+        **({} if source is None else {"source": source}),
+    }
+
+
+def touched_since(store: GraphStore, state: State) -> Array:
+    """The nodes of an earlier version that have new neighbours since, sorted."""
+    found = [np.zeros(0, dtype=np.int64)]
+    if state.fingerprint != store.fingerprint:
+        states = earlier_states(store)
+        found += [np.asarray(store.folder.array(f"touched_{n}")) for n in range(states.index(state), len(states))]
+    touched = np.unique(np.concatenate(found))
+    return touched[touched < state.num_nodes]
+
+
+def _states(manifest: dict[str, Any], path: Path) -> list[State]:
+    states = _notes(manifest).get("earlier", [])
+    return [State.read(entry, path) for entry in (states if isinstance(states, list) else [states])]
+
+
+def column_names(store: GraphStore) -> dict[str, Any]:
+    """Which columns of the tables that a store was ingested from are what: `id`, `label`, `source`, …"""
+    names = _notes(store.folder.manifest).get("column_names", {})
+    return names if isinstance(names, dict) else {}
+
+
+def _notes(manifest: dict[str, Any]) -> dict[str, Any]:
+    notes = manifest.get("notes", {})
+    return notes if isinstance(notes, dict) else {}
+
+
+# who needs it
+
+
+def register(store: GraphStore, run: Path) -> None:
+    """Keep this version of the store as long as the run is registered for it."""
+    run = run.resolve()
+    file = store.path / _ref(run)
+    refuse_links_out(store.path, file)
+    file.parent.mkdir(exist_ok=True)
+    write_text_atomically(file, sealed({"run": str(run), "version": store.fingerprint}))
+    remote.upload(file)
+
+
+def release(store: PathLike, run: PathLike, dry_run: bool = False) -> None:
+    """Forget a run: what it alone needed goes with the next `clean`. A `dry_run` only refuses an unknown one."""
+    path, run = remote.local_path(store), Path(run).resolve()
+    known = [known for runs in registered(path).values() for known in runs]
+    if run not in known:
+        raise InputError(
+            f"{run} is not registered in {remote.shown(path)}: " + (f"these are: {', '.join(map(str, known))}"
+            if known else "no run is")
+        )  # fmt: skip
+    remote.remove_file(path / _ref(run), dry_run)
+
+
+def registered(path: Path) -> dict[str, list[Path]]:
+    """The runs that need each version."""
+    found: dict[str, list[Path]] = {}
+    refuse_links_out(path, path / REFS)
+    for name in remote.names(path / REFS):
+        if name.endswith(".json"):
+            remote.refresh(path / REFS, name)
+            version, run = read_ref(path / REFS / name)
+            found.setdefault(version, []).append(run)
+    return found
+
+
+def read_ref(file: Path) -> tuple[str, Path]:
+    """(version, run) of a registration."""
+    ref = read_sealed(file, "delete it to go on without it")
+    version, run = ref.get("version"), ref.get("run")
+    if not isinstance(version, str) or not isinstance(run, str):
+        raise FormatError(f"{file} names no run and version: delete it to go on without it")
+    return version, Path(run)
+
+
+def _ref(run: Path) -> str:
+    return f"{REFS}/{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}.json"
+
+
+# what can be removed
+
+
+@dataclass
+class Cleaned:
+    """What `clean` removed, or would remove, and which older versions stay."""
+
+    versions: list[str] = field(default_factory=list)
+    preparations: list[str] = field(default_factory=list)
+    num_files: int = 0
+    num_bytes: int = 0
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    """Older version → the runs registered for it; none where a process has it open."""
+
+
+def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = ()) -> Cleaned:
+    """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
+    `without` count as released. Preparations of earlier versions go when the newest version has been prepared."""
+    return _clean(store, dry_run, without)
+
+
+def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sources: bool = False) -> Cleaned:
+    """With `keep_sources`, preparations of earlier versions stay in any case: the next one takes rows from them."""
+    path = remote.local_path(store)
+    remote.refresh(path)
+    close_unused()
+    cleaned = Cleaned()
+    with Lock(path, "cleaning"):
+        newest = read_manifest(path, KIND)
+        refuse_links_out(path, path / VERSIONS, path / PREPARED)
+        released = {Path(run).resolve() for run in without}
+        needed = {version: {*runs} - released for version, runs in registered(path).items()}
+        manifests = [newest, *_clean_versions(path, newest["fingerprint"], needed, cleaned, dry_run)]
+        named = {entry["file"] for manifest in manifests for entry in manifest["arrays"].values()}
+        for name in remote.names(path):
+            if ARRAY_FILE.fullmatch(name) and name not in named:
+                cleaned.num_files += 1
+                cleaned.num_bytes += remote.remove_file(path / name, dry_run)
+        known = {str(manifest["fingerprint"]) for manifest in manifests}
+        prepared = {_version_of(_manifest(folder, PREPARED)) for folder in remote.folders(path / PREPARED)}
+        if keep_sources or newest["fingerprint"] not in prepared:
+            known |= {state.fingerprint for state in _states(newest, path)}
+        _clean_preparations(path / PREPARED, known, cleaned, dry_run)
+        for folder in () if dry_run else (path / PREPARED, path / VERSIONS):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+    return cleaned
+
+
+def clean_quietly(store: GraphStore) -> None:
+    """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
+    if store.folder.url is None:
+        with suppress(LargeGTError, OSError):
+            _clean(store.path, dry_run=False, without=(), keep_sources=True)
+
+
+def _clean_versions(
+    path: Path, newest: str, needed: dict[str, set[Path]], cleaned: Cleaned, dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    """Remove versions that nobody needs; the manifests of the others."""
+    for name in remote.names(path / VERSIONS):
+        version = name.removesuffix(".json")
+        if version == name or not FINGERPRINT.fullmatch(version):
+            continue
+        remote.refresh(path, f"{VERSIONS}/{name}")
+        with _unless_held(path / VERSIONS / name) as is_free:
+            if is_free and (version == newest or not needed.get(version)):
+                cleaned.versions.append(version)
+                remote.remove_file(path / VERSIONS / name, dry_run)
+                continue
+        cleaned.kept[version] = sorted(str(run) for run in needed.get(version, ()))
+        yield ArrayFolder(path, KIND, version, check=False).manifest
+
+
+def _clean_preparations(path: Path, versions: set[str], cleaned: Cleaned, dry_run: bool) -> None:
+    """Remove preparations of versions that are gone, and stages that no preparation names."""
+    named: set[tuple[str, str]] = set()
+    for folder in remote.folders(path):
+        manifest = _manifest(folder, PREPARED)
+        if _version_of(manifest) in versions or not _removed(folder, manifest, cleaned, dry_run):
+            named |= {(str(stage), str(key)) for stage, key in manifest.get("meta", {}).get("stages", {}).items()}
+    for stage in remote.names(path):
+        refuse_links_out(path, path / stage)
+        for folder in remote.folders(path / stage):
+            if (stage, folder.name) not in named:
+                _removed(folder, _manifest(folder, "stage"), cleaned, dry_run)
+
+
+def _version_of(manifest: dict[str, Any]) -> str | None:
+    """The version that a preparation was made from; None where its manifest cannot be read."""
+    meta = manifest.get("meta", {})
+    readable = isinstance(meta.get("stages"), dict) and isinstance(meta.get("store"), dict)
+    return str(meta["store"].get("fingerprint")) if readable else None
+
+
+def _manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """Its manifest; empty where it cannot be read."""
+    remote.refresh(folder)
+    with suppress(LargeGTError):
+        return read_manifest(folder, kind)
+    return {}
+
+
+def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
+    """Remove a folder that no process has open or is writing; whether it was removed."""
+    try:
+        lock = Lock(folder, "cleaning")
+    except HeldError:
+        return False
+    with lock, _unless_held(folder / MANIFEST) as is_free:
+        if is_free:
+            cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
+            cleaned.num_files += len(manifest.get("arrays", {}))
+            cleaned.num_bytes += sum(entry["bytes"] for entry in manifest.get("arrays", {}).values())
+            if not dry_run:
+                remote.remove_folder(folder)
+    if not dry_run:
+        with suppress(OSError):  # not empty
+            folder.parent.rmdir()
+    return is_free
+
+
+@contextmanager
+def _unless_held(manifest: Path) -> Iterator[bool]:
+    """Whether no other process has this manifest open. Nobody can open it inside the block."""
+    try:
+        stream = open(manifest, "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        yield True
+        return
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system that knows no locks
+            pass
+        yield True
