@@ -49,7 +49,7 @@ class Parts:
 
         self.config: IngestConfig = ingest_config(like)
         self.everything = lg.ingest(source, out / "source", self.config)
-        self.edges = np.concatenate([np.stack(chunk) for chunk in source.edges.chunks(False)], axis=1)
+        self.edges = np.concatenate([np.stack([c.sources, c.targets]) for c in source.edges.chunks()], axis=1)
         self.num_nodes = self.everything.num_nodes
 
     def source(self, low: int, high: int, mine: Any) -> Any:

@@ -120,8 +120,8 @@ def test_papers_as_ingested_are_the_arrays(tmp_path: Path, small_chunks: None, f
 def test_streams_may_begin_anywhere(tmp_path: Path, small_chunks: None, form: dict[str, Any], skip: int) -> None:
     made = random_graph()
     file = write_papers(tmp_path, made, **form) / "raw" / "data.npz"
-    chunks = list(NpzEdges(NpzMember(file, "edge_index")).chunks(False, skip))
-    found = np.concatenate([np.stack(pair) for pair in chunks], axis=1) if chunks else np.empty((2, 0))
+    chunks = [np.stack([c.sources, c.targets]) for c in NpzEdges(NpzMember(file, "edge_index")).chunks(skip)]
+    found = np.concatenate(chunks, axis=1) if chunks else np.empty((2, 0))
     assert np.array_equal(found, made.edges[:, skip:])
     rows = list(NpzFeatures(NpzMember(file, "node_feat")).chunks(skip // 6))
     assert np.array_equal(np.concatenate(rows), made.features[skip // 6 :])
@@ -173,7 +173,7 @@ def test_streaming_papers_holds_a_chunk_not_the_file(
     try:
         source = ogbn_papers100m(tmp_path)
         assert source.features is not None
-        found_edges = sum(int(a.sum() + b.sum()) for a, b in source.edges.chunks(False))
+        found_edges = sum(int(chunk.sources.sum() + chunk.targets.sum()) for chunk in source.edges.chunks())
         found_features = sum(float(block.sum(dtype=np.float64)) for block in source.features.chunks())
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -36,8 +36,8 @@ NAMES = sorted(SMALL)
 
 
 def all_edges(graph: SyntheticGraph, rows: int = 1 << 20, skip: int = 0) -> np.ndarray:
-    pairs = list(SyntheticEdges(graph, rows).chunks(False, skip))
-    return np.concatenate([np.stack(pair) for pair in pairs], axis=1)
+    chunks = list(SyntheticEdges(graph, rows).chunks(skip))
+    return np.concatenate([np.stack([chunk.sources, chunk.targets]) for chunk in chunks], axis=1)
 
 
 def all_rows(graph: SyntheticGraph, rows: int | None = None, skip: int = 0) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_chunks_and_skips_do_not_change_a_value() -> None:
         assert np.array_equal(all_edges(graph, rows=1000, skip=skip), edges[:, skip:])
     for skip in (1, 777, graph.num_nodes - 1):
         assert np.array_equal(all_rows(graph, rows=100, skip=skip), rows[skip:])
-    assert list(SyntheticEdges(graph).chunks(False, graph.num_edges)) == []
+    assert list(SyntheticEdges(graph).chunks(graph.num_edges)) == []
     assert list(SyntheticFeatures(graph).chunks(graph.num_nodes)) == []
 
 
@@ -82,9 +82,7 @@ def test_the_streams_say_what_ingest_asks() -> None:
     assert (source.features.width, source.features.num_rows) == (269, source.num_nodes)
     assert source.identity == source.edges.identity == source.features.identity
     assert all(word in source.identity for word in ("snap-patents", "0.0005", "seed 2"))
-    numbers, text = next(source.edges.chunks(False)), next(source.edges.chunks(True))
-    assert numbers[0].dtype == np.int64
-    assert text[1].to_pylist() == [str(node) for node in numbers[1]]
+    assert next(source.edges.chunks()).sources.dtype == np.int64
 
 
 @pytest.mark.parametrize("scale", [0.00002, 0.0001, 0.003])
@@ -238,7 +236,7 @@ def test_streams_hold_one_chunk() -> None:
     tracemalloc.start()
     try:
         for skip in (0, 10**9):
-            stream = edges.chunks(False, skip)
+            stream = edges.chunks(skip)
             for _ in range(3):
                 chunk = next(stream)
                 assert chunk[0].max() < graph.num_nodes
@@ -264,7 +262,7 @@ def test_files_hold_the_source(tmp_path: Path) -> None:
     assert [table.num_rows for table in tables[:3]] == [10_000] * 3
     found = np.concatenate([np.stack([table[name].to_numpy() for name in ("source", "target")]) for table in tables], 1)
     assert found.dtype == np.int32
-    assert np.array_equal(found, np.concatenate([np.stack(pair) for pair in source.edges.chunks(False)], axis=1))
+    assert np.array_equal(found, np.concatenate([np.stack([c.sources, c.targets]) for c in source.edges.chunks()], axis=1))
     assert source.features is not None
     assert source.labels is not None
     assert source.splits is not None
