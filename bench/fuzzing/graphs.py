@@ -37,14 +37,18 @@ class Graph:
     """Columns that are no features: dates, words, nested things."""
     expects: str = MUST_BE_RIGHT
     has_gaps: bool = False
-    """Features that are missing or endless."""
+    """Features that are missing."""
+    has_endless: bool = False
+    """Features that float32 cannot hold: missing in a typed column, and text in a CSV file."""
     has_unknown: bool = False
     """Edges to nobody."""
 
     def settle(self) -> None:
         """Say what is expected once all steps are done."""
-        if self.has_gaps and "fill_missing" not in self.settings:
+        if self.has_gaps and self.settings.get("missing_values") == "refuse":
             self.refuse()
+        if any(len(set(finite(column))) < 2 for column in self.columns.values()):
+            self.unsure()  # a column without values, or of one value, is ignored
         if self.has_unknown and "unknown_ids" not in self.settings:
             self.refuse()
 
@@ -134,14 +138,14 @@ def missing_feature(graph: Graph, rng: random.Random) -> None:
     name = rng.choice(list(graph.columns))
     graph.columns[name][rng.randrange(len(graph.ids))] = rng.choice((None, math.nan))
     if rng.random() < 0.5:
-        graph.settings["fill_missing"] = 0.5
+        graph.settings["missing_values"] = "refuse"
     graph.has_gaps = True
 
 
 def endless_feature(graph: Graph, rng: random.Random) -> None:
     name = rng.choice(list(graph.columns))
     graph.columns[name][rng.randrange(len(graph.ids))] = rng.choice((math.inf, -math.inf, 1e300))
-    graph.has_gaps = True
+    graph.has_gaps = graph.has_endless = True
 
 
 def odd_feature(graph: Graph, rng: random.Random) -> None:
@@ -194,7 +198,9 @@ def odd_settings(graph: Graph, rng: random.Random) -> None:
         ("undirected", True), ("feature_dtype", "float16"), ("feature_dtype", "bfloat16"), ("stratify", True),
         ("task", "regression"), ("task", "binary"), ("task", "multilabel"), ("task", "multiclass"),
         ("split", (0.0, 0.5, 0.5)), ("split", (1.0, 0.0, 0.0)), ("split", (0.2, 0.2, 0.2)), ("split_seed", 2**62),
-        ("fill_missing", 1e38), ("name", rng.choice(WORDS)),
+        ("missing_values", "mean"), ("name", rng.choice(WORDS)), ("parallel_edges", rng.choice(("count", "last"))),
+        ("kinds", (f"f0={rng.choice(('category', 'date', 'text', 'ignore', 'boolean'))}",)),
+        ("missing_markers", (rng.choice(("b", "3", "", "n1")),)),
     ]  # fmt: skip
     name, value = rng.choice(choices)
     graph.settings[name] = value
@@ -203,13 +209,16 @@ def odd_settings(graph: Graph, rng: random.Random) -> None:
 
 
 def extra_column(graph: Graph, rng: random.Random) -> None:
-    values: list[Any] = {
-        "when": ["2020-01-01T00:00:00"] * len(graph.ids),
-        "text": ["lorem, ipsum"] * len(graph.ids),
-        "été": ["x"] * len(graph.ids),
-        "with space": ["x y"] * len(graph.ids),
-    }[name := rng.choice(("when", "text", "été", "with space"))]
-    graph.extra[name] = values
+    kinds: dict[str, Callable[[int], Any]] = {
+        "when": lambda row: f"20{row:02d}-01-{row + 1:02d}T00:00:00",
+        "text": lambda row: f"lorem {row}, ipsum dolor {row % 3} sit amet",
+        "été": lambda row: "xyz"[row % 3],
+        "with space": lambda row: (True, False)[row % 2],
+        "constant": lambda row: "x y",
+        "Gaps": lambda row: rng.choice((None, "", "NA", "7", "1,000")),
+    }
+    name = rng.choice(list(kinds))
+    graph.extra[name] = [kinds[name](row) for row in range(len(graph.ids))]
 
 
 GRAPH_STEPS = (
@@ -245,16 +254,31 @@ def compare(store: GraphStore, graph: Graph, has_nodes: bool) -> None:
         _compare_labels(store, graph)
 
 
+def finite(column: list[Any]) -> list[float]:
+    """The values of a feature that float32 can hold."""
+    return [float(value) for value in column if isinstance(value, float) and abs(value) < 3e38]
+
+
 def _compare_features(store: GraphStore, graph: Graph) -> None:
-    fill = graph.settings.get("fill_missing", math.nan)
-    with np.errstate(over="ignore"):
-        wanted = np.array(
-            [[math.nan if value is None else value for value in column] for column in graph.columns.values()],
+    """Numbers are there as float32, the mean of training nodes where they are missing; no column is lost."""
+    assert store.columns is not None
+    known = {column.name: column for column in store.columns.columns}
+    if lost := {*graph.columns, *graph.extra} - set(known):
+        raise Wrong(f"columns {lost} are neither used nor ignored")
+    names, features = store.columns.names, np.asarray(store.features)
+    train = np.asarray(store.split) == 1
+    for name, column in graph.columns.items():
+        values = np.array(
+            [value if isinstance(value, float) and abs(value) < 3e38 else math.nan for value in column],
             dtype=np.float64,
-        ).T.astype(np.float32)
-    wanted = np.where(np.isfinite(wanted), wanted, np.float32(fill))
-    if not np.array_equal(np.asarray(store.features), wanted):
-        raise Wrong(f"features: {np.asarray(store.features).tolist()} instead of {wanted.tolist()}")
+        )
+        learned = values[(train if train.any() else np.ones(len(train), bool)) & ~np.isnan(values)]
+        wanted = np.where(np.isnan(values), learned.mean() if len(learned) else 0.0, values).astype(np.float32)
+        if not np.allclose(features[:, names.index(name)], wanted, rtol=1e-6, atol=1e-7):
+            raise Wrong(f"feature {name}: {features[:, names.index(name)].tolist()} instead of {wanted.tolist()}")
+        missing = np.isnan(values)
+        if missing.any() and not np.array_equal(features[:, names.index(f"{name} is missing")], missing):
+            raise Wrong(f"feature {name}: {missing} are missing")
 
 
 def _compare_labels(store: GraphStore, graph: Graph) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import math
 import random
 import shutil
 from collections.abc import Sequence
@@ -54,6 +56,8 @@ class IngestTarget:
             else:
                 file_steps.append((step.choice(_FILE_STEPS), step))
         graph.settle()
+        if graph.has_endless and style.is_text:
+            graph.unsure()  # such a cell is text there
         if not has_nodes and graph.expects == MUST_BE_REFUSED and graph.edges:
             graph.unsure()  # what is wrong may be in the part that is left out
         files = self._write(graph, style, has_nodes, file_steps, rng)
@@ -119,15 +123,16 @@ class _Style:
     """How tables are written: the kind of file and its manners."""
 
     def __init__(self, rng: random.Random, graph: Graph) -> None:
-        self.suffix = rng.choice((".csv", ".csv", ".csv.gz", ".tsv", ".parquet", ".parquet"))
-        self.is_text = self.suffix != ".parquet"
+        self.suffix = rng.choice((".csv", ".csv", ".csv.gz", ".tsv", ".parquet", ".parquet", ".jsonl", ".arrow"))
+        self.is_text = self.suffix.startswith((".csv", ".tsv"))
         self.delimiter = "\t" if self.suffix == ".tsv" else ","
         self._end = rng.choice(("\n", "\n", "\r\n"))
         self._mark = "\ufeff" if rng.random() < 0.15 else ""
         self._quote_all = rng.random() < 0.2
         self._last_end = rng.random() < 0.8
         self._headless = rng.random() < 0.15 and graph.id_kind in ("row", "number", "negative")
-        self._comment = "# made by hand\n" if rng.random() < 0.1 else ""
+        packed = self.suffix.endswith(".gz")
+        self._comment = f"# made by hand{self._end if packed else chr(10)}" if rng.random() < 0.1 else ""
         self._number = rng.choice((pa.float32(), pa.float64(), pa.decimal128(20, 6)))
         self._dictionary = rng.random() < 0.25
         self._large = rng.random() < 0.3
@@ -137,7 +142,13 @@ class _Style:
             self._quote_all = rng.random() < 0.5
 
     def written(self, columns: Columns, graph: Graph, table: str) -> bytes:
-        return self._text(columns) if self.is_text else self._parquet(columns, graph)
+        if self.suffix == ".jsonl":
+            return self._lines(columns)
+        return self._text(columns) if self.is_text else self._typed(columns, graph)
+
+    def _lines(self, columns: Columns) -> bytes:
+        rows = [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+        return "".join(f"{json.dumps(row, ensure_ascii=self._large)}\n" for row in rows).encode("utf-8", "replace")
 
     def _text(self, columns: Columns) -> bytes:
         lines = (
@@ -156,10 +167,14 @@ class _Style:
             return '"' + text.replace('"', '""') + '"'
         return text
 
-    def _parquet(self, columns: Columns, graph: Graph) -> bytes:
-        arrays = {name: self._column(name, values, graph) for name, values in columns.items()}
+    def _typed(self, columns: Columns, graph: Graph) -> bytes:
+        table = pa.table({name: self._column(name, values, graph) for name, values in columns.items()})
         stream = io.BytesIO()
-        pq.write_table(pa.table(arrays), stream, row_group_size=self._row_group)
+        if self.suffix == ".arrow":
+            with pa.ipc.new_file(stream, table.schema) as file:
+                file.write_table(table, self._row_group)
+        else:
+            pq.write_table(table, stream, row_group_size=self._row_group)
         return stream.getvalue()
 
     def _column(self, name: str, values: list[Any], graph: Graph) -> Any:
@@ -182,6 +197,11 @@ class _Style:
             pa.large_string() if self._large else pa.string(),
         )
         return text.dictionary_encode() if self._dictionary and not self._large else text
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a number that it cannot write is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_all(store: Any) -> None:

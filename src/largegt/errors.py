@@ -134,7 +134,12 @@ def _refusal(error: Exception) -> int:
     if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", text):
         return errno.ENOSPC
     found = re.search(r"\(os error (\d+)\)", text)
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else full_disk(text)
+
+
+def full_disk(text: str) -> int:
+    """The error number of a message about a full disk or a file that may not grow; 0 for another message."""
+    return next((code for code in _FULL if os.strerror(code) in text), 0)
 
 
 def _room(path: Path, num_bytes: int) -> str:

@@ -68,9 +68,10 @@ def _can_be_none(cls: type[Settings], field: str) -> bool:
 
 
 def several(values: Any) -> Any:
-    """`20,10` as on a command line, one value alone, or a list."""
+    """`20,10` or `[20,10]` as on a command line, one value alone, or a list."""
     if isinstance(values, str):
-        return tuple(values.split(","))
+        listed = values.removeprefix("[").removesuffix("]")
+        return tuple(listed.split(",")) if listed else ()
     return values if isinstance(values, list | tuple) else (values,)
 
 

@@ -27,5 +27,7 @@ def sides_of(directed: bool) -> tuple[Direction, ...]:
     return ("out", "in", "both") if directed else ("out",)
 
 
-MISSING_MARKERS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "none", "?", "-")
+MISSING_MARKERS = (
+    "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NaT", "NULL", "null", "None", "none", "nil", "\\N", "?", "-",
+)  # fmt: skip
 """Cells of a table that stand for a missing feature or label, beside empty ones."""

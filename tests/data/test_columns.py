@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from largegt.data.column_cells import Cells
-from largegt.data.columns import MISSING_MARKERS, Column, ColumnOptions, Columns, fit_columns
+from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
 from largegt.errors import ConfigError, FormatError, InputError
+from largegt.types import MISSING_MARKERS
 from oracles.text_hashing import hashed_words, word_hash
 
 

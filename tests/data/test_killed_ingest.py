@@ -19,7 +19,6 @@ from graph_helpers import left_behind
 
 from largegt.config import IngestConfig
 from largegt.data import sources
-from largegt.data.id_file import IdFile
 from largegt.data.ingest import ingest
 from largegt.errors import InputError
 from largegt.io.array_writer import ArrayWriter
@@ -167,7 +166,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, tiny: pytest.MonkeyPatch
     files = strings_in_csv(tmp_path)
     whole: list[str] = []
     ingest(sources.files(**files), tmp_path / "whole", progress=lambda stage, *_: whole.append(stage))
-    assert {"find nodes", "sort ids", "read edges"} <= set(whole)
+    assert {"find nodes", "read edges"} <= set(whole)
 
     def stop_at(stage: str) -> Any:
         def stop(now: str, *_: Any) -> None:
@@ -179,21 +178,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, tiny: pytest.MonkeyPatch
     stages: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         ingest(sources.files(**files), tmp_path / "g", progress=stop_at("sort edges"))
-    assert (tmp_path / ".g.partial" / "lookup").is_dir()
     ingest(sources.files(**files), tmp_path / "g", progress=lambda stage, *_: stages.append(stage))
-    assert not {"find nodes", "sort ids", "read edges"} & set(stages)
+    assert not {"find nodes", "read edges"} & set(stages)
     assert left_behind(tmp_path / "g", *all_bytes(tmp_path / "whole")) == []
-
-
-@pytest.mark.parametrize("name", ["key", "whole.json"])
-def test_lost_lookup_files_are_made_again(tmp_path: Path, tiny: pytest.MonkeyPatch, name: str) -> None:
-    files = node_table(tmp_path)
-    _ingest(files, tmp_path / "whole")
-    assert _stopped(files, tmp_path / "g", 4, None)
-    (tmp_path / ".g.partial" / "lookup" / name).unlink()
-    assert IdFile.open(tmp_path / ".g.partial" / "lookup", "", 1) is None
-    _ingest(files, tmp_path / "g")
-    assert all_bytes(tmp_path / "g") == all_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("make", INPUTS)

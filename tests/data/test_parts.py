@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 
+from largegt.data.columns import ColumnOptions
 from largegt.data.ids import as_text, is_text
 from largegt.data.parts import (
     ArrayEdges,
     ArrayIds,
-    ManyEdges,
     MatrixFeatures,
     TableEdges,
     TableFeatures,
@@ -63,12 +63,11 @@ def npy(folder: Path, array: Any, name: str = "a.npy") -> Any:
 EDGES = {
     "parquet": lambda folder: TableEdges(parquet(folder), "u", "v"),
     "csv": lambda folder: TableEdges(csv(folder), "u", "v"),
-    "array": lambda _: ArrayEdges(ENDS.T, "edges"),
-    "words": lambda _: ArrayEdges(ENDS.astype(str), "edges"),
-    "npy": lambda folder: ArrayEdges(npy(folder, ENDS), "a.npy"),
-    "two npy": lambda folder: ManyEdges([
-        ArrayEdges(npy(folder, ENDS[:, :50], "a.npy"), "a.npy"),
-        ArrayEdges(npy(folder, ENDS[:, 50:], "b.npy"), "b.npy"),
+    "array": lambda _: ArrayEdges([(ENDS.T, "edges")]),
+    "words": lambda _: ArrayEdges([(ENDS.astype(str), "edges")]),
+    "npy": lambda folder: ArrayEdges([(npy(folder, ENDS), "a.npy")]),
+    "two npy": lambda folder: ArrayEdges([
+        (npy(folder, ENDS[:, :50], "a.npy"), "a.npy"), (npy(folder, ENDS[:, 50:], "b.npy"), "b.npy"),
     ]),
 }  # fmt: skip
 
@@ -79,25 +78,29 @@ def together(parts: list[Any], empty: Any) -> Any:
     return np.concatenate([empty, *parts]).tolist()
 
 
-@pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("kind", EDGES)
-def test_skipped_edges(tmp_path: Path, kind: str, text: bool) -> None:
+def test_skipped_edges(tmp_path: Path, kind: str) -> None:
     edges = EDGES[kind](tmp_path)
     assert edges.total == (None if kind == "csv" else SIZE)
     for skip in SKIPS:
-        chunks = list(edges.chunks(text, skip))
-        assert all(len(sources) == len(targets) for sources, targets in chunks)
-        for end in range(2):
+        chunks = list(edges.chunks(skip))
+        assert all(len(chunk.sources) == len(chunk.targets) for chunk in chunks)
+        for end, name in enumerate(("sources", "targets")):
             expected = ENDS[end, skip:].tolist()
-            if text or kind == "words":
+            if kind in ("words", "csv"):
                 expected = [str(value) for value in expected]
-            assert together([chunk[end] for chunk in chunks], ENDS[0, :0]) == expected
+            assert together([getattr(chunk, name) for chunk in chunks], ENDS[0, :0]) == expected
+
+
+def fitted(table: Table, folder: Path, *columns: str) -> TableFeatures:
+    table.stage(folder / "staged.parquet", columns, 1 << 28, 1)
+    return TableFeatures(table, columns).fitted(ColumnOptions(), None, None, 1 << 28, 1)
 
 
 FEATURES = {
-    "parquet": lambda folder: TableFeatures(parquet(folder), ["a", "b", "c"]),
-    "vectors": lambda folder: TableFeatures(parquet(folder), ["vector"]),
-    "csv": lambda folder: TableFeatures(csv(folder), ["a", "b", "c"]),
+    "parquet": lambda folder: fitted(parquet(folder), folder, "a", "b", "c"),
+    "vectors": lambda folder: fitted(parquet(folder), folder, "vector"),
+    "csv": lambda folder: fitted(csv(folder), folder, "a", "b", "c"),
     "array": lambda _: MatrixFeatures(X, "features"),
     "npy": lambda folder: MatrixFeatures(npy(folder, X), "a.npy"),
     "sparse": lambda _: MatrixFeatures(scipy.sparse.coo_matrix(X), "features"),
@@ -114,23 +117,19 @@ def test_skipped_features(tmp_path: Path, kind: str) -> None:
         np.testing.assert_allclose(np.concatenate([X[:0], *blocks]), X[skip:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("text", [False, True])
-def test_id_columns(tmp_path: Path, text: bool) -> None:
-    expected = [str(value) for value in ENDS[0]] if text else ENDS[0].tolist()
+def test_id_columns(tmp_path: Path) -> None:
     for column in (TableIds(parquet(tmp_path), "u"), TableIds(csv(tmp_path), "u"), ArrayIds(ENDS[0], "ids")):
         assert column.total == SIZE
-        chunks = list(column.chunks(text))
-        assert len(chunks) > 3
-        assert together(chunks, ENDS[0, :0]) == expected
+        assert together(list(column.chunks()), ENDS[0, :0]) == ENDS[0].tolist()
 
 
 def test_a_missing_id_is_named_by_its_row(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("id,x\n" + "".join(f"{i},{i}\n" for i in range(300)) + ",5\n")
     with pytest.raises(InputError, match=r"n.csv: column 'id': an id is missing \(row 300, counted from 0\)"):
-        list(TableIds(Table(tmp_path / "n.csv"), "id").chunks(False))
+        list(TableIds(Table(tmp_path / "n.csv"), "id").chunks())
     edges = TableEdges(Table(tmp_path / "n.csv"), "id", "x")
     with pytest.raises(InputError, match=r"row 300"):
-        list(edges.chunks(False, 250))
+        list(edges.chunks(250))
 
 
 def test_same_ids(tmp_path: Path) -> None:

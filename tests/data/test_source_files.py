@@ -59,7 +59,7 @@ def parquet_files(folder: Path) -> list[Path]:
 
 def rows_of(table: Table) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
-    for batch in table.batches(["u", "v"], {"u": pa.string(), "v": pa.string()}):
+    for batch in table.batches(["u", "v"]):
         found += zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
     return found
 
@@ -94,7 +94,7 @@ def test_globs_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert expand("e/odd[1].csv") == [Path("e/odd[1].csv")]  # a file of this name comes first
     with pytest.raises(InputError, match=r"no file is named like e/none-\*.csv: check the pattern"):
         expand("e/none-*.csv")
-    with pytest.raises(InputError, match="holds no Parquet, CSV or TSV files"):
+    with pytest.raises(InputError, match="holds no Parquet, CSV, TSV, JSON lines or Arrow files"):
         expand(Path("e/more").rename("e/less").joinpath("part-3.csv.gz").rename("y") and "e/less")
 
 
@@ -130,9 +130,9 @@ def test_what_urls_refuse(bucket: Any) -> None:
     bucket.pipe_file("graphs/texts/a.txt", b"1 2")
     for place, message in (
         ("s3://graphs/edges/*.parquet", r"no file is named like s3://graphs/edges/\*.parquet"),
-        ("s3://graphs/texts", "holds no Parquet, CSV or TSV files"),
+        ("s3://graphs/texts", "holds no Parquet, CSV, TSV, JSON lines or Arrow files"),
         ("s3://graphs/none.parquet", "s3://graphs/none.parquet cannot be read"),
-        ("s3://graphs/x.npy", "is an array at a URL, which is read from a path only"),
+        ("s3://graphs/x.npy", "is a .npy file at a URL, which is read from a path only"),
     ):
         with pytest.raises(InputError, match=message):
             sources.files(place)

@@ -239,7 +239,7 @@ def test_streams_hold_one_chunk() -> None:
             stream = edges.chunks(skip)
             for _ in range(3):
                 chunk = next(stream)
-                assert chunk[0].max() < graph.num_nodes
+                assert chunk.sources.max() < graph.num_nodes
         blocks = rows.chunks(10**8)
         assert all(next(blocks).shape == (1 << 12, 128) for _ in range(3))
         peak_bytes = tracemalloc.get_traced_memory()[1]
@@ -262,7 +262,9 @@ def test_files_hold_the_source(tmp_path: Path) -> None:
     assert [table.num_rows for table in tables[:3]] == [10_000] * 3
     found = np.concatenate([np.stack([table[name].to_numpy() for name in ("source", "target")]) for table in tables], 1)
     assert found.dtype == np.int32
-    assert np.array_equal(found, np.concatenate([np.stack([c.sources, c.targets]) for c in source.edges.chunks()], axis=1))
+    assert np.array_equal(
+        found, np.concatenate([np.stack([c.sources, c.targets]) for c in source.edges.chunks()], axis=1)
+    )
     assert source.features is not None
     assert source.labels is not None
     assert source.splits is not None

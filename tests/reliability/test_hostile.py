@@ -28,6 +28,7 @@ from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
 from largegt.data.splits import npz_splits
 from largegt.data.store import GraphStore
+from largegt.data.tables import Table as SourceTable
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.experiments.figures import bars
@@ -198,7 +199,7 @@ def test_archives_that_claim_or_hold_too_much(tmp_path: Path, monkeypatch: pytes
         NpzMember(claims, "train").read()
     bomb = _npz(tmp_path / "bomb.npz", {"train": _header((50_000_000,), "|b1") + bytes(50_000_000)})
     assert bomb.stat().st_size < 100_000
-    monkeypatch.setattr("largegt.data.claims.available_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("largegt.data.limits.available_bytes", lambda: 10_000_000)
     with no_more_than(1 << 30), pytest.raises(InputError, match="of memory"):
         npz_splits(bomb, None)
     np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
@@ -221,11 +222,11 @@ def test_a_table_of_one_value_repeated(tmp_path: Path, monkeypatch: pytest.Monke
     pq.write_table(
         pa.table({"source": np.zeros(10**6, np.int64), "target": np.ones(10**6, np.int64)}), tmp_path / "e.parquet"
     )
-    assert files(tmp_path / "e.parquet").edges.total == 10**6
-    monkeypatch.setattr("largegt.data.claims._MOST_VALUES", 10)
-    monkeypatch.setattr("largegt.data.claims._FEW_VALUES", 1000)
+    assert SourceTable(tmp_path / "e.parquet").num_rows == 10**6
+    monkeypatch.setattr("largegt.data.limits._MOST_VALUES", 10)
+    monkeypatch.setattr("largegt.data.limits._FEW_VALUES", 1000)
     with pytest.raises(InputError, match="which no table does"):
-        _ = files(tmp_path / "e.parquet").edges.total
+        SourceTable(tmp_path / "e.parquet")
 
 
 def test_a_sparse_matrix_with_indices_outside(tmp_path: Path) -> None:

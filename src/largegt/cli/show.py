@@ -67,7 +67,13 @@ def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
 def print_columns(title: str, columns: list[dict[str, Any]], most: int = 60) -> None:
     """What became of each column of a table, and what to look at."""
     rows = [
-        (one["column"], one["kind"], one["used_as"], f"{one['missing']:,}", "" if one["distinct"] is None else f"{one['distinct']:,}")
+        (
+            one["column"],
+            one["kind"],
+            one["used_as"],
+            f"{one['missing']:,}",
+            "" if one["distinct"] is None else f"{one['distinct']:,}",
+        )
         for one in columns[:most]
     ]
     if len(columns) > most:

@@ -86,9 +86,7 @@ class Cells:
     def filled(self) -> Array:
         """Boolean [n]: the cell holds something, whether it can be read or not."""
         cells = self.text if self.group == "text" else self.array
-        if cells.null_count == 0:
-            return np.ones(len(cells), dtype=bool)
-        return np.asarray(cells.is_valid().to_numpy(zero_copy_only=False))
+        return ~np.asarray(pc.is_null(cells, nan_is_null=True).to_numpy(zero_copy_only=False))
 
     @cached_property
     def buffers(self) -> tuple[Array, Array, Array]:

@@ -19,17 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import ConfigError, FormatError, InputError, first_line
-from ..types import Array
+from ..types import MISSING_MARKERS, Array
 from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells
 
 Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
 KINDS: tuple[str, ...] = get_args(Kind)
-MISSING_MARKERS = (
-    "", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "null", "NULL", "Null", "None", "none", "NONE", "nil", "NIL",
-    "NaT", "<NA>", "#N/A", "#NA", "#N/A N/A", "-NaN", "-nan", "-", "--", "?", ".", "\\N",
-)  # fmt: skip
-"""Cells that stand for a missing value, compared after blanks are trimmed from both ends."""
 MAX_WIDTH = 1 << 20
 _MAX_DIMS = 1 << 16
 _MINUTES = 24 * 60
@@ -41,7 +36,7 @@ class ColumnOptions:
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     missing_values: Literal["mean", "refuse"] = "mean"
-    missing_markers: tuple[str, ...] = MISSING_MARKERS
+    missing_markers: tuple[str, ...] = ("", *MISSING_MARKERS)
     max_categories: int = 64
     hash_buckets: int = 64
     text_dims: int = 128

@@ -26,7 +26,6 @@ from . import column_kernels as kernels
 from .column_cells import BLANKS, MICROS_PER_DAY, Cells, type_group
 from .column_encoding import (
     MAX_WIDTH,
-    MISSING_MARKERS,
     Column,
     ColumnOptions,
     Columns,
@@ -38,7 +37,7 @@ from .column_encoding import (
     years_and_days,
 )
 
-__all__ = ["MISSING_MARKERS", "Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
+__all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
 _TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # the share of cells that may be odd; where the user names the kind
 _BATCH_ROWS, _STATEMENT_COLUMNS = 1 << 16, 200
@@ -238,7 +237,7 @@ class _Scan:
         self.as_text = self.group == "text" or self.given in ("category", "text")
         trials = _TRIALS[self.group] if not self.given else (self.given,) if self.given in _PLURALS else ()
         self.trials: dict[str, _Trial] = {trial: _Trial() for trial in trials}
-        self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE
+        self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE if self.group == "text" else 1.0
         self.most = options.max_categories
         self.filled = self.words = self.num_merged = 0
         self.seen: set[Any] | None = set()
@@ -335,10 +334,10 @@ def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple
     used = read & train
     trial.good += int(read.sum())
     odd = cells.filled & ~read
-    if cells.group == "text" and odd.any() and not trial.bad:
+    if odd.any() and not trial.bad:
         row = int(np.flatnonzero(odd)[0])
         trial.first_bad = f"{shown(cells.text[row])} in row {first + row}"
-    trial.bad += int(odd.sum()) if cells.group == "text" or kind == "boolean" else 0
+    trial.bad += int(odd.sum())
     if trial.first_missing < 0 and not read.all():
         trial.first_missing = first + int(np.flatnonzero(~read)[0])
     if not read.any():

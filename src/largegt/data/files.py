@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,11 +44,6 @@ class RemoteFile:
     @property
     def name(self) -> str:
         return PurePosixPath(urlsplit(self.url).path).name
-
-    def file_system(self) -> Any:
-        """What reads it."""
-        with talking(self.url, "read"):
-            return file_system(self.url)[0]
 
     def open(self) -> Any:
         """A binary stream that can seek."""
@@ -118,8 +114,10 @@ def is_packed(file: File) -> str:
 
 
 def place_of(file: File) -> str:
-    """What DuckDB calls a file: a path in which nothing is a wildcard, or a URL."""
-    return re.sub(r"([*?\[])", r"[\1]", str(file)) if isinstance(file, Path) else file.url
+    """What DuckDB calls a whole file: a path in which nothing is a wildcard, or a name for `span_file_system`."""
+    if isinstance(file, RemoteFile):
+        return Span.name_of(file)
+    return re.sub(r"([*?\[])", r"[\1]", str(file))
 
 
 def size_of(file: File) -> int:
@@ -150,24 +148,24 @@ def facts_of(file: File) -> list[Any]:
 
 
 class Span(io.RawIOBase):
-    """Lines of a text file as a file of their own: its first `head` bytes, and then the lines that begin in bytes
-    [low, high)."""
+    """A file at a URL, or lines of a text file as a file of their own: its first `head` bytes, and then the lines that
+    begin in bytes [low, high)."""
 
-    def __init__(self, file: File, head: int, low: int, high: int) -> None:
+    def __init__(self, file: File, head: int = 0, low: int = 0, high: int | None = None) -> None:
         self._stream, self._head, self._at = open_file(file), head, 0
+        self._lock, self._own = threading.Lock(), threading.local()
         self._start = max(head, self._line_from(low))
-        self.size = head + max(0, self._line_from(high) - self._start)
+        self.size = size_of(file) if high is None else head + max(0, self._line_from(high) - self._start)
 
     @staticmethod
-    def name_of(place: str, head: int, low: int, high: int) -> str:
-        """What `span_file_system` calls it."""
-        return f"span://{head}-{low}-{high}/{place}"
+    def name_of(file: File, *numbers: int) -> str:
+        """What `span_file_system` calls it: `numbers` are head, low and high, or none for the whole file."""
+        return f"span://{'-'.join(map(str, numbers))}/{file if isinstance(file, Path) else file.url}"
 
     @classmethod
     def named(cls, name: str) -> Span:
         numbers, _, place = name.removeprefix("span://").partition("/")
-        file: File = RemoteFile(place) if is_url(place) else Path(re.sub(r"\[([*?\[])\]", r"\1", place))
-        return cls(file, *map(int, numbers.split("-")))
+        return cls(RemoteFile(place) if is_url(place) else Path(place), *map(int, filter(None, numbers.split("-"))))
 
     def _line_from(self, place: int) -> int:
         """Where the first line begins that does not begin before `place`."""
@@ -185,20 +183,31 @@ class Span(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = offset + (0, self._at, self.size)[whence]
+        self._own.at = self._at
         return self._at
 
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        in_head = self._at < self._head
-        place = self._at if in_head else self._start + self._at - self._head
-        left = (self._head if in_head else self.size) - self._at
-        self._stream.seek(place)
-        data = self._stream.read(max(0, min(len(buffer), left)))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def read(self, size: int = -1) -> bytes:
+        """As many bytes as there are, from where this thread has just set the position: DuckDB's threads share a file,
+        and each sets the position and reads."""
+        with self._lock:
+            at = self._own.__dict__.pop("at", self._at)
+            end = self.size if size < 0 else min(self.size, at + size)
+            found = self._between(at, min(end, self._head))
+            found += self._between(max(at, self._head), end)
+            self._at = at + len(found)
+        return found
+
+    def _between(self, low: int, high: int) -> bytes:
+        found = b""
+        place = low if low < self._head else self._start + low - self._head
+        if self._stream.tell() != place:  # some web servers give a file from its beginning only
+            self._stream.seek(place)
+        while low + len(found) < high and (more := self._stream.read(high - low - len(found))):
+            found += more
+        return found
 
     def close(self) -> None:
         self._stream.close()
@@ -213,7 +222,7 @@ def span_file_system() -> Any:
         protocol = "span"
 
         def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-            return io.BufferedReader(Span.named(path))  # which reads until it has all that is asked for
+            return Span.named(path)
 
         def info(self, path: str, **_: Any) -> dict[str, Any]:
             with Span.named(path) as span:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ..errors import InputError, first_line
 from ..types import Array
-from .sql import connection, literal, reading
+from .sql import connection, literal, reading, streamed
 
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"
@@ -115,8 +115,11 @@ def find_ids(known: Iterable[Ids], wanted: Ids, memory: int, threads: int, scrat
     found = np.full(len(wanted), -1, dtype=np.int64)
     if not len(wanted):
         return found
-    with reading("the ids"), connection(memory, threads, scratch) as db:
-        db.register("known", _numbered(known, is_text(wanted)))
+    with (
+        reading("the ids"),
+        connection(memory, threads, scratch) as db,
+        streamed(db, "known", *_numbered(known, is_text(wanted))),
+    ):
         db.register("wanted", pa.table({"id": wanted, "place": np.arange(len(wanted))}))
         for batch in db.sql("SELECT place, node FROM known JOIN wanted USING (id)").to_arrow_reader(_CHUNK_ROWS):
             found[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
@@ -125,8 +128,11 @@ def find_ids(known: Iterable[Ids], wanted: Ids, memory: int, threads: int, scrat
 
 def first_repeat(known: Iterable[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
     """(row, id) of the first row whose id was there before; None where every id occurs once."""
-    with reading("the ids"), connection(memory, threads, scratch) as db:
-        db.register("known", _numbered(known, text))
+    with (
+        reading("the ids"),
+        connection(memory, threads, scratch) as db,
+        streamed(db, "known", *_numbered(known, text)),
+    ):
         twice = "SELECT arg_min(node, node, 2)[2] AS again, id FROM known GROUP BY id HAVING count(*) > 1"
         found = db.sql(f"SELECT again, id FROM ({twice}) ORDER BY again LIMIT 1").fetchall()
     return found[0] if found else None
@@ -139,8 +145,11 @@ def distinct_ids(
     becomes whole numbers. With `integers`, the chunks are whole numbers already."""
     file = scratch / "found.parquet"
     scratch.mkdir(parents=True, exist_ok=True)
-    with reading("the ids"), connection(memory, threads, scratch) as db:
-        db.register("named", _numbered(chunks, not integers))
+    with (
+        reading("the ids"),
+        connection(memory, threads, scratch) as db,
+        streamed(db, "named", *_numbered(chunks, not integers)),
+    ):
         db.execute(f"COPY (SELECT DISTINCT id FROM named) TO {literal(file)} (FORMAT parquet)")
         text = not integers
         if text:
@@ -159,8 +168,8 @@ def _in_order(file: Path, as_they_are: bool, memory: int, threads: int) -> Itera
     file.unlink()
 
 
-def _numbered(chunks: Iterable[Ids], text: bool) -> Any:
-    """A stream of (id, node) for DuckDB: node is the row over all chunks."""
+def _numbered(chunks: Iterable[Ids], text: bool) -> tuple[Any, Iterator[Any]]:
+    """(schema, record batches) of (id, node) for DuckDB: node is the row over all chunks."""
     kind = pa.large_string() if text else pa.int64()
     schema = pa.schema([("id", kind), ("node", pa.int64())])
 
@@ -173,7 +182,7 @@ def _numbered(chunks: Iterable[Ids], text: bool) -> Any:
                 yield pa.record_batch([part, pa.array(np.arange(row, row + len(part)))], schema=schema)
                 row += len(part)
 
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    return schema, batches()
 
 
 def _arrow(array: Array, where: str) -> Any:

@@ -10,6 +10,7 @@ order with another number of threads.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
-from ..errors import InputError, LargeGTError, first_line
+from ..errors import InputError, LargeGTError, first_line, full_disk
 from ..memory import available_bytes
 
 LEAST_MEMORY = 128 << 20
@@ -54,6 +56,27 @@ def lock(connected: Any) -> None:
 
 
 @contextmanager
+def streamed(connected: Any, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[None]:
+    """Make record batches readable as the table `name`, once. An error in them is raised as it is."""
+    errors: list[BaseException] = []
+
+    def kept() -> Iterator[Any]:
+        try:
+            yield from batches
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    connected.register(name, pa.RecordBatchReader.from_batches(schema, kept()))
+    try:
+        yield
+    except Exception:
+        if errors:
+            raise errors[0] from None
+        raise
+
+
+@contextmanager
 def reading(where: Any) -> Iterator[None]:
     """Turn whatever goes wrong while `where` is read into one line that names it. Libraries answer to damaged bytes
     with errors of every kind."""
@@ -64,8 +87,8 @@ def reading(where: Any) -> Iterator[None]:
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(f"reading {where} needs more memory: {first_line(error)}") from error
     except Exception as error:
-        if "No space left" in str(error):  # of what is written aside, whose name is said elsewhere
-            raise
+        if code := full_disk(str(error)):  # `disk_errors` names the folder that is written to
+            raise OSError(code, os.strerror(code)) from error
         raise InputError(
             f"{where} cannot be read: {explained(error)[:300]}; is it whole, and what its name says?"
         ) from error
@@ -77,7 +100,7 @@ def explained(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     cause = next((line for line in lines[1:] if not line.startswith(("Original Line", "Possible", "*", "file"))), "")
-    text = _LOCATION.sub("", lines[0])
+    text = _LOCATION.sub("", lines[-1] if "Traceback" in lines[0] else lines[0])
     if "state machine" in text:
         return "lines end in \\n here and in \\r\\n there, or a quote is never closed"
     return f"{text.replace('CSV Error on Line:', 'line')}: {cause}" if "CSV Error" in lines[0] and cause else text

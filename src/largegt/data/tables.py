@@ -51,7 +51,7 @@ from .files import (
 )  # fmt: skip
 from .ids import CANONICAL
 from .limits import check_npz, check_parquet
-from .sql import connection, identifier, literal, lock, reading
+from .sql import connection, identifier, literal, lock, reading, streamed
 from .workers import written_aside
 
 BATCH_ROWS = 1 << 18
@@ -364,14 +364,9 @@ class _Files(_Reader):
     @contextmanager
     def connected(self, memory: int | None, threads: int, scratch: Path | None) -> Iterator[tuple[Any, str]]:
         with connection(memory, threads, scratch) as db:
-            for file_system in {id(fs): fs for fs in self._file_systems()}.values():
-                db.register_filesystem(file_system)
+            if self.kind in TEXT or any(isinstance(piece.file, RemoteFile) for piece in self.pieces):
+                db.register_filesystem(span_file_system())
             yield db, self._table(db)
-
-    def _file_systems(self) -> Iterator[Any]:
-        for piece in self.pieces:
-            if isinstance(piece.file, RemoteFile):
-                yield piece.file.file_system()
 
     def _table(self, db: Any) -> str:
         raise NotImplementedError
@@ -434,11 +429,6 @@ class _Text(_Files):
     def types(self) -> dict[str, str]:
         return dict.fromkeys(_header(self.pieces[0].file, self.kind).names, "VARCHAR")
 
-    def _file_systems(self) -> Iterator[Any]:
-        yield from super()._file_systems()
-        if any(piece.high is not None for piece in self.pieces):
-            yield span_file_system()
-
     def _table(self, db: Any) -> str:
         first = _header(self.pieces[0].file, self.kind)
         groups: list[tuple[_Header, list[str]]] = []
@@ -446,9 +436,14 @@ class _Text(_Files):
             head = _header(piece.file, self.kind)
             if missing := [name for name in first.names if name not in head.names]:
                 raise ValueError(f"{piece.file} has no column {missing[0]!r}, other files of this table have")
-            place = place_of(piece.file)
-            if piece.high is not None:
-                place = Span.name_of(place, head.num_bytes, piece.low, piece.high)
+            if head.ends_otherwise and not is_packed(piece.file):
+                high = size_of(piece.file) if piece.high is None else piece.high
+                place = Span.name_of(piece.file, 0, max(piece.low, head.num_bytes), high)
+                head = replace(head, skip=0)
+            elif piece.high is not None:
+                place = Span.name_of(piece.file, head.num_bytes, piece.low, piece.high)
+            else:
+                place = place_of(piece.file)
             if groups and groups[-1][0] == head:
                 groups[-1][1].append(place)
             else:
@@ -547,8 +542,10 @@ class _Sqlite(_Reader):
             cursor = found.execute(self.text)
             names = [column[0] for column in cursor.description]
             schema = pa.schema([(name, pa.string()) for name in names])
-            with connection(memory, threads, scratch) as db:
-                db.register("sqlite", pa.RecordBatchReader.from_batches(schema, _sqlite_batches(cursor, schema)))
+            with (
+                connection(memory, threads, scratch) as db,
+                streamed(db, "sqlite", schema, _sqlite_batches(cursor, schema)),
+            ):
                 yield db, "sqlite"
         finally:
             found.close()
@@ -631,32 +628,39 @@ class _Header:
     num_bytes: int
     delimiter: str
     compression: str
+    ends_otherwise: bool
+    """Its lines end otherwise than those of the data, which DuckDB does not read."""
 
 
 def _header(file: File, kind: str) -> _Header:
     """Read the comments and the header of a file. A line of numbers alone is no header: columns are f0, f1, …"""
-    skip = size = 0
+    skipped: list[str] = []
     with open_plain(file) as stream:
-        for line in io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline=""):
-            text = line if size else line.removeprefix(_MARK)
+        lines = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
+        for line in lines:
+            text = line if skipped else line.removeprefix(_MARK)
             if not text.startswith("#") and text.strip():
                 break
-            skip += 1
-            size += len(line.encode("utf-8", "surrogateescape"))
+            skipped.append(line)
         else:
             raise ValueError("the file is empty")
+        after = next(lines, line)
     delimiter = _DELIMITERS[kind]
     if kind == ".csv" and "," not in text:
         delimiter = next((sign for sign in ";\t" if sign in text), ",")
     fields = [field.strip() for field in next(csv.reader([text], delimiter=delimiter))]
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(is_packed(file), "none")
+    names = tuple(f"f{at}" for at in range(len(fields)))
     if all(_is_number(field) for field in fields):
-        return _Header(skip, tuple(f"f{at}" for at in range(len(fields))), size, delimiter, compression)
-    names = tuple(field or f"column{at}" for at, field in enumerate(fields))
-    if any(0xDC80 <= ord(sign) <= 0xDCFF for sign in text):
-        raise ValueError("its header is not UTF-8 text")
-    size += len(line.encode("utf-8", "surrogateescape"))
-    return _Header(skip + 1, names, size, delimiter, compression)
+        after = line
+    else:
+        if any(0xDC80 <= ord(sign) <= 0xDCFF for sign in text):
+            raise ValueError("its header is not UTF-8 text")
+        names = tuple(field or f"column{at}" for at, field in enumerate(fields))
+        skipped.append(line)
+    num_bytes = len("".join(skipped).encode("utf-8", "surrogateescape"))
+    otherwise = any(one.endswith("\r\n") != after.endswith("\r\n") for one in skipped)
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(is_packed(file), "none")
+    return _Header(len(skipped), names, num_bytes, delimiter, compression, otherwise)
 
 
 def _read_csv(head: _Header, places: Sequence[str]) -> str:
