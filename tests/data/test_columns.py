@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from largegt.data.column_cells import Cells
 from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
+from largegt.data.tables import Table
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.types import MISSING_MARKERS
 from oracles.text_hashing import hashed_words, word_hash
@@ -29,9 +30,11 @@ def fit(folder: Path, columns: dict[str, Any], train: Any = None, labels: Any = 
     pq.write_table(pa.table(columns), path, row_group_size=options.pop("row_group_size", 1000))
     mask = None if train is None else np.asarray(train, dtype=bool)
     codes = None if labels is None else np.asarray(labels, dtype=np.int32)
-    return fit_columns(
-        [str(path)], list(columns), "nodes.csv", ColumnOptions(**options), mask, codes, memory=memory, threads=1
-    )
+    table = Table(path)
+    table.where = "nodes.csv"
+    (folder / "again.parquet").unlink(missing_ok=True)
+    table.stage(folder / "again.parquet", list(columns), memory, 1)
+    return fit_columns(table, list(columns), ColumnOptions(**options), mask, codes)
 
 
 def features(fitted: Columns, columns: dict[str, Any]) -> Any:
@@ -278,11 +281,13 @@ def test_ids_and_large_numbers_are_noted(tmp_path: Path) -> None:
 
 
 def test_odd_column_names(tmp_path: Path) -> None:
-    names = ['a"b', "x.y", "x", "'; DROP", "日本", "", "X"]
+    names = ['a"b', "x.y", "x", "'; DROP", "日本", "{0}", " "]
     columns = {name: [f"v{row % (90 + place)}" for row in range(200)] for place, name in enumerate(names)}
     fitted = fit(tmp_path, columns)
     assert [column.distinct for column in fitted.columns] == list(range(90, 90 + len(names)))
     features(fitted, columns)
+    with pytest.raises(InputError, match="column 1, counted from 0, has no name"):
+        fit(tmp_path, {"x": [1], "": [2]})
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_skipped_edges(tmp_path: Path, kind: str) -> None:
 
 def fitted(table: Table, folder: Path, *columns: str) -> TableFeatures:
     table.stage(folder / "staged.parquet", columns, 1 << 28, 1)
-    return TableFeatures(table, columns).fitted(ColumnOptions(), None, None, 1 << 28, 1)
+    return TableFeatures(table, columns).fitted(ColumnOptions(), None)
 
 
 FEATURES = {

@@ -152,7 +152,7 @@ class Additions:
             return Columns([])
         kinds = {name: "vector" if part.table.is_list(name) else "number" for name in part.chosen}
         options = replace(column_options(self.config), kinds=kinds, missing_values="refuse")
-        return part.fitted(options, None, None, self.means.memory, self.means.threads).columns
+        return part.fitted(options, None).columns
 
     def edges(self, memory: int) -> Iterator[tuple[Array, Array]]:
         """(sources, targets) by node number, in pieces; ends that are no nodes are refused, or dropped as at ingest."""

@@ -1,24 +1,20 @@
 """Columns of a node table or an edge table: from what they hold to features.
 
-Enters: staged Parquet files, rows in node order, text as CSV files have it or typed; which rows are for training.
+Enters: a staged table, rows in node order, text as CSV files have it or typed; which rows are for training.
 Leaves: `Columns`, the fitted transform of the table. The kind of a column follows from all rows; means, categories
 and the newest date come from training rows only. Labels serve for warnings about leaks and nothing else.
-Cost: one pass over the files; memory for a batch of rows of some columns. DuckDB counts different values of columns
-with many, and spills to a folder beside the files.
+Cost: one pass over the staged file; memory for a batch of rows of some columns. DuckDB counts different values of
+columns with many, and spills to a folder beside the file.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import ConfigError, InputError, first_line, nearest
 from ..types import Array
@@ -36,6 +32,8 @@ from .column_encoding import (
     wrong_vector,
     years_and_days,
 )
+from .sql import identifier, literal
+from .tables import Table
 
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
@@ -55,38 +53,30 @@ _POSSIBLE = {
 
 
 def fit_columns(
-    files: Sequence[str],
-    names: Sequence[str],
-    where: str,
-    options: ColumnOptions,
-    train: Array | None,
-    labels: Array | None = None,
-    *,
-    memory: int,
-    threads: int,
+    table: Table, names: Sequence[str], options: ColumnOptions, train: Array | None, labels: Array | None = None
 ) -> Columns:
-    """Fit the columns `names` of the table `where`; `train` [rows] says which rows may be learned from (None: all)."""
+    """Fit the columns `names` of a staged table; `train` [rows] says which rows may be learned from (None: all)."""
+    where, num_rows = table.where, table.count()
     for name in options.kinds:
         if name not in names:
             raise ConfigError(f"{where} has no feature column {shown(name)} to give a kind{nearest(name, names)}")
-    table = _Table(files, where, memory, threads)
     for given, what in ((train, "training mask"), (labels, "labels")):
-        if given is not None and given.shape != (table.num_rows,):
-            raise InputError(f"{where}: the {what} has shape {given.shape}, expected ({table.num_rows},)")
-    rows = _Rows(np.ones(table.num_rows, dtype=bool) if train is None else train.astype(bool), labels)
-    scans = [_Scan(name, table.type_of(name), rows, options, where) for name in names]
+        if given is not None and given.shape != (num_rows,):
+            raise InputError(f"{where}: the {what} has shape {given.shape}, expected ({num_rows},)")
+    rows = _Rows(np.ones(num_rows, dtype=bool) if train is None else train.astype(bool), labels)
+    scans = [_Scan(name, table.arrow_type(name), rows, options, where) for name in names]
     markers = pa.array(options.missing_markers, pa.large_string())
-    for part, batch_rows in table.parts([scan for scan in scans if scan.is_read]):
-        for first, batch in table.batches([scan.name for scan in part], batch_rows):
-            places = {name: place for place, name in enumerate(batch.schema.names)}
-            for scan in part:
-                _update(scan, Cells(batch.column(places[scan.name]), markers), first, where)
+    for part, batch_rows in _together(table, [scan for scan in scans if scan.is_read]):
+        first = 0
+        for batch in table.batches([scan.name for scan in part], batch_rows):
+            for place, scan in enumerate(part):
+                _update(scan, Cells(batch.column(place), markers), first, where)
+            first += batch.num_rows
     many = [scan for scan in scans if scan.needs_count()]
-    distinct = table.count([_distinct_sql(scan, table.sql_name(scan.name), options) for scan in many])
-    for scan, count in zip(many, distinct, strict=True):
+    for scan, count in zip(many, _counted(table, [_distinct_sql(scan, options) for scan in many]), strict=True):
         scan.distinct = count
     large = [scan for scan in scans if scan.kind() == "number" and scan.trials["number"].high > _EXACT]
-    merged = table.count([sql for scan in large for sql in _float32_sql(scan, table.sql_name(scan.name))])
+    merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
     fitted = Columns([_fit(scan, options, where) for scan in scans], options.missing_values, options.missing_markers)
@@ -98,98 +88,41 @@ def fit_columns(
     return fitted
 
 
-class _Table:
-    """The staged files, read in batches."""
-
-    def __init__(self, files: Sequence[str], where: str, memory: int, threads: int) -> None:
-        self.files, self.where, self.memory, self.threads = list(files), where, memory, threads
-        try:
-            self._metadata = [pq.read_metadata(file) for file in files]
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{where} cannot be read: {first_line(error)}") from error
-        self.num_rows = sum(metadata.num_rows for metadata in self._metadata)
-        schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
-        self._places = {name: place for place, name in enumerate(schemas[0].names)} if schemas else {}
-        self._types: dict[str, Any] = {}
-        for one in (one for schema in schemas for one in schema):
-            if one.name not in self._types or pa.types.is_null(self._types[one.name]):
-                self._types[one.name] = one.type
-
-    def type_of(self, name: str) -> Any:
-        if name not in self._types:
-            raise InputError(f"{self.where} has no column {shown(name)}{nearest(name, self._types)}")
-        return self._types[name]
-
-    def sql_name(self, name: str) -> str:
-        """The column in SQL, by its place: DuckDB's names know no case and cannot be empty."""
-        if name not in self._places:
-            raise InputError(f"{self.files[0]} has no column {shown(name)}, other files of {self.where} have: add it")
-        return f"c{self._places[name]}"
-
-    def parts(self, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
-        """(columns to read together, rows of a batch), for an eighth of the memory."""
-        groups = [m.row_group(g) for m in self._metadata for g in range(m.num_row_groups)]
-        num_bytes = sum(group.total_byte_size for group in groups)
-        cell = max(64, 4 * num_bytes // max(1, self.num_rows * len(self._types)))
-        rows = max(1, min(_BATCH_ROWS, self.num_rows, max(1024, self.memory // 8 // cell)))
-        together = max(1, self.memory // 8 // (cell * rows))
-        for start in range(0, len(scans), together):
-            yield scans[start : start + together], rows
-
-    def batches(self, names: list[str], rows: int) -> Iterator[tuple[int, Any]]:
-        """(first row, batch) of the columns, over all files."""
-        first = 0
-        try:
-            for path, metadata in zip(self.files, self._metadata, strict=True):
-                with pq.ParquetFile(path, metadata=metadata) as file:
-                    for batch in file.iter_batches(rows, columns=names, use_threads=self.threads > 1):
-                        yield first, batch
-                        first += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.where} cannot be read: {first_line(error)}") from error
-
-    def count(self, expressions: list[str]) -> list[int]:
-        """The values of aggregates over all rows, several in one statement as far as the memory allows."""
-        if not expressions:
-            return []
-        together = max(1, min(_STATEMENT_COLUMNS, self.memory // 4 // (64 * max(1, self.num_rows))))
-        counts: list[int] = []
-        names = ", ".join(map("c{}".format, range(len(self._places))))
-        with tempfile.TemporaryDirectory(dir=Path(self.files[0]).parent) as folder:
-            config: dict[str, str | bool | int | float | list[str]] = {
-                "threads": str(max(1, self.threads)), "memory_limit": f"{max(self.memory, 128 << 20) >> 20}MB",
-                "autoinstall_known_extensions": "false", "autoload_known_extensions": "false",
-                "temp_directory": folder,
-            }  # fmt: skip
-            try:
-                with duckdb.connect(":memory:", config=config) as connection:
-                    for start in range(0, len(expressions), together):
-                        some = ", ".join(expressions[start : start + together])
-                        query = f"SELECT {some} FROM read_parquet(?, hive_partitioning = false) AS t({names})"  # nosec B608
-                        found = connection.execute(query, [self.files]).fetchone()
-                        counts.extend(int(one) for one in found or ())
-            except duckdb.Error as error:
-                raise InputError(f"{self.where}: its values cannot be counted: {first_line(error)}") from error
-        return counts
+def _together(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
+    """(columns to read together, rows of a batch), for an eighth of the memory."""
+    num_rows, memory = max(1, table.count()), table.memory // 8
+    cell = max(64, 4 * table.staged_bytes // (num_rows * len(table.columns)))
+    rows = min(_BATCH_ROWS, num_rows, max(1024, memory // cell))
+    step = max(1, memory // (cell * rows))
+    for start in range(0, len(scans), step):
+        yield scans[start : start + step], rows
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _counted(table: Table, expressions: list[str]) -> list[int]:
+    """The values of aggregates over all rows, several in one statement as far as the memory allows."""
+    step = max(1, min(_STATEMENT_COLUMNS, table.memory // 4 // (64 * max(1, table.count()))))
+    counts: list[int] = []
+    for start in range(0, len(expressions), step):
+        [found] = table.query(", ".join(expressions[start : start + step]))
+        counts += map(int, found)
+    return counts
 
 
-def _distinct_sql(scan: _Scan, name: str, options: ColumnOptions) -> str:
+def _distinct_sql(scan: _Scan, options: ColumnOptions) -> str:
     """An aggregate: the different values that are not missing."""
+    name = identifier(scan.name)
     if scan.group != "text":
         return f"count(DISTINCT {name})"
-    text = f"trim({name}::VARCHAR, {_literal(BLANKS)})"
-    markers = ", ".join(map(_literal, options.missing_markers))
+    text = f"trim({name}::VARCHAR, {literal(BLANKS)})"
+    markers = ", ".join(map(literal, options.missing_markers))
     return f"count(DISTINCT {text}) FILTER ({text} NOT IN ({markers}))" if markers else f"count(DISTINCT {text})"
 
 
-def _float32_sql(scan: _Scan, name: str) -> tuple[str, str]:
+def _float32_sql(scan: _Scan) -> tuple[str, str]:
     """Two aggregates: different whole numbers beyond 2^24, before and after they become float32."""
+    name = identifier(scan.name)
     if scan.group == "text":
-        name = f"replace(trim({name}::VARCHAR, {_literal(BLANKS)}), ',', '')"
+        name = f"replace(trim({name}::VARCHAR, {literal(BLANKS)}), ',', '')"
     whole = f"TRY_CAST({name} AS HUGEINT)"
     beyond = f"FILTER (abs({whole}) > {_EXACT} AND TRY_CAST({name} AS DOUBLE) = {whole}::DOUBLE)"
     return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"

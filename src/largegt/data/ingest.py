@@ -200,8 +200,8 @@ def _write_features(work: _Work, nodes: NodeIds, encoded: Encoded, split: Array)
     if isinstance(features, TableFeatures):
         train = split == SPLIT_CODES["train"]
         codes = encoded.values if encoded.task in ("multiclass", "binary") else None
-        features = features.fitted(column_options(work.config, features.chosen), train if train.any() else None, codes,
-                                   work.memory // 4, work.threads)  # fmt: skip
+        options = column_options(work.config, features.chosen)
+        features = features.fitted(options, train if train.any() else None, codes)
         columns = features.columns
     described = {} if columns is None else {"columns": columns.to_json()}
     if features is None or (columns is not None and not columns.width):

@@ -442,14 +442,9 @@ class TableFeatures:
     def num_rows(self) -> int | None:
         return self.table.count()
 
-    def fitted(
-        self, options: ColumnOptions, train: Array | None, labels: Array | None, memory: int, threads: int
-    ) -> TableFeatures:
+    def fitted(self, options: ColumnOptions, train: Array | None, labels: Array | None = None) -> TableFeatures:
         """The same columns with their kinds decided and their transforms fitted on the training rows."""
-        columns = fit_columns(
-            [str(self.table.staged)], self.chosen, self.where, options, train, labels, memory=memory, threads=threads
-        )
-        return replace(self, columns=columns)
+        return replace(self, columns=fit_columns(self.table, self.chosen, options, train, labels))
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:
         row = skip

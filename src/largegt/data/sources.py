@@ -254,9 +254,7 @@ class _EdgeRoles:
             table.limit(memory, threads)
         fitted = None
         if self.features:
-            options = column_options(config, self.features)
-            fitted = fit_columns([str(table.staged)], self.features, table.where, options, None, None,
-                                 memory=memory, threads=threads)  # fmt: skip
+            fitted = fit_columns(table, self.features, column_options(config, self.features), None)
         return TableEdges(table, self.source, self.target, self.weight, fitted)
 
 
@@ -459,9 +457,9 @@ class _Roles:
         for cast in (f"TRY_CAST({column} AS DOUBLE)", f"epoch_us(TRY_CAST({column} AS TIMESTAMP))"):
             if table.types[name] != "VARCHAR" and ("DOUBLE" in cast) == table.types[name].startswith(("DATE", "TIME")):
                 continue
-            [[unread]] = table.query(f"SELECT count(*) FROM {{table}} WHERE {column} IS NOT NULL AND {cast} IS NULL")
+            [[unread]] = table.query("count(*)", f"{column} IS NOT NULL AND {cast} IS NULL")
             if not unread:
-                rows = table.query(f"SELECT CAST({cast} AS DOUBLE) FROM {{table}}")
+                rows = table.query(f"CAST({cast} AS DOUBLE)")
                 return np.array([np.nan if value is None else value for (value,) in rows])
         raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
 

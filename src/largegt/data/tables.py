@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,11 @@ class Table:
 
     def __init__(self, what: Any, database: str | None = None) -> None:
         self.first_row, self._threads = 0, 1
-        self._memory: int | None = None
+        self.memory = available_bytes() // 4
         self._staged: Path | None = None
+        self._schema: Any = None
+        self.staged_bytes = 0
+        """Of the staged columns, not compressed."""
         self._count: int | None = None
         self._integers: dict[str, bool] = {}
         self._reader, self.where = _reader_of(what, database)
@@ -126,7 +130,9 @@ class Table:
         lower = [name.lower() for name in self.columns]
         if len(set(lower)) < len(lower):
             twice = next(name for at, name in enumerate(self.columns) if lower[at] in lower[:at])
-            raise InputError(f"{self.where}: column {twice!r} occurs twice")
+            raise InputError(f"{self.where}: column {twice!r} occurs twice, upper and lower case count as the same")
+        if "" in lower:
+            raise InputError(f"{self.where}: column {lower.index('')}, counted from 0, has no name: give it one")
         if not self.columns:
             raise InputError(f"{self.where} has no columns")
 
@@ -148,7 +154,7 @@ class Table:
     def count(self) -> int:
         """Rows, in any case; the table may be read for it, once."""
         if (known := self.num_rows) is None:
-            [[known]] = self.query("SELECT count(*) FROM {table}")
+            [[known]] = self.query("count(*)")
             self._count = int(known)
         return int(known)
 
@@ -165,7 +171,7 @@ class Table:
 
     def limit(self, memory: int, threads: int) -> None:
         """Set what reading may use."""
-        self._memory, self._threads = memory, threads
+        self.memory, self._threads = memory, threads
 
     def stage(self, file: Path, columns: Sequence[str], memory: int, threads: int) -> None:
         """Copy these columns into the Parquet file `file`, unless an earlier run did, and read them from there."""
@@ -186,8 +192,8 @@ class Table:
                 self._reader.connected(memory, threads, file.parent) as (db, table),
             ):
                 db.execute(f"COPY (SELECT {names} FROM {table}) TO {literal(aside)} (FORMAT parquet)")
-        self._staged, self._integers = file, {}
-        self._count = pq.read_metadata(file).num_rows
+        self._integers = {}
+        self._take_staged(file)
 
     def keep_last(self, keys: Sequence[str]) -> None:
         """Keep, of the staged rows that agree in `keys`, the last one."""
@@ -196,25 +202,29 @@ class Table:
         if not file.exists():
             named = ", ".join(identifier(key) for key in keys)
             with written_aside(file) as aside, reading(self.where), connection(
-                self._memory, self._threads, file.parent
+                self.memory, self._threads, file.parent
             ) as db:  # fmt: skip
                 db.execute(
                     f"COPY (SELECT * EXCLUDE (file_row_number) FROM read_parquet({literal(self._staged)}, "
                     f"file_row_number=true) QUALIFY row_number() OVER (PARTITION BY {named} ORDER BY file_row_number "
                     f"DESC) = 1 ORDER BY file_row_number) TO {literal(aside)} (FORMAT parquet)"
                 )
-        self._staged = file
-        self._count = pq.read_metadata(file).num_rows
+        self._take_staged(file)
 
-    @property
-    def staged(self) -> Path | None:
-        """The Parquet file of ours that holds the table's columns."""
-        return self._staged
+    def _take_staged(self, file: Path) -> None:
+        metadata = pq.read_metadata(file)
+        self._staged, self._schema, self._count = file, metadata.schema.to_arrow_schema(), metadata.num_rows
+        groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+        self.staged_bytes = sum(group.total_byte_size for group in groups)
 
-    def query(self, text: str) -> list[Any]:
-        """The rows of a query over `{table}`."""
+    def arrow_type(self, name: str) -> Any:
+        """The type of a column that is staged."""
+        return self._schema.field(name).type
+
+    def query(self, expressions: str, condition: str = "true") -> list[Any]:
+        """The values of SQL expressions over the rows for which `condition` holds."""
         with reading(self.where), self._connected() as (db, table):
-            return list(db.sql(text.format(table=table)).fetchall())
+            return list(db.sql(f"SELECT {expressions} FROM {table} WHERE {condition}").fetchall())
 
     def batches(
         self, columns: Sequence[str], rows: int | None = None, skip: int = 0, casts: Mapping[str, str] | None = None
@@ -256,16 +266,16 @@ class Table:
         """For each text column: whether all its cells are canonical whole numbers of 64 bits."""
         tests = [
             f"coalesce(bool_and(regexp_full_match({name}, '{CANONICAL}') AND TRY_CAST({name} AS BIGINT) IS NOT NULL), "
-            "false)".replace("{", "{{").replace("}", "}}")
+            "false)"
             for name in map(identifier, names)
         ]
-        [found] = self.query(f"SELECT {', '.join(tests)} FROM {{table}}")
+        [found] = self.query(", ".join(tests))
         return dict(zip(names, map(bool, found), strict=True))
 
     def _connected(self) -> Any:
         if self._staged is not None:
-            return _over_parquet(self._staged, self._memory, self._threads)
-        return self._reader.connected(self._memory, self._threads, None)
+            return _over_parquet(self._staged, self.memory, self._threads)
+        return self._reader.connected(self.memory, self._threads, None)
 
     # parts, for the workers of a cluster
 
@@ -390,12 +400,13 @@ class _Parquet(_Files):
         return f"({' UNION ALL '.join(parts)})"
 
     def types(self) -> dict[str, str]:
-        self._groups()  # before anything is read of them
+        assert self._groups is not None  # looked at before anything else is read of them
         return super().types()
 
     def num_rows(self) -> int | None:
-        return sum(sum(rows) for rows in self._groups())
+        return sum(sum(rows) for rows in self._groups)
 
+    @cached_property
     def _groups(self) -> list[list[int]]:
         """Rows of each row group of each file."""
         found = []
@@ -412,7 +423,7 @@ class _Parquet(_Files):
 
     def parts(self, count: int) -> list[tuple[Any, int | None]]:
         atoms = []
-        for piece, groups in zip(self.pieces, self._groups(), strict=True):
+        for piece, groups in zip(self.pieces, self._groups, strict=True):
             row = piece.low
             for rows in groups:
                 atoms.append((FilePart(everywhere(piece.file), row, row + rows), rows))
