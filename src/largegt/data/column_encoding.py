@@ -311,25 +311,29 @@ class Columns:
         return [name for column in self.columns for name in column.names]
 
     @property
+    def spans(self) -> list[tuple[Column, slice]]:
+        """Every column that is used, and the places of its features among all."""
+        ends = np.cumsum([column.width for column in self.columns], dtype=np.int64).tolist()
+        spans = [(column, slice(end - column.width, end)) for column, end in zip(self.columns, ends, strict=True)]
+        return [(column, span) for column, span in spans if column.width]
+
+    @property
     def input_columns(self) -> list[str]:
         """The table columns that `transform` reads."""
-        return [column.name for column in self.columns if column.width]
+        return [column.name for column, _ in self.spans]
 
     def transform(self, batch: pa.RecordBatch, where: str, first_row: int = 0) -> Array:
         """float32 [rows, width] of a batch; its first row is `first_row` of the table `where`, for messages."""
         out = np.zeros((batch.num_rows, self.width), dtype=np.float32)
         markers = pa.array(self.missing_markers, pa.large_string())
-        at, places = 0, {name: place for place, name in enumerate(batch.schema.names)}
-        for column in self.columns:
-            if not column.width:
-                continue
+        places = {name: place for place, name in enumerate(batch.schema.names)}
+        for column, span in self.spans:
             if column.name not in places:
                 raise InputError(f"{where} has no column {shown(column.name)}, which the features need: add it")
             cells = Cells(batch.column(places[column.name]), markers)
-            missing = _encode(column, cells, out[:, at : at + column.width], (where, first_row))
+            missing = _encode(column, cells, out[:, span], (where, first_row))
             if self.missing_values == "refuse":
                 refuse_missing(column, missing, where, first_row)
-            at += column.width
         return out
 
     def table(self) -> list[dict[str, Any]]:
