@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import ConfigError, FormatError, InputError, first_line
+from ..io.checksums import is_checksum
 from ..types import Array
 from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells
+from .text_model import embeddings, named_text_model
 
 Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -89,6 +89,8 @@ class Column:
     """Dates have a time of day."""
     model: str = ""
     """The sentence-transformers folder that text goes through; words are hashed if it is empty."""
+    model_checksum: str = ""
+    """Of the files in that folder."""
 
     @property
     def width(self) -> int:
@@ -158,7 +160,7 @@ class Column:
         for name in ("missing", "distinct", "dims", "newest"):
             number = data.get(name, 0)
             _expect(type(number) is int or (name == "distinct" and number is None), f"{where}: {name} is no number")
-        for name in ("kind", "reason", "model"):
+        for name in ("kind", "reason", "model", "model_checksum"):
             _expect(isinstance(data.get(name, ""), str), f"{where}: {name} is no text")
         _expect(type(data.get("has_time", False)) is bool, f"{where}: has_time is not true or false")
         _expect(all(isinstance(text, str) for text in values["notes"] + values["categories"]), f"{where}: not text")
@@ -182,6 +184,8 @@ def _check_ranges(column: Column, where: str) -> None:
     _expect(abs(column.newest) < 1 << 58, f"{where}: newest is no date")
     num_means = {"number": 1, "date": 2, "vector": dims}.get(kind, 0)
     _expect(len(column.means) == num_means, f"{where}: {len(column.means)} means, expected {num_means}")
+    is_model = kind == "text" and "\0" not in column.model and is_checksum(column.model_checksum)
+    _expect(is_model or not column.model, f"{where}: its text model is wrong")
     _expect(all(abs(mean) <= 3.4e38 for mean in column.means), f"{where}: a mean is out of range")
 
 
@@ -215,11 +219,12 @@ def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
     if not column.model:
         kernels.hash_words(*cells.buffers, features)
     elif (rows := np.flatnonzero(cells.text_valid)).size:
-        texts = cells.text.take(pa.array(rows)).to_pylist()
-        model = load_text_model(column.model)
-        found = np.concatenate([model.encode([text], normalize_embeddings=True) for text in texts])  # one: same bits
+        model = named_text_model(column.model, column.model_checksum)
+        found = embeddings(model, cells.text.take(pa.array(rows)).to_pylist())
         if found.shape[1] != column.dims:
-            raise InputError(f"{column.model} makes {found.shape[1]} features, expected {column.dims}: give its folder")
+            raise InputError(
+                f"{column.model} makes {found.shape[1]} features, the store has {column.dims}: ingest again"
+            )
         features[rows] = np.nan_to_num(found, posinf=0.0, neginf=0.0)
     return ~cells.text_valid
 
@@ -272,24 +277,6 @@ _ENCODERS = {
     "number": _encode_number, "boolean": _encode_boolean, "category": _encode_category, "text": _encode_text,
     "vector": _encode_vector, "date": _encode_date,
 }  # fmt: skip
-
-
-@lru_cache(maxsize=2)
-def load_text_model(folder: str) -> Any:
-    """A sentence-transformers model from a local folder, from safetensors files only."""
-    if not Path(folder).is_dir():
-        raise InputError(f"text model {folder}: no such folder; give the local folder of a sentence-transformers model")
-    try:
-        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise ConfigError(
-            f"text model {folder} needs the package sentence-transformers: pip install sentence-transformers, or leave "
-            "text_model out, and words are hashed"
-        ) from None
-    try:
-        return SentenceTransformer(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"text model {folder} cannot be loaded: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
