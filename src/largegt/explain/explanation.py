@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..text import printable
+from ..text import clipped, printable
 
 _NAME = 28
 HOPS = {0: "drawn at random", 1: "1 hop", 2: "2 hops"}
@@ -232,7 +232,7 @@ def _of(title: str, shown: Sequence[Any], every: Sequence[Any]) -> str:
 
 def _lines(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns side by side: the first and those of words left, numbers right."""
-    rows = [[cell if len(cell) <= _NAME else cell[: _NAME - 1] + "…" for cell in map(printable, row)] for row in rows]
+    rows = [[clipped(printable(cell), _NAME) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     left = {0, *(at for at, name in enumerate(head) if name in ("label", "split", "where", "mostly"))}
 
