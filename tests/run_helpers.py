@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from largegt import cli
 from largegt.config import Config, IngestConfig
 from largegt.data.ingest import ingest
-from largegt.data.sources import arrays
+from largegt.data.sources import arrays, files
 from largegt.data.store import GraphStore
 from largegt.errors import LargeGTError
 from largegt.training.loop import train
@@ -29,6 +31,9 @@ SMALL = (
 """Overrides that make any recipe quick."""
 FULL = (*SMALL, "model.name=largegt-full")
 """The same for the whole model, which reads everything that is prepared."""
+
+HOSTILE_COLUMN = "<i>[red]in\x1b[31mcome"
+"""The name of a column that means something to a browser, to rich and to a terminal."""
 
 TIMINGS = ("train_s", "elapsed_s", "epoch_time_s", "train_time_s", "peak_gpu_bytes")
 
@@ -69,6 +74,31 @@ def easy_store(
     given = thirds(len(classes)) if isinstance(splits, str) else splits
     source = arrays(edges, features, labels, given)
     return ingest(source, path, IngestConfig(undirected=True, **settings), overwrite, threads=1)
+
+
+def table_store(path: Path, edge_columns: bool = False) -> GraphStore:
+    """A store of the homophilous graph whose nodes come from a table: city says the class, the other columns do not;
+    one name and one note are hostile."""
+    edges, _, classes = homophilous()
+    rng, num_nodes = np.random.default_rng(0), len(classes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    days = np.datetime64("2024-01-01") + rng.integers(0, 500, num_nodes)
+    nodes = pa.table({
+        "id": [f"n{at}" for at in range(num_nodes)],
+        "city": np.array(["Bonn", "Rome", "Oslo"])[classes],
+        "age": rng.integers(18, 90, num_nodes),
+        HOSTILE_COLUMN: rng.normal(size=num_nodes),
+        "since": pa.array(days, pa.date32()),
+        "nothing": pa.nulls(num_nodes, pa.string()),
+        "label": np.array(["blue", "green", "red"])[classes],
+    })  # fmt: skip
+    ends = {name: [f"n{at}" for at in side] for name, side in zip(("source", "target"), edges, strict=True)}
+    amounts = {"amount": rng.random(edges.shape[1]), "way": rng.choice(["cash", "card"], edges.shape[1])}
+    pq.write_table(nodes, path.parent / "nodes.parquet")
+    pq.write_table(pa.table(ends | (amounts if edge_columns else {})), path.parent / "edges.parquet")
+    given = files(path.parent / "edges.parquet", nodes=path.parent / "nodes.parquet",
+                  edge_features="amount,way" if edge_columns else None)  # fmt: skip
+    return ingest(given, path, IngestConfig(undirected=True), threads=1)
 
 
 def small(*overrides: str, recipe: str = "plain") -> Config:

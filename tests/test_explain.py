@@ -27,7 +27,7 @@ from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.local_labels import LocalLabels
 from largegt.training.loop import train
 from largegt.training.run import Run
-from run_helpers import Cli, easy_store, homophilous, left_in, one_thread, small  # noqa: F401
+from run_helpers import HOSTILE_COLUMN, Cli, easy_store, homophilous, left_in, one_thread, small, table_store  # noqa: F401
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVERYTHING = (
@@ -163,6 +163,62 @@ def test_the_parts_add_up(found: Explanation) -> None:
     assert around == pytest.approx(by_name["training labels around it"], abs=1e-9)
     centroids = sum(each.carried for each in found.centroids)
     assert centroids == pytest.approx(by_name["centroids of the whole graph"], abs=1e-9), "all six are listed"
+
+
+def test_columns_add_up_to_the_tokens_and_the_residual(tmp_path: Path) -> None:
+    """Of a store whose nodes and edges come from tables: each feature belongs to one column, those of the degree and of
+    edges lie behind, and the column that says the class is the strongest."""
+    settings = ("model.name=largegt-full", "model.residual=true", "prepare.tokens.degrees=true", "train.epochs=20")
+    one = train(table_store(tmp_path / "g", edge_columns=True), small(*settings), tmp_path / "run")
+    found = explain(one, "n7")
+    assert {(each.column, each.table) for each in found.columns} == {
+        ("city", "nodes"), ("age", "nodes"), (HOSTILE_COLUMN, "nodes"), ("since", "nodes"), ("degree", "graph"),
+        ("amount", "edges"), ("way", "edges"),
+    }  # fmt: skip
+    pieces = {piece.name: piece.carried for piece in found.pieces}
+    of_features = sum(pieces.values()) - pieces["centroids of the whole graph"]
+    assert sum(each.carried for each in found.columns) == pytest.approx(of_features, abs=1e-9)
+    of_itself = pieces["its own H"] + pieces["its own features, added last"]
+    assert sum(each.itself for each in found.columns) == pytest.approx(of_itself, abs=1e-9)
+    assert found.columns[0].column == "city"
+    assert found.columns[0].mostly.startswith("city=")
+    assert {each.itself for each in found.columns if each.table == "edges"} == {0.0}
+    assert found.as_dict()["columns"][0]["column"] == "city"
+    assert HOSTILE_COLUMN not in found.text()
+    assert "amount (edges)" in found.text()
+    assert "<i>" not in found.html()
+    assert "&lt;i&gt;" in found.html()
+
+
+def test_without_a_column_is_what_the_model_says_of_the_mean(tmp_path: Path) -> None:
+    """Leaving a column out, the slow way: the features of one column replaced by hand in the tokens."""
+    one = train(table_store(tmp_path / "g"), small(*PLAIN, "train.epochs=5"), tmp_path / "run")
+    found = explain(one, "n7")
+    said, number = Said(one, 1), 7
+    target = said.store.classes.index(found.target)
+    rows = said.local_rows(number, 0)
+    real = torch.from_numpy(np.array(said.prepared.tokens[rows])).double()
+    mean = torch.from_numpy(np.array(said.prepared.tokens)).double().mean(dim=0)
+    places = {"city": range(4), "age": range(4, 5), HOSTILE_COLUMN: range(5, 6), "since": range(6, 12)}
+    for each in found.columns:
+        tokens = real.clone()
+        tokens[..., list(places[each.column])] = mean[:, list(places[each.column])]
+        scores = []
+        for some in (real, tokens):
+            batch = TokenBatch(
+                nodes=torch.tensor([number]), tokens=some.view(1, -1, some.shape[2]), multiplicity=None,
+                positions=torch.zeros(1, 0).double(), labels=torch.tensor([0]), label_contexts=None, local_labels=None,
+            )  # fmt: skip
+            with torch.no_grad():
+                scores.append(log_odds(float(said.model(batch).logits[0].softmax(dim=0)[target])))
+        assert each.without == pytest.approx(scores[0] - scores[1], abs=1e-6), each.column
+    assert len(found.columns) == 4
+
+
+def test_features_of_an_array_have_no_columns(found: Explanation) -> None:
+    assert found.columns == []
+    assert "\nColumns" not in found.text()
+    assert 'id="columns"' not in found.html()
 
 
 def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ class IngestConfig(Settings):
     """Cells that stand for a missing feature or label; empty cells always do."""
     kinds: tuple[str, ...] = ()
     """Kinds of columns that are not to be inferred: city=category, zip=ignore, separated by commas."""
+    text_model: str = ""
+    """Folder of a local sentence-transformers model that embeds columns of text. Empty: their words are hashed."""
     parallel_edges: Literal["sum", "count", "last"] = "sum"
     """Edges between the same nodes: weights are added, edges are counted as the weight, or the last one counts."""
 

@@ -30,6 +30,11 @@ def printable(text: object, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep or c in _JOINERS else repr(c)[1:-1] for c in shown)
 
 
+def clipped(text: str, length: int) -> str:
+    """The text, or its beginning where it is longer."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def quoted(word: object) -> str:
     """A path or name as one word of a command line that a shell reads back as the same bytes."""
     text = str(word)

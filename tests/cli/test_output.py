@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.cli.show import print_columns
 from largegt.config import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.progress import console_progress
 from largegt.training.loop import train
 from largegt.training.run import Run
-from run_helpers import SMALL, Cli, homophilous, one_thread, thirds  # noqa: F401
+from run_helpers import HOSTILE_COLUMN, SMALL, Cli, homophilous, one_thread, table_store, thirds  # noqa: F401
 
 STEERING = "\x1b[31m\x9b32m\x00\u202e\u2066[red]x[/red]"
 SHOWN = r"\x1b[31m\x9b32m\x00\u202e\u2066[red]x[/red]"
@@ -62,6 +63,42 @@ def test_no_name_steers_the_terminal(run: Run, lg: Cli, tmp_path: Path) -> None:
         assert _is_plain(err), command
         if command[0] in ("explain", "embed"):
             assert f"=7{SHOWN}" in out
+
+
+def test_the_table_of_columns_is_safe_and_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In 80 letters of width: names that steer are escapes, rich's markup is text, a count that was not made is empty,
+    usual names are on one line, and long ones are cut."""
+    monkeypatch.setenv("COLUMNS", "80")
+    plain = {"kind": "category", "used_as": "hashed categories, 64 wide", "missing": 1_234_567, "notes": []}
+    columns = [
+        {**plain, "column": "transaction_count", "distinct": None},
+        {**plain, "column": STEERING, "distinct": 7, "notes": [f"looks like {STEERING}"]},
+        {**plain, "column": "x" * 1000, "distinct": 123_456_789},
+        *({**plain, "column": f"c{number}", "distinct": 1, "notes": ["a note"]} for number in range(100)),
+    ]
+    print_columns("columns", columns)
+    lines = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert f"note: {SHOWN}: looks like {SHOWN}" in lines
+    table = lines[: next(at for at, line in enumerate(lines) if line.startswith("note"))]
+    assert max(map(len, table)) <= 80
+    [row] = [line.split() for line in table if "transaction_count" in line]
+    assert row[:2] == ["transaction_count", "category"]
+    assert row[-1] == "1,234,567"
+    assert "[red]" in "".join(table)
+    assert sum("xx" in line for line in table) <= 6
+    assert any("43 more" in line for line in table)
+    assert lines[-1].startswith("… 41 more notes")
+
+
+def test_a_column_whose_values_were_not_counted_is_inspected(lg: Cli, tmp_path: Path) -> None:
+    table_store(tmp_path / "g")
+    done = lg("inspect", tmp_path / "g")
+    assert done.code == 0, done.err
+    assert "since" in done.out
+    assert HOSTILE_COLUMN not in done.out
 
 
 def test_json_escapes_what_steers_a_terminal(run: Run, lg: Cli) -> None:

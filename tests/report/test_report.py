@@ -21,9 +21,19 @@ from largegt.report.groups import datasets_of, open_runs, ranks
 from largegt.report.page import report
 from largegt.report.settings import command
 from largegt.report.style import SCRIPT
+from largegt.text import printable
 from largegt.training.loop import train
 from largegt.training.run import Run
-from run_helpers import easy_store, homophilous, left_in, one_thread, small, thirds  # noqa: F401
+from run_helpers import (
+    HOSTILE_COLUMN,
+    easy_store,
+    homophilous,
+    left_in,
+    one_thread,  # noqa: F401
+    small,
+    table_store,
+    thirds,
+)
 
 HOSTILE = "<script>alert(1)"
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -290,6 +300,40 @@ def test_a_store_that_is_gone(tmp_path: Path) -> None:
     assert "codebook" in page.ids, "the weights alone say how the codebook is used"
     assert "attention" not in page.ids
     assert len(scores_of(page)) == 1
+
+
+def test_columns_of_tables_are_shown_and_what_they_carried(tmp_path: Path) -> None:
+    """As `largegt inspect` has them; and the column that says the class carried most."""
+    store = table_store(tmp_path / "g", edge_columns=True)
+    settings = ("train.epochs=20", "model.name=largegt-local", "model.residual=true")
+    run = train(store, small(*settings), tmp_path / "run").path
+    text = report([run], tmp_path / "page.html").read_text()
+    page = Page(text)
+    shown = printable(HOSTILE_COLUMN)
+    assert page.tables["Columns of nodes"] == [
+        ["column", "kind", "used as", "missing", "distinct"],
+        ["city", "category", "one-hot, 4 wide", "0", "3"],
+        ["age", "number", "number, 1 wide", "0", "63"],
+        [shown, "number", "number, 1 wide", "0", ""],
+        ["since", "date", "year, cycles and age, 6 wide", "0", ""],
+        ["nothing", "ignored", "ignored: no value", "150", "0"],
+    ]
+    assert [row[0] for row in page.tables["Columns of edges"][1:]] == ["amount", "way"]
+    assert "city: equals the label" in page.text
+    assert "i" not in page.tags
+    assert "\x1b" not in text
+    carried = page.tables["What columns carried"][1:]
+    assert carried[0][0] == "city"
+    assert {row[0] for row in carried} == {"city", "age", shown, "since", "amount (edges)", "way (edges)"}
+    means = [float(row[1]) for row in carried]
+    assert means == sorted(means, reverse=True)
+    shutil.rmtree(tmp_path / "g")
+    gone = Page(report([run], tmp_path / "gone.html").read_text())
+    assert "columns" not in gone.ids
+
+
+def test_features_of_an_array_have_no_columns(page: Page) -> None:
+    assert not {"columns", "column-use"} & set(page.ids)
 
 
 def test_without_looking_into_weights(runs: list[Path], tmp_path: Path) -> None:

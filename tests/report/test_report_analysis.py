@@ -15,6 +15,7 @@ from largegt.config import IngestConfig, ModelConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import InputError
+from largegt.explain.node import explain
 from largegt.model.local_module import LocalModule, Told
 from largegt.predict import predict
 from largegt.report import analysis
@@ -24,7 +25,7 @@ from largegt.report.page import report
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
-from run_helpers import easy_store, homophilous, one_thread, small  # noqa: F401
+from run_helpers import easy_store, homophilous, one_thread, small, table_store  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,21 @@ def test_other_tasks(task: str, tmp_path: Path) -> None:
         assert len(found["per_class"]) == (3 if task == "multilabel" else 2)
         assert ("confusion" in found) == (task == "binary")
         assert 0 <= found["calibration"]["ece"] <= 1
+
+
+def test_columns_carry_the_mean_of_what_explanations_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several nodes at once, against one explanation after the other."""
+    monkeypatch.setattr(analysis, "_COLUMN_NODES", 5)
+    settings = ("model.name=largegt-local", "model.residual=true", "train.draws=1")
+    run = train(table_store(tmp_path / "g"), small(*settings), tmp_path / "run")
+    found = analyse(run)["columns"]
+    assert (found["num_nodes"], found["num_columns"]) == (5, 4)
+    rows = run.prepared().split_rows("test")
+    some = rows[np.linspace(0, len(rows) - 1, 5).astype(int)]
+    expected: dict[str, float] = {}
+    for node in run.store().ids_of(np.asarray(run.prepared().nodes[some])):
+        for each in explain(run, node).columns:
+            expected[each.column] = expected.get(each.column, 0.0) + abs(each.carried) / 5
+    for one in found["listed"]:
+        assert one["carried"] == pytest.approx(expected.pop(one["column"]), abs=5e-3)
+    assert not expected

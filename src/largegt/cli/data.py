@@ -94,6 +94,12 @@ def ingest(
         str | None,
         typer.Option(help="Cells that mean 'missing', separated by commas; NA, null, ? and such if not given."),
     ] = None,
+    text_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="A local sentence-transformers model for columns of text; words are hashed without."
+        ),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
     split_by: Annotated[
         str | None, typer.Option(help="Split by a column of dates or numbers: the oldest nodes train, the newest test.")
@@ -153,6 +159,8 @@ def ingest(
     config = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
     if kinds:
         config = config.model_copy(update={"kinds": (*config.kinds, *kinds)})
+    if text_model is not None:
+        config = config.model_copy(update={"text_model": text_model})
     if missing_markers is not None:
         config = config.model_copy(update={"missing_markers": tuple(missing_markers.split(","))})
     given = sources.files(
@@ -201,6 +209,7 @@ def append(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is at --out.")] = False,
     threads: Threads = None,
     memory: Memory = None,
+    trust_remote: TrustRemote = False,
     as_json: AsJson = False,
 ) -> None:
     """Add new nodes and edges to a store: the store that an ingest of everything would have made.

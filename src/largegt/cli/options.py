@@ -84,7 +84,8 @@ TrustRemote = Annotated[
     bool,
     typer.Option(
         "--trust-remote",
-        help="Open the URL that a run names as its store, even if it was never given on this machine.",
+        help="Open the URL that a run names as its store, or the text model that a store names, even if it was never "
+        "given on this machine.",
         callback=_trust_remote,
     ),
 ]

@@ -7,9 +7,10 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from ..text import printable, quoted
+from ..text import clipped, printable, quoted
 
 _MANY_STEPS = 100
+_LONG_NAME = 80
 
 
 def shown_progress(quiet: bool) -> Any:
@@ -65,23 +66,19 @@ def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
 
 
 def print_columns(title: str, columns: list[dict[str, Any]], most: int = 60) -> None:
-    """What became of each column of a table, and what to look at."""
+    """What became of each column of a table, and what to look at; long names are cut, as JSON has them whole."""
     rows = [
-        (
-            one["column"],
-            one["kind"],
-            one["used_as"],
-            f"{one['missing']:,}",
-            "" if one["distinct"] is None else f"{one['distinct']:,}",
-        )
+        (clipped(one["column"], _LONG_NAME), one["kind"], clipped(one["used_as"], _LONG_NAME), f"{one['missing']:,}",
+         "" if one["distinct"] is None else f"{one['distinct']:,}")
         for one in columns[:most]
-    ]
+    ]  # fmt: skip
     if len(columns) > most:
         rows.append((f"… {len(columns) - most} more", "", "largegt inspect --json shows all", "", ""))
     print_table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
-    for one in columns:
-        for note in one["notes"]:
-            say(f"note: {one['column']}: {note}")
+    notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in columns for note in one["notes"]]
+    say(*notes[:most])
+    if len(notes) > most:
+        say(f"… {len(notes) - most} more notes: largegt inspect --json shows all")
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:

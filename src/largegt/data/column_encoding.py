@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import ConfigError, FormatError, InputError, first_line
+from ..io.checksums import is_checksum
 from ..types import MISSING_MARKERS, Array
 from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells
+from .text_model import embeddings, named_text_model
 
 Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -84,6 +84,8 @@ class Column:
     """Dates have a time of day."""
     model: str = ""
     """The sentence-transformers folder that text goes through; words are hashed if it is empty."""
+    model_checksum: str = ""
+    """Of the files in that folder."""
 
     @property
     def width(self) -> int:
@@ -153,7 +155,7 @@ class Column:
         for name in ("missing", "distinct", "dims", "newest"):
             number = data.get(name, 0)
             _expect(type(number) is int or (name == "distinct" and number is None), f"{where}: {name} is no number")
-        for name in ("kind", "reason", "model"):
+        for name in ("kind", "reason", "model", "model_checksum"):
             _expect(isinstance(data.get(name, ""), str), f"{where}: {name} is no text")
         _expect(type(data.get("has_time", False)) is bool, f"{where}: has_time is not true or false")
         _expect(all(isinstance(text, str) for text in values["notes"] + values["categories"]), f"{where}: not text")
@@ -177,6 +179,8 @@ def _check_ranges(column: Column, where: str) -> None:
     _expect(abs(column.newest) < 1 << 58, f"{where}: newest is no date")
     num_means = {"number": 1, "date": 2, "vector": dims}.get(kind, 0)
     _expect(len(column.means) == num_means, f"{where}: {len(column.means)} means, expected {num_means}")
+    is_model = kind == "text" and "\0" not in column.model and is_checksum(column.model_checksum)
+    _expect(is_model or not column.model, f"{where}: its text model is wrong")
     _expect(all(abs(mean) <= 3.4e38 for mean in column.means), f"{where}: a mean is out of range")
 
 
@@ -210,11 +214,12 @@ def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
     if not column.model:
         kernels.hash_words(*cells.buffers, features)
     elif (rows := np.flatnonzero(cells.text_valid)).size:
-        texts = cells.text.take(pa.array(rows)).to_pylist()
-        model = load_text_model(column.model)
-        found = np.concatenate([model.encode([text], normalize_embeddings=True) for text in texts])  # one: same bits
+        model = named_text_model(column.model, column.model_checksum)
+        found = embeddings(model, cells.text.take(pa.array(rows)).to_pylist())
         if found.shape[1] != column.dims:
-            raise InputError(f"{column.model} makes {found.shape[1]} features, expected {column.dims}: give its folder")
+            raise InputError(
+                f"{column.model} makes {found.shape[1]} features, the store has {column.dims}: ingest again"
+            )
         features[rows] = np.nan_to_num(found, posinf=0.0, neginf=0.0)
     return ~cells.text_valid
 
@@ -269,24 +274,6 @@ _ENCODERS = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=2)
-def load_text_model(folder: str) -> Any:
-    """A sentence-transformers model from a local folder, from safetensors files only."""
-    if not Path(folder).is_dir():
-        raise InputError(f"text model {folder}: no such folder; give the local folder of a sentence-transformers model")
-    try:
-        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise ConfigError(
-            f"text model {folder} needs the package sentence-transformers: pip install sentence-transformers, or leave "
-            "text_model out, and words are hashed"
-        ) from None
-    try:
-        return SentenceTransformer(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"text model {folder} cannot be loaded: {first_line(error)}") from error
-
-
 @dataclass(frozen=True)
 class Columns:
     """The fitted transform of a table, in column order."""
@@ -306,25 +293,29 @@ class Columns:
         return [name for column in self.columns for name in column.names]
 
     @property
+    def spans(self) -> list[tuple[Column, slice]]:
+        """Every column that is used, and the places of its features among all."""
+        ends = np.cumsum([column.width for column in self.columns], dtype=np.int64).tolist()
+        spans = [(column, slice(end - column.width, end)) for column, end in zip(self.columns, ends, strict=True)]
+        return [(column, span) for column, span in spans if column.width]
+
+    @property
     def input_columns(self) -> list[str]:
         """The table columns that `transform` reads."""
-        return [column.name for column in self.columns if column.width]
+        return [column.name for column, _ in self.spans]
 
     def transform(self, batch: pa.RecordBatch, where: str, first_row: int = 0) -> Array:
         """float32 [rows, width] of a batch; its first row is `first_row` of the table `where`, for messages."""
         out = np.zeros((batch.num_rows, self.width), dtype=np.float32)
         markers = pa.array(self.missing_markers, pa.large_string())
-        at, places = 0, {name: place for place, name in enumerate(batch.schema.names)}
-        for column in self.columns:
-            if not column.width:
-                continue
+        places = {name: place for place, name in enumerate(batch.schema.names)}
+        for column, span in self.spans:
             if column.name not in places:
                 raise InputError(f"{where} has no column {shown(column.name)}, which the features need: add it")
             cells = Cells(batch.column(places[column.name]), markers)
-            missing = _encode(column, cells, out[:, at : at + column.width], (where, first_row))
+            missing = _encode(column, cells, out[:, span], (where, first_row))
             if self.missing_values == "refuse":
                 refuse_missing(column, missing, where, first_row)
-            at += column.width
         return out
 
     def table(self) -> list[dict[str, Any]]:

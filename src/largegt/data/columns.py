@@ -26,7 +26,6 @@ from .column_encoding import (
     ColumnOptions,
     Columns,
     Kind,
-    load_text_model,
     refuse_missing,
     shown,
     wrong_vector,
@@ -34,6 +33,7 @@ from .column_encoding import (
 )
 from .sql import identifier, literal
 from .tables import Table
+from .text_model import embeddings, given_text_model, load_text_model
 
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
@@ -364,8 +364,9 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
     elif kind == "category":
         values["dims"] = options.hash_buckets
     elif kind == "text" and options.text_model:
-        dims = load_text_model(options.text_model).get_sentence_embedding_dimension()
-        values |= {"dims": int(dims), "model": options.text_model}
+        folder = given_text_model(options.text_model)
+        model, checksum = load_text_model(folder)
+        values |= {"dims": embeddings(model, ["text"]).shape[1], "model": folder, "model_checksum": checksum}
     elif kind == "text":
         values["dims"] = options.text_dims
     reason = scan.reason() if kind == "ignored" else ""

@@ -35,6 +35,7 @@ from .parts import DEFAULT_NAME, Features, Source, TableFeatures, chunk_rows
 from .sources import FileSource, column_options
 from .splits import SPLIT_CODES, given_split, made_split, split_by_group, split_by_time
 from .store import KIND, GraphStore
+from .text_model import given_text_model
 from .versions import clean_quietly
 from .weights import MOST_NODES
 from .workers import Threads, Workers
@@ -65,6 +66,8 @@ def ingest(
         raise ConfigError("threads and memory are the engine's when ingest is given one")
     if engine is not None:
         refuse_url(out, "a store that a cluster makes")
+    if config.text_model:
+        given_text_model(config.text_model)  # before any work
     budget = memory_budget(memory) if engine is None else engine.memory
     count = num_threads(threads)
     identity = None if source.identity is None else [source.identity, config.model_dump(mode="json")]

@@ -522,7 +522,10 @@ def column_options(config: IngestConfig, names: Sequence[str] = ()) -> ColumnOpt
         kinds[name.strip()] = kind.strip()
     kinds = {name: kind for name, kind in kinds.items() if not names or name in names}
     missing: Any = "refuse" if config.missing_values == "refuse" else "mean"
-    return ColumnOptions(kinds=kinds, missing_values=missing, missing_markers=("", *config.missing_markers))
+    return ColumnOptions(
+        kinds=kinds, missing_values=missing, missing_markers=("", *config.missing_markers),
+        text_model=config.text_model or None,
+    )  # fmt: skip
 
 
 def _facts(path: Any) -> Any:

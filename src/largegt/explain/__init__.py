@@ -1,1 +1,1 @@
-"""Explain: which local nodes, contexts, labels and centroids carried what a LargeGT says of one node."""
+"""Explain: which columns, local nodes, contexts, labels and centroids carried what a LargeGT says of one node."""

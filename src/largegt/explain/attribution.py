@@ -71,7 +71,9 @@ class _Stretch:
 class Attribution:
     """One node's draws, ready to be asked."""
 
-    def __init__(self, model: OpenModel, score: Score, inputs: Inputs, baseline: Inputs, bias_dt: Tensor) -> None:
+    def __init__(
+        self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs, bias_dt: Tensor
+    ) -> None:
         self.model, self.score, self.inputs, self.baseline, self.bias_dt = model, score, inputs, baseline, bias_dt
         self.num_draws = len(bias_dt)
         with torch.no_grad():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..text import printable
+from ..text import clipped, printable
 
 _NAME = 28
 HOPS = {0: "drawn at random", 1: "1 hop", 2: "2 hops"}
@@ -79,6 +79,27 @@ class LabelAround:
 
 
 @dataclass(frozen=True)
+class InputColumn:
+    """One column of the user's tables: all features that it became, together."""
+
+    column: str
+    table: str
+    """nodes or edges; graph: a degree, which is no column."""
+    carried: float
+    """By its features in all tokens, of the node and of its local nodes."""
+    itself: float
+    """The part of it that is due to the node's own value."""
+    without: float
+    """How much the score falls when it is as of an average node, everywhere."""
+    mostly: str
+    """The feature of the column that carried most."""
+
+    @property
+    def words(self) -> str:
+        return column_words(self.column, self.table)
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why a run says what it says of a node. Numbers are parts of `score`."""
 
@@ -103,6 +124,8 @@ class Explanation:
     """What the pieces miss of score - base_score: the error of the integral."""
     draws: int
     pieces: list[Piece]
+    columns: list[InputColumn]
+    """Columns of the tables, by what their features carried; empty where features came from an array."""
     local_nodes: list[LocalNode]
     centroids: list[Centroid]
     labels_around: list[LabelAround]
@@ -126,9 +149,19 @@ class Explanation:
             _lines("What carried it", ("", "carried", "falls without"),
                    [(piece.name, number(piece.carried), number(piece.without)) for piece in self.pieces]),
         ]  # fmt: skip
+        head: tuple[str, ...]
+        rows: list[tuple[str, ...]]
+        if self.columns:
+            head = ("", "carried", "own value", "falls without", "mostly")
+            rows = [
+                (one.words, number(one.carried), number(one.itself), number(one.without),
+                 "" if one.mostly == one.column else one.mostly)
+                for one in self.columns[:top]
+            ]  # fmt: skip
+            parts.append(_lines(_of("Columns", rows, self.columns), head, rows))
         if self.local_nodes:
-            head: tuple[str, ...] = ("", "label", "split", "where", "carried", "falls without", "attention")
-            rows: list[tuple[str, ...]] = [
+            head = ("", "label", "split", "where", "carried", "falls without", "attention")
+            rows = [
                 (in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried),
                  number(one.without), f"{100 * one.weight:.1f} %")
                 for one in self.local_nodes[:top]
@@ -173,6 +206,11 @@ def in_words(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def column_words(column: str, table: str) -> str:
+    """The column's name; of which table, if not of nodes."""
+    return f"{column} (edges)" if table == "edges" else column
+
+
 def around_words(one: LabelAround) -> str:
     return "any label at all" if one.label is None else in_words(one.label)
 
@@ -194,7 +232,7 @@ def _of(title: str, shown: Sequence[Any], every: Sequence[Any]) -> str:
 
 def _lines(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns side by side: the first and those of words left, numbers right."""
-    rows = [[cell if len(cell) <= _NAME else cell[: _NAME - 1] + "…" for cell in map(printable, row)] for row in rows]
+    rows = [[clipped(printable(cell), _NAME) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     left = {0, *(at for at, name in enumerate(head) if name in ("label", "split", "where", "mostly"))}
 

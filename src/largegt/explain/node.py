@@ -1,4 +1,4 @@
-"""Explain: a run and a node → which local nodes, contexts, labels and centroids carried what is said of it.
+"""Explain: a run and a node → which columns, local nodes, contexts, labels and centroids carried what is said of it.
 
 Enters: a LargeGT run and one of the user's own ids; a node that was not prepared is prepared first, as for predict.
 Leaves: an `Explanation`. Cost: opening the run as predict does, then some hundred forwards of one node in double
@@ -27,14 +27,13 @@ from ..training.run import Run
 from ..training.setup import with_draws
 from ..types import Array, PathLike
 from .attribution import Attribution, Score
+from .columns import input_columns, mean_token, token_columns
 from .explanation import Centroid, Explanation, LabelAround, LocalNode, Piece
 from .inputs import Inputs, OpenModel
 
 MOST_CENTROIDS = 20
 MOST_DRAWN = 40
 """Local nodes in the picture, and their edges: the strongest."""
-_MEAN_ROWS = 4096
-"""Token rows that an average node is the mean of, spread evenly over the table."""
 
 _TOLD, _AROUND_ITSELF = "labels that local nodes tell", "labels around, its own token"
 _OTHERS = {
@@ -77,7 +76,8 @@ def explain(
         logits_do = opened_model.logits(inputs, bias_dt)
     probabilities = head.probabilities(head.average([row[None] for row in logits_do]))[0]
     target = _target(store, label, probabilities)
-    baseline = opened_model.nothing_known(inputs, _mean_token(prediction))
+    assert isinstance(prediction.loader, TokenLoader)
+    baseline = opened_model.nothing_known(inputs, mean_token(prediction.loader))
     found = Attribution(opened_model, Score(head, target), inputs, baseline, bias_dt)
     carried, gap = found.integrated()
     number = int(store.nodes_of([node])[0])
@@ -98,6 +98,7 @@ def explain(
         gap=gap,
         draws=len(bias_dt),
         pieces=_pieces(found, carried, prediction.prepared.token_names[:h]),
+        columns=input_columns(found, carried, token_columns(store, prediction.prepared.config)),
         local_nodes=nodes,
         centroids=_centroids(found, carried, model, store),
         labels_around=_labels_around(found, carried, model, store),
@@ -136,16 +137,6 @@ def _batch(prediction: Prediction, model: LargeGT) -> tuple[TokenBatch, Array]:
         local_contexts=table.local_contexts_of(at, local_rows_dk, near_dk),
     )
     return batch.to(first.device), local_rows_dk.cpu().numpy()
-
-
-def _mean_token(prediction: Prediction) -> Tensor:
-    """[h, f] the mean of the token table's rows."""
-    loader = prediction.loader
-    assert isinstance(loader, TokenLoader)
-    num_rows = loader.table.num_token_rows
-    rows = np.unique(np.linspace(0, num_rows - 1, min(num_rows, _MEAN_ROWS)).astype(np.int64))
-    tokens = loader.table.tokens_of(torch.from_numpy(rows).to(loader.table.device)[None])
-    return tokens.to(loader.device).double().view(len(rows), -1, tokens.shape[-1]).mean(dim=0)
 
 
 # what is explained -----------------------------------------------------------------------------------------------

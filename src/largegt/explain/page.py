@@ -14,13 +14,13 @@ from .explanation import HOPS, Explanation, around_words, in_words, number
 from .node import MOST_DRAWN
 from .picture import legend_of, picture
 
-_MOST_ROWS = 60
+_MOST_ROWS, _MOST_BARS = 60, 15
 
 
 def page(found: Explanation) -> str:
     """The whole page."""
     title = f"Node {in_words(found.node)}: why {in_words(found.predicted)}?"
-    sections = [part for part in (_pieces(found), _neighbourhood(found), _around(found), _centroids(found)) if part]
+    sections = (_pieces(found), _columns(found), _neighbourhood(found), _around(found), _centroids(found))
     return page_of(title, _head(title, found), sections)
 
 
@@ -49,6 +49,26 @@ def _pieces(found: Explanation) -> Section:
     return section(
         "pieces", "What carried it", lead, tag("div", figure(chart, "By kind of input", below), class_="narrow")
     )
+
+
+def _columns(found: Explanation) -> Section | None:
+    if not found.columns:
+        return None
+    bars = [(one.words, one.carried, number(one.carried)) for one in found.columns[:_MOST_BARS]]
+    chart = signed_chart(bars, found.explained, "What columns carried")
+    rows: list[Sequence[Cell]] = [
+        [one.words, one.mostly, number(one.carried), number(one.itself), number(one.without)]
+        for one in found.columns[:_MOST_ROWS]
+    ]
+    head = ["column", "mostly by the feature", "carried", "by its own value", "score falls without it by"]
+    below = table("What columns carried", head, rows, left=2)
+    lead = (
+        "The columns of your tables, each with all features that it became: of the node itself, of its local nodes and "
+        "of everything around them."
+    )
+    most = f", the {len(bars)} strongest of {len(found.columns)}" if len(bars) < len(found.columns) else ""
+    body = tag("div", figure(chart, f"By column{most}", below), class_="narrow")
+    return section("columns", "Which columns", lead, body)
 
 
 def _neighbourhood(found: Explanation) -> Section | None:

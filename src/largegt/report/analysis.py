@@ -21,6 +21,7 @@ from torch import Tensor
 from ..data.store import GraphStore
 from ..embed import Embedder, vectors_head
 from ..errors import DiskError, FormatError, InputError
+from ..explain.columns import column_use, token_columns
 from ..io.atomic import write_text_atomically
 from ..io.checksums import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
@@ -32,7 +33,7 @@ from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
-from ..training.metrics import Scores
+from ..training.metrics import Scores, TaskHead
 from ..training.run import Run
 from ..training.setup import Loader, make_fabric, make_loaders, with_draws
 from ..types import Array, PathLike
@@ -42,11 +43,12 @@ from .node_map import MAX_POINTS, node_map
 
 FILE = "analysis.json"
 MAX_NODES = 20_000
-_VERSION = 3
+_VERSION = 4
 _MOST_CELLS = 12
 _MOST_CLASSES = 60
 _ATTENTION_NODES = 1000
 _ATTENTION_BATCH = 64
+_COLUMN_NODES = 32
 
 
 def analyse(
@@ -137,14 +139,32 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         batches = _token_batches(model, loaders[0], prepared, sample)
         found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
     if isinstance(model, LargeGT):
-        some = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MAX_POINTS)).astype(np.int64))]
-        loaders = with_draws(loaders[0], prepared, model, config, store, some, config.draws)
+        some = _spread(rows, MAX_POINTS)
+        draws = with_draws(loaders[0], prepared, model, config, store, some, config.draws)
         vectors = averaged_logits(
-            Embedder(model), loaders, some, config, vectors_head(run.config.model.hidden), fabric, progress, stage
+            Embedder(model), draws, some, config, vectors_head(run.config.model.hidden), fabric, progress, stage
         )
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)
+        found |= _columns(store, prepared, model, head, loaders[0], rows)
     return found
+
+
+def _columns(
+    store: GraphStore, prepared: Prepared, model: LargeGT, head: TaskHead, loader: Loader, rows: Array
+) -> dict[str, Any]:
+    """What the columns of tables carry; nothing where there are none, or where the model reads no features."""
+    columns = token_columns(store, prepared.config)
+    reads_features = model.local_module is not None or model.input is not None
+    if not columns or not reads_features or (head.task == "multiclass" and head.num_outputs < 2):
+        return {}
+    assert isinstance(loader, TokenLoader)
+    return {"columns": column_use(model, head, loader, _spread(rows, _COLUMN_NODES), columns)}
+
+
+def _spread(rows: Array, most: int) -> Array:
+    """At most so many of the rows, spread evenly."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64))]
 
 
 # the tasks -------------------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def codebook(looks: Sequence[Look]) -> Section | None:
     lines, rows = [], []
     for look, use in known:
         sizes = [size for size in use["sizes"] if size > 0]
-        name = _label(looks, look)
+        name = label(looks, look)
         places = _log_places(len(sizes))
         lines.append(Line(name, [at + 1 for at in places], [sizes[at] for at in places], look.group.style))
         largest, middle, smallest = (sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else (None,) * 3
@@ -243,7 +243,7 @@ def codebook(looks: Sequence[Look]) -> Section | None:
         "A model with a GlobalModule attends to centroids of the whole graph. A centroid lives when nodes are assigned "
         "to it. “As many as” is how many centroids of equal size would spread the nodes as evenly."
     )
-    named = legend([(_label(looks, look), look.group.style) for look, _ in known])
+    named = legend([(label(looks, look), look.group.style) for look, _ in known])
     return section("codebook", "Codebook use", lead, figures(figure(chart, words, below, named)))
 
 
@@ -264,7 +264,7 @@ def attention(looks: Sequence[Look]) -> Section | None:
         return None
     made = []
     for look, use in known:
-        name = _label(looks, look)
+        name = label(looks, look)
         bars, rows = [], []
         for kind, shares, counts in zip(use["kinds"], use["share"], use["tokens_per_node"], strict=True):
             for hop, share, count in zip(use["hops"], shares, counts, strict=True):
@@ -301,7 +301,7 @@ def node_maps(looks: Sequence[Look]) -> Section | None:
         return None
     made = []
     for look, found in known:
-        name = _label(looks, look)
+        name = label(looks, look)
         groups = found["groups"]
         most = MAX_POINTS // len(known)
         chart = map_chart(found, most, f"Test nodes by their vectors, {name}")
@@ -323,6 +323,7 @@ def node_maps(looks: Sequence[Look]) -> Section | None:
     return section("map", "The nodes as the model sees them", lead, figures(*made))
 
 
-def _label(looks: Sequence[Look], look: Look) -> str:
+def label(looks: Sequence[Look], look: Look) -> str:
+    """The model's name, with the dataset's where there are several."""
     several = len({other.dataset for other in looks}) > 1
     return f"{look.name} on {look.dataset}" if several else look.name

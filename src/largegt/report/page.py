@@ -14,7 +14,7 @@ from ..errors import InputError, LargeGTError, disk_errors, first_line
 from ..io.atomic import write_text_atomically
 from ..progress import Progress
 from ..types import PathLike
-from . import insight, results, settings
+from . import columns, insight, results, settings
 from .analysis import FILE, MAX_NODES, analyse, codebook_use
 from .groups import Dataset, Group, Opened, datasets_of, open_runs
 from .markup import Html, Section, duration, join, tag
@@ -52,7 +52,9 @@ def report(
         results.curves(datasets),
         results.cost(datasets),
         results.local_nodes(datasets),
+        columns.tables(datasets),
         insight.predictions(datasets, looks),
+        columns.use(looks),
         insight.codebook(looks),
         insight.attention(looks),
         insight.node_maps(looks),
@@ -97,6 +99,7 @@ def _look(
     look = insight.Look(dataset.name, group, run, found, why_not, codebook)
     try:  # it may come from an analysis.json that a stranger wrote
         insight.predictions([dataset], [look]), insight.attention([look]), insight.node_maps([look])
+        columns.use([look])
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why_not = f"{run.run.path / FILE} is damaged ({first_line(error)}): remove it"
         return insight.Look(dataset.name, group, run, None, why_not, codebook)
