@@ -67,9 +67,10 @@ def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
 def print_columns(title: str, columns: list[dict[str, Any]], most: int = 60) -> None:
     """What became of each column of a table, and what to look at."""
     rows = [
-        (one["column"], one["kind"], one["used_as"], f"{one['missing']:,}", f"{one['distinct']:,}")
+        (one["column"], one["kind"], one["used_as"], plain(one["missing"]),
+         "–" if one["distinct"] is None else plain(one["distinct"]))
         for one in columns[:most]
-    ]
+    ]  # fmt: skip
     if len(columns) > most:
         rows.append((f"… {len(columns) - most} more", "", "largegt inspect --json shows all", "", ""))
     print_table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
