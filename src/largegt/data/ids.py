@@ -109,9 +109,17 @@ def text_buffers(text: Ids) -> tuple[Array, Array]:
     return offsets - offsets[0], content[int(offsets[0]) : int(offsets[-1])]
 
 
-def find_ids(known: Iterable[Ids], wanted: Ids, memory: int, threads: int, scratch: Path | None = None) -> Array:
+def text_over(offsets: Array, text: Array) -> Ids:
+    """Text ids over arrays of offsets and bytes, mapped or not: nothing is copied."""
+    buffers = pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(text))
+    return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
+
+
+def find_ids(
+    known: Iterable[Ids], wanted: Ids, memory: int | None = None, threads: int = 1, scratch: Path | None = None
+) -> Array:
     """Node numbers int64 of the ids `wanted`: their rows in the columns `known`, -1 for an id that is none of them.
-    Both are whole numbers, or both are text."""
+    Both are whole numbers, or both are text. An id occurs once in `known`, and as often as you like in `wanted`."""
     found = np.full(len(wanted), -1, dtype=np.int64)
     if not len(wanted):
         return found
