@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import InputError, disk_errors
@@ -24,6 +24,7 @@ from ..progress import Progress
 from ..types import Array
 from .ids import (
     Ids,
+    as_ids,
     as_numbers,
     as_text,
     distinct_ids,
@@ -33,6 +34,7 @@ from .ids import (
     is_text,
     text_buffers,
     text_over,
+    write_distinct,
 )
 from .limits import check_num_nodes
 from .parts import Edges, Source, edge_parts, num_parts
@@ -161,29 +163,20 @@ def _write_found(
     source: Source, writer: ArrayWriter, means: Means, progress: Progress, cluster: Workers | None
 ) -> tuple[str, int]:
     """As `_write_ids`, for the distinct ids that anything names, sorted."""
-    scratch, seen = writer.partial.absolute() / _FOUND, 0
+    edges, scratch, seen = source.edges, writer.partial.absolute() / _FOUND, 0
 
     def note(num_edges: int) -> None:
         nonlocal seen
         seen += num_edges
-        progress("find nodes", seen, source.edges.total)
+        progress("find nodes", seen, edges.total)
 
     others = [part.ids for part in (source.labels, source.splits) if part is not None and part.ids is not None]
-    integers = source.edges.has_integers and not any(is_text(ids) for ids in others)
-    if cluster is not None:
-        ends = _distinct_by_tasks(source.edges, cluster, scratch, note)
-    else:
-        ends = _ends(source.edges, note)
-    _, found = distinct_ids(_all_ids(ends, others), integers, scratch, means.memory, means.threads)
-    kind, count = _write_ids(writer, found)
+    text = not edges.has_integers or any(is_text(ids) for ids in others)
+    ends = _ends(edges, note) if cluster is None else _ends_by_tasks(edges, cluster, scratch, note)
+    kind, count = _write_ids(writer, distinct_ids(chain(ends, others), text, scratch, means.memory, means.threads))
     if seen == 0:
-        raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
+        raise InputError(f"{edges.where} has no edges at all: a graph needs at least one")
     return kind, count
-
-
-def _all_ids(ends: Iterable[Ids], others: list[Ids]) -> Iterator[Ids]:
-    yield from ends
-    yield from others
 
 
 def _ends(edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
@@ -202,28 +195,15 @@ class _Distinct:
     memory: int
 
     def __call__(self, edges: Edges, name: str) -> tuple[Path, int]:
-        seen = 0
-
-        def note(num_edges: int) -> None:
-            nonlocal seen
-            seen += num_edges
-
         file = self.folder / f"{name}.parquet"
-        _, found = distinct_ids(_ends(edges, note), edges.has_integers, self.folder / name, self.memory, 1)
+        seen: list[int] = []
         with written_aside(file) as aside:
-            writer = None
-            for ids in found:
-                table = pa.table({"id": as_text(ids)})
-                writer = writer or pq.ParquetWriter(aside, table.schema)
-                writer.write_table(table)
-            if writer is None:
-                pq.write_table(pa.table({"id": pa.array([], pa.large_string())}), aside)
-            else:
-                writer.close()
-        return file, seen
+            ends = _ends(edges, seen.append)
+            write_distinct(ends, not edges.has_integers, aside, self.folder / name, self.memory, 1)
+        return file, sum(seen)
 
 
-def _distinct_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Callable[[int], None]) -> Iterator[Ids]:
+def _ends_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Callable[[int], None]) -> Iterator[Ids]:
     """The distinct ids of each part of the edges, found by workers."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = edge_parts(edges, num_parts(edges, cluster), cluster.memory)
@@ -232,8 +212,7 @@ def _distinct_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Calla
         note(seen)
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(columns=["id"]):
-                text = batch.column(0).cast(pa.large_string())
-                yield as_numbers(text)[0] if edges.has_integers else text
+                yield as_ids(batch.column(0), edges.where)
         file.unlink()
 
 

@@ -234,14 +234,12 @@ class Cleaned:
     """Older version → the runs registered for it; none where a process has it open."""
 
 
-def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = ()) -> Cleaned:
+def clean(
+    store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = (), keep_sources: bool = False
+) -> Cleaned:
     """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
-    `without` count as released. Preparations of earlier versions go when the newest version has been prepared."""
-    return _clean(store, dry_run, without)
-
-
-def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sources: bool = False) -> Cleaned:
-    """With `keep_sources`, preparations of earlier versions stay in any case: the next one takes rows from them."""
+    `without` count as released. Preparations of earlier versions go when the newest version has been prepared; with
+    `keep_sources` they stay, because the next preparation takes rows from them."""
     path = remote.local_path(store)
     remote.refresh(path)
     close_unused()
@@ -272,7 +270,7 @@ def clean_quietly(store: GraphStore) -> None:
     """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
     if store.folder.url is None:
         with suppress(LargeGTError, OSError):
-            _clean(store.path, dry_run=False, without=(), keep_sources=True)
+            clean(store.path, keep_sources=True)
 
 
 def _clean_versions(
