@@ -313,8 +313,7 @@ class NewNodes:
 
     @cached_property
     def training_labels(self) -> TrainingLabels:
-        as_of = self.prepared.as_of
-        return TrainingLabels.of(self.store, None if as_of is None else as_of.num_nodes)
+        return TrainingLabels.of(self.store, self.prepared.as_of)
 
     def _label_contexts(self, nodes: Array) -> Array:
         return label_contexts(self.graph, nodes, self.prepared.config.labels.hops, self.training_labels, self.engine)

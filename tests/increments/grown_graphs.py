@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -64,9 +66,14 @@ class Grown:
             put(table, folder / f"{name}.{kind}")
 
     def ingested(self, folder: Path, part: str, kind: str = "parquet", **settings: Any) -> GraphStore:
-        """The store of the files of one part (old, all), which lie in the folder."""
+        """The store of the files of one part (old, all), which lie in the folder. That of all files has the columns
+        that were fitted on the old ones, where the store of these is there."""
         source = sources.files(folder / f"edges_{part}.{kind}", nodes=folder / f"nodes_{part}.{kind}")
-        return ingest(source, folder / part, IngestConfig(undirected=self.undirected, **settings), threads=1)
+        config = IngestConfig(undirected=self.undirected, **settings)
+        if part != "all" or not (folder / "old").exists():
+            return ingest(source, folder / part, config, threads=1)
+        with fitted_as(GraphStore.open(folder / "old")):
+            return ingest(source, folder / part, config, threads=1)
 
     def source_of(self, part: str) -> Any:
         """The same in memory, for ids that are rows: `old`, `new` or `all`."""
@@ -83,6 +90,14 @@ class Grown:
     def store(self, folder: Path, part: str = "old", **settings: Any) -> GraphStore:
         config = IngestConfig(undirected=self.undirected, **settings)
         return ingest(self.source_of(part), folder / part, config, threads=1)
+
+
+@contextmanager
+def fitted_as(store: GraphStore) -> Iterator[None]:
+    """An ingest in this block has the fitted columns of the store."""
+    assert store.columns is not None
+    with patch("largegt.data.parts.fit_columns", return_value=store.columns):
+        yield
 
 
 def grown(

@@ -206,6 +206,9 @@ def append(
         str | None, typer.Option(help="Feature columns; those that the store was made from if not given.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Rows with known ids replace the labels, split or features of these nodes.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is at --out.")] = False,
     threads: Threads = None,
     memory: Memory = None,
@@ -218,28 +221,31 @@ def append(
 
     Then:  largegt predict runs/a --out tonight.parquet
 
+    Changed values of known nodes:  largegt append data/g --update --nodes changed.parquet
+
+    With --update, what the table has no column for stays as it is, and so does a label or split whose cell is empty.
+    Features are replaced from all their columns, or from none. Rows with new ids are new nodes.
+
     The old store is read once, and stays as it is until the new one is whole; if it is killed, the same command goes
     on where it stopped. Runs trained before go on predicting, old nodes and new ones. New nodes without a split are in
     none. Labels that are no class of the store are refused.
     """
     from ..data.append import append as run_append
-    from ..data.versions import earlier_states, touched_since
+    from ..data.append import found_store
+    from ..data.versions import last_changes
 
+    there = found_store(out or store)
+    before = None if there is None else there.fingerprint
     with shown_progress(as_json) as progress, goes_on():
         grown = run_append(
-            store, nodes, edges or None, out, overwrite, progress,
+            store, nodes, edges or None, out, overwrite, progress, update=update,
             threads=threads, memory=memory, features=features, labels=labels, splits=splits, source=source,
             target=target, id=id, label=label, feature_columns=feature_columns, split=split,
         )  # fmt: skip
-    before = earlier_states(grown)[-1]
-    facts = {
-        "store": grown.place,
-        "nodes": grown.num_nodes,
-        "new_nodes": grown.num_nodes - before.num_nodes,
-        "edges": grown.num_edges,
-        "new_edges": grown.num_edges - before.num_edges,
-        "old_nodes_with_new_neighbours": len(touched_since(grown, before)),
-    }
+    changes = last_changes(grown)
+    if grown.fingerprint == before:
+        changes = dict.fromkeys(changes, 0)
+    facts = {"store": grown.place, "nodes": grown.num_nodes, "edges": grown.num_edges, **changes}
     if as_json:
         print_json(facts)
         return

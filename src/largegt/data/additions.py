@@ -1,8 +1,8 @@
 """Additions: nodes and edges that come to a store that is there.
 
 Enters: a GraphStore and a `Source` of the new ones, or the files of one. Leaves: their ids by number (GrownIds), their
-features in the store's precision, their labels by the store's classes, and edges by node number. Cost: the new ids and
-labels in memory; features and edges are streams.
+features in the store's precision, labels and split of all nodes, and edges by node number. Cost: the new ids, and the
+labels and split of all nodes in memory; features and edges are streams.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from . import labels as label_encoding
 from . import sources
 from .columns import Columns
 from .edge_reading import found_edges
-from .ids import Ids, id_at, join_ids
+from .ids import Ids, as_numbers, as_text, first_repeat, id_at, is_text, join_ids
 from .ingest import stored_features
 from .labels import Encoded
-from .nodes import GrownIds, Means, stated_count
-from .parts import Source, TableFeatures
+from .nodes import Means, NodeIds, stated_count
+from .parts import Features, Source, TableFeatures
 from .sources import FileSource, column_options
 from .store import GraphStore
 from .tables import Table, is_table
-from .versions import column_names
+from .versions import column_names, lineage_arrays
 
-_ARRAYS = {
-    *("features", "labels", "split", "node_ids", "node_id_offsets", "node_id_bytes"),
-    *(f"{side}_{part}" for side in ("out", "in", "both") for part in ("indptr", "indices")),
-}
+EDGE_ARRAYS = [f"{side}_{part}" for side in ("out", "in", "both") for part in ("indptr", "indices")]
+ID_ARRAYS = ["node_ids", "node_id_offsets", "node_id_bytes"]
 
 
 def ingest_config(store: GraphStore) -> IngestConfig:
@@ -46,8 +44,8 @@ def ingest_config(store: GraphStore) -> IngestConfig:
 
 def refuse_payload(store: GraphStore) -> None:
     """Refuse a store whose edges carry more than their ends, which additions do not have."""
-    others = sorted(set(store.folder.manifest["arrays"]) - _ARRAYS)
-    if others := [name for name in others if not name.startswith("touched_")]:
+    known = {"features", "labels", "split", *ID_ARRAYS, *EDGE_ARRAYS, *lineage_arrays(store)}
+    if others := sorted(set(store.folder.manifest["arrays"]) - known):
         raise InputError(
             f"{store.place} has edges with weights or features ({others[0]}), to which nothing can be added: ingest "
             "everything again"
@@ -55,12 +53,13 @@ def refuse_payload(store: GraphStore) -> None:
 
 
 def additions_in_files(
-    store: GraphStore, nodes: Any = None, edges: Any = None, *, feature_columns: Any = None, features: Any = None,
-    **others: Any,
+    store: GraphStore, nodes: Any = None, edges: Any = None, *, update: bool = False, feature_columns: Any = None,
+    features: Any = None, **others: Any,
 ) -> FileSource:  # fmt: skip
     """New nodes and edges in files, as `sources.files` reads them. Columns are those that the store has come from, by
-    name, unless others are named."""
-    if nodes is None and edges is None and features is None:
+    name, unless others are named. With `update`, a table may lack all feature columns."""
+    by_id = [others.get("labels"), others.get("splits")] if update else []
+    if all(what is None for what in (nodes, edges, features, *by_id)):
         raise InputError("nothing to add: name a table of nodes, edges, or both")
     remembered = column_names(store)
     database = others.get("database")
@@ -72,23 +71,77 @@ def additions_in_files(
             if known:
                 others[role] = known if role == "label" else known[0]
     with_features = nodes if features is None else features
-    if not feature_columns and with_features is not None and is_table(with_features, database):
-        fitted = store.columns
-        feature_columns = None if fitted is None else [glob.escape(name) for name in fitted.input_columns]
-        if fitted is not None:
-            table = Table(with_features, database)
-            for name in fitted.input_columns:
+    fitted = store.columns
+    if fitted is not None and not feature_columns and with_features is not None and is_table(with_features, database):
+        table, wanted = Table(with_features, database), fitted.input_columns
+        missing = [name for name in wanted if name not in table.columns]
+        if not update or len(missing) < len(wanted):
+            if update and missing:
+                raise InputError(
+                    f"{table.where} has no column {', '.join(map(repr, missing))}: features are updated from all their "
+                    "columns, so add what is missing, or leave out the others"
+                )
+            for name in wanted:
                 table.column(name, "features")
+            feature_columns = [glob.escape(name) for name in wanted]
     return sources.files(edges, nodes=nodes, features=features, feature_columns=feature_columns, **others)
+
+
+class GrownIds(NodeIds):
+    """The nodes of a store and new ones behind them, by the user's ids. An id that is in the store is refused unless
+    `update`, and one that is given twice always."""
+
+    def __init__(self, store: GraphStore, given: Ids, where: str, means: Means, update: bool = False) -> None:
+        super().__init__(store.num_nodes, where, means, store.id_kind)
+        self.known = [] if store.own_ids is None else [store.own_ids]
+        self.num_old = num_old = store.num_nodes
+        given = _as_stored(store, given, where)
+        self.given = NodeIds(len(given), where, means, store.id_kind)
+        self.given.known = [given]
+        self.nodes = self.find(given)
+        """The number of each given node."""
+        is_new = self.nodes < 0
+        if not update and not is_new.all():
+            raise InputError(
+                f"{where}: node {id_at(given, int(np.argmin(is_new)))!r} is in {store.place} already: leave out nodes "
+                "that are known (edges may name them), or update them with largegt append --update"
+            )
+        self.new: Ids = given.filter(is_new) if is_text(given) else given[is_new]
+        """Ids of the new nodes, as the store has its own: int64 or text."""
+        self.num_nodes += len(self.new)
+        self.nodes[is_new] = np.arange(num_old, self.num_nodes)
+        follows = self.kind == "row" and np.array_equal(self.new, np.arange(num_old, self.num_nodes))
+        if len(given) and not (follows and is_new.all()):
+            repeat = first_repeat([given], is_text(given), means.memory, means.threads)
+            if repeat is not None:
+                raise InputError(f"{where}: id {repeat[1]!r} occurs twice: each node has one row")
+        if self.kind == "row" and not follows:
+            self.kind, self.known = "integer", [np.arange(num_old)]
+        if self.kind != "row":
+            self.known.append(self.new)
+
+
+def _as_stored(store: GraphStore, ids: Ids, where: str) -> Ids:
+    """Ids in the store's kind; refused where they cannot be."""
+    if store.id_kind == "string":
+        return as_text(ids)
+    if not is_text(ids):
+        return np.asarray(ids, dtype=np.int64)
+    numbers, meant = as_numbers(ids)
+    if not meant.all():
+        odd = id_at(ids, int(np.argmin(meant)))
+        raise InputError(f"{where}: id {odd!r} is text, and the ids of {store.place} are whole numbers: give a number")
+    return numbers
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What comes to a store."""
+    """What comes to a store: new nodes and edges; with `update`, other values of nodes that are there."""
 
     store: GraphStore
     source: Source
     means: Means
+    update: bool = False
 
     @cached_property
     def config(self) -> IngestConfig:
@@ -100,13 +153,16 @@ class Additions:
         if self.source.edges.is_weighted:
             raise InputError(f"{self.source.edges.where} has weights, and edges of {store.place} have none: leave them")
         if named is not None:
-            return GrownIds(store, join_ids(list(named.chunks())), named.where, self.means)
+            return GrownIds(store, join_ids(list(named.chunks())), named.where, self.means, self.update)
         count, where = stated_count(self.source)
-        if count and store.id_kind != "row":
-            raise InputError(f"{where} has rows without ids, and the nodes of {store.place} have some: give a table")
+        if count and (self.update or store.id_kind != "row"):
+            raise InputError(
+                f"{where} has rows without ids, so nobody knows which nodes of {store.place} are meant: give a table "
+                "with ids" if self.update else
+                f"{where} has rows without ids, and the nodes of {store.place} have some: give a table"
+            )  # fmt: skip
         numbers = np.arange(store.num_nodes, store.num_nodes + (count or 0))
-        own = numbers if store.id_kind == "row" else numbers[:0]
-        return GrownIds(store, own, where or self.source.edges.where, self.means)
+        return GrownIds(store, numbers, where or self.source.edges.where, self.means)
 
     @property
     def num_new(self) -> int:
@@ -117,34 +173,44 @@ class Additions:
         """Of the store and new."""
         return self.ids.num_nodes
 
-    def feature_blocks(self, skip: int = 0) -> Iterator[Array]:
-        """Rows of the new nodes as the store stores them, from the `skip`-th on. None where it has degrees instead."""
+    # features
+
+    @cached_property
+    def features(self) -> Features | None:
+        """The features of the given nodes, in the order of their table; None where they have none."""
         part, store = self.source.features, self.store
         if isinstance(part, TableFeatures):
-            part = replace(part, columns=store.columns or self._as_numbers(part))
+            if store.columns is not None and not {*store.columns.input_columns} & {*part.chosen}:
+                part = None
+            else:
+                part = replace(part, columns=store.columns or self._as_numbers(part))
         if store.features_are_degrees:
             if part is not None and part.width:
                 raise InputError(f"{part.where} has features, and {store.place} has none but degrees: leave them out")
-            return
-        if part is None:
-            if self.num_new:
-                raise InputError(f"{self.ids.where} has no features, and nodes of {store.place} have: {_wanted(store)}")
-            return
-        if part.width != store.num_features and self.num_new:
+            return None
+        if part is None and self.num_new:
+            raise InputError(f"{self.ids.where} has no features, and nodes of {store.place} have: {_wanted(store)}")
+        if part is not None and part.width != store.num_features and len(self.ids.nodes):
             raise InputError(
                 f"{part.where} has {part.width} features, and {store.place} has {store.num_features}: {_wanted(store)}"
             )
-        means = store.folder.meta.get("feature_means")
+        return part
+
+    def feature_blocks(self, skip: int = 0) -> Iterator[Array]:
+        """Rows of the given nodes as the store stores them, from the `skip`-th on. None where they have none."""
+        part, count = self.features, len(self.ids.nodes)
+        if part is None:
+            return
+        means = self.store.folder.meta.get("feature_means")
         means = None if means is None else np.array(means, dtype=np.float32)
         done = skip
         for block in part.chunks(skip):
+            if done + len(block) > count:
+                raise InputError(f"{part.where} has more rows than there are new nodes ({count})")
+            yield stored_features(block, done, part, self.config, self.ids.given, means)
             done += len(block)
-            if done > self.num_new:
-                raise InputError(f"{part.where} has more rows than there are new nodes ({self.num_new})")
-            first = self.ids.num_old + done - len(block)
-            yield stored_features(block, first, part, self.config, self.ids, means)
-        if done != self.num_new:
-            raise InputError(f"{part.where} has {done} rows, but there are {self.num_new} new nodes")
+        if done != count:
+            raise InputError(f"{part.where} has {done} rows, but there are {count} new nodes")
 
     def _as_numbers(self, part: TableFeatures) -> Columns:
         """The columns of a table for a store whose features came from an array: numbers as they are."""
@@ -153,6 +219,8 @@ class Additions:
         kinds = {name: "vector" if part.table.is_list(name) else "number" for name in part.chosen}
         options = replace(column_options(self.config), kinds=kinds, missing_values="refuse")
         return part.fitted(options, None).columns
+
+    # edges
 
     def edges(self, memory: int) -> Iterator[tuple[Array, Array]]:
         """(sources, targets) by node number, in pieces; ends that are no nodes are refused, or dropped as at ingest."""
@@ -168,48 +236,58 @@ class Additions:
             f"{self.num_new} new nodes: add it to their table"
         )
 
+    # labels and split
+
     def labels(self) -> Encoded:
-        """Labels of the new nodes, by the store's classes."""
+        """The labels of all nodes, by the store's classes. An empty cell leaves the label that a node has."""
         part, store = self.source.labels, self.store
-        if part is None:
-            return label_encoding.unlabelled(self.num_new, store.task, store.classes)
-        encoded = label_encoding.encode_as(part.values, part.names, store.task, store.classes, part.where)
-        if part.ids is None:
-            if len(encoded.values) != self.num_new:
-                raise InputError(f"{part.where} has {len(encoded.values)} labels for {self.num_new} new nodes")
-            return encoded
-        rows = self._new_rows(part.ids, part.where)
-        spread = label_encoding.scatter(encoded, rows, self.num_new)
-        return Encoded(spread, encoded.task, encoded.classes, encoded.counts, encoded.num_labelled)
+        task, classes = store.task, store.classes
+        values = np.concatenate([store.labels, label_encoding.unlabelled(self.num_new, task, classes).values])
+        if part is not None:
+            given = label_encoding.encode_as(part.values, part.names, task, classes, part.where).values
+            nodes = self._nodes_of(part.ids, len(given), part.where)
+            missing = given == -1 if given.dtype.kind == "i" else np.isnan(given)
+            values[nodes] = np.where(missing, values[nodes], given)
+        counts: Any = []
+        if task in ("multiclass", "binary"):
+            counts = np.bincount(values[values >= 0], minlength=len(classes))
+        elif task == "multilabel":
+            counts = np.count_nonzero(values == 1, axis=0)
+        num_labelled = int(np.count_nonzero(label_encoding.labelled(values, task)))
+        return Encoded(values, task, classes, [int(count) for count in counts], num_labelled)
 
     def split(self, encoded: Encoded) -> Array:
-        """uint8: the split of each new node; none where nobody says one, and for nodes without a label."""
+        """uint8: the split of all nodes. An empty cell leaves the one that a node has; new nodes without one, and nodes
+        without a label, are in none."""
         part = self.source.splits
-        if part is None:
-            return np.zeros(self.num_new, dtype=np.uint8)
-        if part.codes is None:
-            raise InputError(f"{part.where}: give the split of new nodes as a column of their table")
-        codes = part.codes
-        if part.ids is not None:
-            codes = np.zeros(self.num_new, dtype=np.uint8)
-            codes[self._new_rows(part.ids, part.where)] = part.codes
-        if len(codes) != self.num_new:
-            raise InputError(f"{part.where} has {len(codes)} rows for {self.num_new} new nodes")
-        return np.where(label_encoding.labelled(encoded.values, encoded.task), codes, 0).astype(np.uint8)
+        split = np.concatenate([self.store.split, np.zeros(self.num_new, dtype=np.uint8)])
+        if part is not None:
+            if part.codes is None:
+                raise InputError(f"{part.where}: give the split of new nodes as a column of their table")
+            nodes = self._nodes_of(part.ids, len(part.codes), part.where)
+            split[nodes] = np.where(part.codes > 0, part.codes, split[nodes])
+        split[~label_encoding.labelled(encoded.values, encoded.task)] = 0
+        return split
 
-    def _new_rows(self, ids: Ids, where: str) -> Array:
-        """Which of the new nodes these ids are, each once."""
-        rows = self.ids.find(ids) - self.ids.num_old
-        if len(wrong := np.flatnonzero(rows < 0)):
-            raise InputError(f"{where}: {id_at(ids, int(wrong[0]))!r} is none of the new nodes: leave it out")
-        if len(np.unique(rows)) < len(rows):
+    def _nodes_of(self, ids: Ids | None, count: int, where: str) -> Array:
+        """The numbers of the nodes that `count` values belong to: those of these ids, or the given nodes in order."""
+        if ids is None:
+            if count != len(self.ids.nodes):
+                raise InputError(f"{where} has {count} rows for {len(self.ids.nodes)} new nodes")
+            return self.ids.nodes
+        nodes = self.ids.find(ids)
+        first = 0 if self.update else self.ids.num_old
+        if len(wrong := np.flatnonzero(nodes < first)):
+            those = f"neither in {self.store.place} nor among" if self.update else "none of"
+            raise InputError(f"{where}: {id_at(ids, int(wrong[0]))!r} is {those} the new nodes: leave it out")
+        if len(np.unique(nodes)) < len(nodes):
             raise InputError(f"{where}: a node occurs twice")
-        return rows
+        return nodes
 
 
 def _wanted(store: GraphStore) -> str:
     """What features new nodes must have."""
-    names = store.folder.meta.get("feature_names")
-    if not names or store.folder.meta.get("features_from") != "columns":
+    if store.columns is None:
         return f"give {store.num_features} numbers for each node"
+    names = store.columns.input_columns
     return "give the columns " + ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

@@ -1,9 +1,10 @@
 """append: a store and what has come since become one store.
 
-Enters: a GraphStore and `Additions` (new nodes, new edges). Leaves: the store that an ingest of everything would have
-made, old nodes first, byte for byte; in place of the old one, or elsewhere. Cost: one pass over the old store, from
-front to back, and a sort of the new edges alone; the memory of an ingest. Old edges are not sorted again: their rows
-are merged with the new ones.
+Enters: a GraphStore and `Additions` (new nodes and edges; with `update`, other values of nodes that are there). Leaves:
+the store that an ingest of everything with the same fitted columns would have made, old nodes first, byte for byte; in
+place of the old one, or elsewhere. Cost: one pass over the old store, from front to back, and a sort of the new edges
+alone; the memory of an ingest. Old edges are not sorted again: their rows are merged with the new ones. In place,
+arrays that do not change are not copied.
 
 In place, it is a new version of the store: a killed append leaves the old version as it was, and the same command goes
 on; readers of the old version keep it. `prepare` takes from preparations of the old version what still holds.
@@ -12,7 +13,7 @@ on; readers of the old version keep it. `prepare` takes from preparations of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from ..memory import memory_budget
 from ..progress import Progress, silent
 from ..threads import num_threads
 from ..types import Array, Direction, PathLike
-from .additions import Additions, additions_in_files, ingest_config, refuse_payload
+from .additions import EDGE_ARRAYS, ID_ARRAYS, Additions, additions_in_files, ingest_config, refuse_payload
 from .csr import EdgeBuilder, GrowingRows, merge_rows, same_rows
 from .edge_reading import found_edges
 from .ids import text_buffers
@@ -46,6 +47,8 @@ from .workers import Threads
 _CHUNK_ROWS = 1 << 20
 _WINDOW_EDGES = 1 << 20
 _SIDES: tuple[Direction, ...] = ("out", "in")
+_TABLE = "scratch_table"
+"""Features of updated nodes in the order of their table."""
 
 
 def append(
@@ -56,6 +59,7 @@ def append(
     overwrite: bool = False,
     progress: Progress | None = None,
     *,
+    update: bool = False,
     threads: int | None = None,
     memory: str | int | None = None,
     **files: Any,
@@ -66,8 +70,11 @@ def append(
     (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store gets a new
     version unless `out` says where a new store goes. New nodes are numbered behind the old ones, in the order of their
     table; without a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old
-    ones. `memory` is what the work may hold. A killed append of files goes on where it stopped when it is called again;
-    one that is whole says so, and changes nothing. Runs keep the version they were trained on (`largegt clean`).
+    ones. With `update`, rows of `nodes` whose ids are known replace the labels, split or features of these nodes: those
+    that the table has columns for. An empty label or split leaves what there was.
+
+    `memory` is what the work may hold. A killed append of files goes on where it stopped when it is called again; one
+    that is whole says so, and changes nothing. Runs keep the version they were trained on (`largegt clean`).
     """
     place = store.place if isinstance(store, GraphStore) else store
     refuse_url(place, "a store that is appended to")
@@ -76,14 +83,16 @@ def append(
     in_place = target.resolve() == Path(place).resolve()
     old = GraphStore.open(place)
     refuse_payload(old)
-    given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(old, nodes, edges, **files)
-    if in_place or not overwrite:
-        there = old if in_place else _found(target)
-        if there is not None and _is_appended(there, given, None if in_place else old.fingerprint):
-            remove_leftovers(target, KIND)
-            warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
-            return there
-    identity = None if given.identity is None else [old.fingerprint, given.identity]
+    given = nodes
+    if not isinstance(nodes, Source | FileSource):
+        given = additions_in_files(old, nodes, edges, update=update, **files)
+    there = old if in_place else None if overwrite else found_store(target)
+    came_last = there is not None and given.identity is not None and last_source(there) == given.identity
+    if there is not None and came_last and (in_place or earlier_states(there)[-1].fingerprint == old.fingerprint):
+        remove_leftovers(target, KIND)
+        warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
+        return there
+    identity = None if given.identity is None else [old.fingerprint, given.identity, update]
     with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
         if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
             raise InputError(f"{place} has just been changed by another process: run the same command again")
@@ -91,25 +100,22 @@ def append(
         count, budget = num_threads(threads), memory_budget(memory)
         source = given.opened(writer.partial / "tables", ingest_config(old), budget // 2, count)
         means = Means(budget // 4, count, writer.partial.absolute())
-        _Append(old, Additions(old, source, means), writer, progress or silent, count, budget).run(identity)
+        new = Additions(old, source, means, update)
+        changed = _Append(old, new, writer, progress or silent, count, budget).run(identity)
+    if not changed and in_place:
+        warnings.warn(f"{old.place} has all of this already: nothing changes", stacklevel=2)
+        return old
     old.folder.close()
     grown = GraphStore.open(target)
     clean_quietly(grown)
     return grown
 
 
-def _found(path: Path) -> GraphStore | None:
+def found_store(path: PathLike) -> GraphStore | None:
     """The store that is there, if one is."""
     with suppress(LargeGTError):
         return GraphStore.open(path)
     return None
-
-
-def _is_appended(store: GraphStore, source: Source | FileSource, before: str | None) -> bool:
-    """Whether these files, as they are now, were the last to come to a store: to the state `before`, or to any."""
-    if source.identity is None or last_source(store) != source.identity:
-        return False
-    return before is None or earlier_states(store)[-1].fingerprint == before
 
 
 @dataclass(frozen=True)
@@ -123,37 +129,54 @@ class _Append:
     threads: int
     memory: int
 
-    def run(self, identity: Any) -> None:
+    def run(self, identity: Any) -> bool:
+        """Write everything; False, and no new version in the same folder, where nothing changes."""
         old, new, writer = self.old, self.new, self.writer
         require_space(writer.path, old.folder.num_bytes, f"{old.place} with what is appended")
         encoded = new.labels()
         split = new.split(encoded)
         self._write_ids()
+        writer.save("labels", encoded.values)
+        writer.save("split", split)
         writer.commit()  # from here on there is something to go on from
         counts = self._write_edges(identity)
         self._write_features()
-        writer.save("labels", np.concatenate([old.labels, encoded.values]))
-        writer.save("split", np.concatenate([old.split, split]))
-        notes = write_lineage(writer, old, self._touched(), new.source.identity) | {"column_names": column_names(old)}
-        meta = old.folder.meta
-        added = {
+        meta = {
+            **old.folder.meta,
+            **counts,
             "num_nodes": new.num_nodes,
-            "label_counts": [a + b for a, b in zip(meta["label_counts"], encoded.counts, strict=True)],
-            "num_labelled": meta["num_labelled"] + encoded.num_labelled,
+            "label_counts": encoded.counts,
+            "num_labelled": encoded.num_labelled,
             "id_kind": new.ids.kind,
-            "split_from": "given" if meta["split_from"] == "none" and split.any() else meta["split_from"],
         }
-        writer.finish({**meta, **counts, **added}, progress=self.report, notes=notes)
+        if meta["split_from"] == "none" and split.any():
+            meta["split_from"] = "given"
+        changed = {"touched": self._touched()}
+        changed |= {name: self._updated(name) for name in ("features", "labels", "split")}
+        is_changed = meta != old.folder.meta or any(len(nodes) for nodes in changed.values())
+        if is_changed or writer.path.resolve() != old.path.resolve():
+            notes = write_lineage(writer, old, changed, new.source.identity) | {"column_names": column_names(old)}
+            writer.finish(meta, progress=self.report, notes=notes)
+        return is_changed
+
+    def _kept(self, names: Collection[str]) -> bool:
+        """Take arrays that do not change from the old version, if it lies in the same folder; whether it does."""
+        if self.writer.path != self.old.path:
+            return False
+        for name in self.old.folder.manifest["arrays"]:  # in their order
+            if name in names:
+                self.writer.reuse(name, self.old.folder)
+        return True
 
     # nodes
 
     def _write_ids(self) -> None:
-        new = self.new.ids
+        new, folder = self.new.ids, self.old.folder
+        if not len(new.new) and self._kept(ID_ARRAYS):
+            return
         if new.kind == "integer":
-            column = np.arange(new.num_old) if self.old.id_kind == "row" else self.old.folder.array("node_ids")
-            self._grow("node_ids", "int64", (), column, lambda skip: iter([new.new[skip:]]))
+            self._grow("node_ids", "int64", (), new.known[0], lambda skip: iter([new.new[skip:]]))
         elif new.kind == "string":
-            folder = self.old.folder
             offsets, text = text_buffers(new.new)
             last = len(folder.array("node_id_bytes"))
             self._grow("node_id_offsets", "int64", (), folder.array("node_id_offsets"),
@@ -161,20 +184,40 @@ class _Append:
             self._grow("node_id_bytes", "uint8", (), folder.array("node_id_bytes"), lambda skip: iter([text[skip:]]))
 
     def _write_features(self) -> None:
-        old = self.old
-        if old.features_are_degrees:
-            for _ in self.new.feature_blocks():  # none are wanted: says so
-                pass
-            if not self.writer.has("features"):
-                write_degrees(self.writer, self.new.num_nodes, old.feature_dtype)
+        old, new, writer = self.old, self.new, self.writer
+        given = new.features
+        if writer.has("features"):
             return
-        if self.new.source.features is None:
-            list(self.new.feature_blocks())  # says that they are missing, if they are
-        stage, shape = "copy features", (old.num_features,)
-        self._grow("features", old.feature_dtype, shape, old.features, self.new.feature_blocks, stage)
+        if old.features_are_degrees:
+            write_degrees(writer, new.num_nodes, old.feature_dtype)
+            return
+        if given is None and self._kept(["features"]):
+            return
+        before: Any = old.features
+        behind = new.feature_blocks
+        is_known = new.ids.nodes < old.num_nodes
+        if given is not None and is_known.any():
+            rows, places = self._read_table(), np.flatnonzero(~is_known)
+            before, step = _Replaced(old.features, new.ids.nodes, rows), chunk_rows(old.num_features)
+
+            def behind(skip: int = 0) -> Iterator[Array]:
+                return (rows[places[at : at + step]] for at in range(skip, len(places), step))
+
+        self._grow("features", old.feature_dtype, (old.num_features,), before, behind, "copy features")
+        writer.drop(_TABLE)
+
+    def _read_table(self) -> Array:
+        """The features of all given nodes, new and old, in the order of their table: a scratch array, mapped."""
+        old, writer = self.old, self.writer
+        table = writer.grow(_TABLE, old.feature_dtype, (old.num_features,))
+        for block in self.new.feature_blocks(table.rows):
+            table.append(block)
+            writer.commit()
+            self.report("read features", table.rows, len(self.new.ids.nodes))
+        return table.so_far()
 
     def _grow(
-        self, name: str, dtype: str, row_shape: tuple[int, ...], before: Array,
+        self, name: str, dtype: str, row_shape: tuple[int, ...], before: Any,
         behind: Callable[[int], Iterator[Array]], stage: str = "",
     ) -> None:  # fmt: skip
         """An array of the old store with rows behind it, from where an earlier run stopped. `behind(skip)` gives them
@@ -199,16 +242,9 @@ class _Append:
         writer, meta = self.writer, self.old.folder.meta
         with ArrayWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
             fresh = self._read_edges(scratch)
-            self._merge("out", scratch)
-            if not self.new.config.undirected and "directed" not in writer.state:
-                self._merge("in", scratch)
-                writer.commit(directed=not same_rows(writer, "out", "in"))
-            directed = bool(writer.state.get("directed", False))
-            if directed:
-                self._join_directions()
-            else:
-                for name in ("in_indptr", "in_indices"):
-                    writer.drop(name)
+            directed = self.old.directed
+            if self.new.num_new or fresh["pairs"] or not self._kept(EDGE_ARRAYS):
+                directed = self._merge_edges(scratch)
         num_edges = len(writer.array("out_indices"))
         pairs = meta["duplicates_merged"] + self.old.num_edges + fresh["pairs"]
         return {
@@ -218,6 +254,23 @@ class _Append:
             "duplicates_merged": pairs - num_edges,
             "unknown_edges_dropped": meta["unknown_edges_dropped"] + fresh["dropped"],
         }
+
+    def _merge_edges(self, scratch: ArrayWriter) -> bool:
+        """Old and new edges together, in every direction; whether they are directed."""
+        writer = self.writer
+        self._merge("out", scratch)
+        if not self.new.config.undirected and "directed" not in writer.state:
+            self._merge("in", scratch)
+            writer.commit(directed=not same_rows(writer, "out", "in"))
+        directed = bool(writer.state.get("directed", False))
+        if directed:
+            arrays: list[Any] = [writer.array(f"{side}_{part}") for side in _SIDES for part in ("indptr", "indices")]
+            workers, merge = Threads(self.memory, self.threads), partial(merge_rows, *arrays)
+            self._write_rows("both", lambda first: workers.run(merge, windows(arrays[0], first, _WINDOW_EDGES)))
+        else:
+            for name in ("in_indptr", "in_indices"):
+                writer.drop(name)
+        return directed
 
     def _read_edges(self, scratch: ArrayWriter) -> dict[str, int]:
         """The new edges as rows of their own in the scratch folder."""
@@ -266,15 +319,6 @@ class _Append:
             behind(max(first, num_old)),
         ))  # fmt: skip
 
-    def _join_directions(self) -> None:
-        """Neighbours in either direction."""
-        arrays: list[Any] = [self.writer.array(f"{side}_{part}") for side in _SIDES for part in ("indptr", "indices")]
-        workers = Threads(self.memory, self.threads)
-        self._write_rows(
-            "both",
-            lambda first: workers.run(partial(merge_rows, *arrays), windows(arrays[0], first, _WINDOW_EDGES)),
-        )
-
     def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, Array]]]) -> None:
         """Append rows, which come as (how many values each has, the values), from where an earlier run stopped."""
         num_nodes = self.new.num_nodes
@@ -301,6 +345,20 @@ class _Append:
                 touched[start:stop] |= np.diff(before[part]) != np.diff(after[part])
         return np.flatnonzero(touched)
 
+    def _updated(self, name: str) -> Array:
+        """Old nodes that have other features, another label or another split. Degrees are not updated."""
+        if not self.new.update or (name == "features" and self.old.features_are_degrees):
+            return np.zeros(0, dtype=np.int64)
+        before, after = self.old.folder.array(name), self.writer.array(name)
+        step = chunk_rows(int(np.prod(before.shape[1:])))
+        found = []
+        for start in range(0, self.old.num_nodes, step):
+            rows = slice(start, min(start + step, self.old.num_nodes))
+            bits = [np.ascontiguousarray(array[rows]).view(f"u{array.itemsize}") for array in (before, after)]
+            differ = (bits[0] != bits[1]).reshape(rows.stop - start, -1).any(axis=1)
+            found.append(start + np.flatnonzero(differ))
+        return np.concatenate(found)
+
 
 class _Sum:
     """The sum of two rising arrays, as far as the shorter one goes, where it is looked at."""
@@ -313,3 +371,21 @@ class _Sum:
 
     def __getitem__(self, at: Any) -> Any:
         return self.a[at] + self.b[at]
+
+
+class _Replaced:
+    """An array of which some rows are replaced: row `nodes[i]`, where there is such a row, by `rows[i]`."""
+
+    def __init__(self, before: Array, nodes: Array, rows: Array) -> None:
+        self.before, self.rows = before, rows
+        self.places = np.argsort(nodes)
+        self.nodes = nodes[self.places]
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+    def __getitem__(self, part: slice) -> Array:
+        block = np.array(self.before[part])
+        low, high = np.searchsorted(self.nodes, [part.start, part.start + len(block)])
+        block[self.nodes[low:high] - part.start] = self.rows[self.places[low:high]]
+        return block

@@ -24,7 +24,6 @@ from .sql import connection, literal, reading, streamed
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"
 """A whole number as everyone writes it: text that comes back the same when the number is written."""
-_INTEGER = f"regexp_full_match(id, '{CANONICAL}') AND TRY_CAST(id AS BIGINT) IS NOT NULL"
 _CHUNK_ROWS = 1 << 17
 
 
@@ -44,35 +43,24 @@ def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
         values = _arrow(array, where)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    if values.null_count:
-        row = first_row + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+    text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    if values.null_count or (text and pc.any(pc.equal(values, "")).as_py()):
+        missing = pc.equal(values, "").fill_null(True) if text else values.is_null()
+        row = first_row + int(np.argmax(missing.to_numpy(zero_copy_only=False)))
         raise InputError(f"{where}: an id is missing (row {row}, counted from 0): every row needs one")
-    if pa.types.is_integer(values.type) or _is_whole_decimal(values.type):
+    if pa.types.is_integer(values.type) or (pa.types.is_decimal(values.type) and values.type.scale == 0):
         try:
             return np.ascontiguousarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
         except pa.ArrowInvalid:
             raise InputError(f"{where}: an id does not fit 64 bits with sign; give such ids as text") from None
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        _check_text(values, where, first_row)
+    if text:
         return values.cast(pa.large_string())
     raise InputError(f"{where}: ids must be whole numbers or text, found {values.type}")
-
-
-def _is_whole_decimal(kind: Any) -> bool:
-    return bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
 def native(array: Array) -> Array:
     """The same numbers in this machine's byte order."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _check_text(text: Any, where: str, first_row: int) -> None:
-    """Refuse ids that say nothing."""
-    empty = pc.equal(text, "")
-    if pc.any(empty).as_py():
-        row = first_row + int(np.flatnonzero(empty.to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{where}: an id is missing (row {row}, counted from 0): every row needs one")
 
 
 def as_text(ids: Ids) -> Ids:
@@ -109,9 +97,17 @@ def text_buffers(text: Ids) -> tuple[Array, Array]:
     return offsets - offsets[0], content[int(offsets[0]) : int(offsets[-1])]
 
 
-def find_ids(known: Iterable[Ids], wanted: Ids, memory: int, threads: int, scratch: Path | None = None) -> Array:
+def text_over(offsets: Array, text: Array) -> Ids:
+    """Text ids over arrays of offsets and bytes, mapped or not: nothing is copied."""
+    buffers = pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(text))
+    return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
+
+
+def find_ids(
+    known: Iterable[Ids], wanted: Ids, memory: int | None = None, threads: int = 1, scratch: Path | None = None
+) -> Array:
     """Node numbers int64 of the ids `wanted`: their rows in the columns `known`, -1 for an id that is none of them.
-    Both are whole numbers, or both are text."""
+    Both are whole numbers, or both are text. An id occurs once in `known`, and as often as you like in `wanted`."""
     found = np.full(len(wanted), -1, dtype=np.int64)
     if not len(wanted):
         return found
@@ -138,32 +134,27 @@ def first_repeat(known: Iterable[Ids], text: bool, memory: int, threads: int, sc
     return found[0] if found else None
 
 
-def distinct_ids(
-    chunks: Iterable[Ids], integers: bool, scratch: Path, memory: int, threads: int
-) -> tuple[bool, Iterator[Ids]]:
-    """(whether they are text, the distinct ids in rising order). Text of which every cell is a canonical whole number
-    becomes whole numbers. With `integers`, the chunks are whole numbers already."""
-    file = scratch / "found.parquet"
+def write_distinct(chunks: Iterable[Ids], text: bool, file: Path, scratch: Path, memory: int, threads: int) -> None:
+    """Write the distinct ids, in no order, as a Parquet file with a column `id`. Nobody else uses `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     with (
         reading("the ids"),
         connection(memory, threads, scratch) as db,
-        streamed(db, "named", *_numbered(chunks, not integers)),
+        streamed(db, "named", *_numbered(chunks, text)),
     ):
         db.execute(f"COPY (SELECT DISTINCT id FROM named) TO {literal(file)} (FORMAT parquet)")
-        text = not integers
-        if text:
-            query = f"SELECT coalesce(bool_and({_INTEGER}), false) FROM read_parquet({literal(file)})"
-            [[all_integers]] = db.sql(query).fetchall()
-            text = not all_integers
-    return text, _in_order(file, integers or text, memory, threads)
 
 
-def _in_order(file: Path, as_they_are: bool, memory: int, threads: int) -> Iterator[Ids]:
-    column = "id" if as_they_are else "CAST(id AS BIGINT) AS id"
-    with reading("the ids"), connection(memory, threads, file.parent) as db:
-        query = f"SELECT {column} FROM read_parquet({literal(file)}) ORDER BY 1"
-        for batch in db.sql(query).to_arrow_reader(_CHUNK_ROWS):
+def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, threads: int) -> Iterator[Ids]:
+    """The distinct ids in rising order. Text of which every cell is a canonical whole number becomes whole numbers."""
+    file = scratch / "found.parquet"
+    write_distinct(chunks, text, file, scratch, memory, threads)
+    table = f"read_parquet({literal(file)})"
+    with reading("the ids"), connection(memory, threads, scratch) as db:
+        integer = f"regexp_full_match(id, '{CANONICAL}') AND TRY_CAST(id AS BIGINT) IS NOT NULL"
+        [[cast]] = db.sql(f"SELECT coalesce(bool_and({integer}), false) FROM {table}").fetchall() if text else [[False]]
+        ids = db.sql(f"SELECT {'CAST(id AS BIGINT)' if cast else 'id'} FROM {table} ORDER BY 1")
+        for batch in ids.to_arrow_reader(_CHUNK_ROWS):
             yield as_ids(batch.column(0), "the ids")
     file.unlink()
 

@@ -106,9 +106,12 @@ def encode_as(values: Any, names: list[str] | None, task: Task, classes: list[An
         known = bool(np.any(~np.isnan(values) & (values != -1)))
         return _multilabel(values, names, where) if known else unlabelled(len(values), task, classes)
     column = _Column(values, where)
+    if task == "regression":  # a few whole numbers, -1 among them, are values too
+        numbers = _floats(column)
+        return Encoded(numbers, task, [], [], int(np.count_nonzero(~np.isnan(numbers))))
     if all(missing.all() for _, missing in column.blocks()):
         return unlabelled(len(column), task, classes)
-    return _regression(column) if task == "regression" else _known_classes(column, task, classes)
+    return _known_classes(column, task, classes)
 
 
 def num_label_columns(task: str, num_outputs: int) -> int:

@@ -11,21 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import InputError, disk_errors
 from ..io.array_writer import ArrayWriter
 from ..progress import Progress
 from ..types import Array
-from .ids import Ids, as_numbers, as_text, distinct_ids, find_ids, first_repeat, id_at, is_text, text_buffers
+from .ids import (
+    Ids,
+    as_ids,
+    as_numbers,
+    as_text,
+    distinct_ids,
+    find_ids,
+    first_repeat,
+    id_at,
+    is_text,
+    text_buffers,
+    text_over,
+    write_distinct,
+)
 from .limits import check_num_nodes
 from .parts import Edges, Source, edge_parts, num_parts
-from .store import GraphStore
 from .workers import Workers, written_aside
 
 _CHUNK_ROWS = 1 << 20
@@ -42,47 +54,19 @@ class Means:
     scratch: Path | None = None
 
 
-class StoredIds:
-    """The ids in a folder of arrays that is being written, mapped. They travel as the name of that folder."""
+class NodeIds:
+    """The nodes 0..num_nodes-1 and the user's ids of them. `kind` is `row` (their numbers), `integer` or `string`.
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        names = ("node_ids",) if kind == "integer" else ("node_id_offsets", "node_id_bytes")
-        try:
-            arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
-        except FileNotFoundError:
-            raise InputError(
-                f"{folder} is not seen by every machine: with an engine, --out must be shared storage"
-            ) from None
-        self._ids = arrays[0] if kind == "integer" else _text_over(*arrays)
+    `folder` holds the ids as arrays; the object travels to other processes as the name of that folder.
+    """
+
+    def __init__(self, num_nodes: int, where: str, means: Means, kind: str = "row", folder: Path | None = None) -> None:
+        self.num_nodes, self.where, self.means, self.kind, self.folder = num_nodes, where, means, kind, folder
+        self.known: list[Ids] = [] if folder is None else [_ids_in(folder, kind)]
+        """The ids of all nodes in order, in one or more columns; none where they are numbers of rows."""
 
     def __reduce__(self) -> Any:
-        return StoredIds, (self.folder, self.kind)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def at(self, row: int) -> Any:
-        return id_at(self._ids, row)
-
-    def chunks(self) -> Iterator[Ids]:
-        for first in range(0, len(self._ids), _CHUNK_ROWS):
-            yield self._ids[first : first + _CHUNK_ROWS]
-
-
-def _text_over(offsets: Array, text: Array) -> Ids:
-    """An Arrow array over the mapped files: nothing is copied."""
-    buffers = pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(text))
-    return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
-
-
-class NodeIds:
-    """The nodes 0..num_nodes-1 and what the user calls them. `kind` is `row` (their numbers), `integer` or `string`."""
-
-    def __init__(self, num_nodes: int, where: str, own: StoredIds | None, means: Means) -> None:
-        self.num_nodes, self.where, self.means = num_nodes, where, means
-        self.kind = "row" if own is None else own.kind
-        self._own = own
+        return NodeIds, (self.num_nodes, self.where, self.means, self.kind, self.folder)
 
     def find(self, wanted: Ids) -> Array:
         """Node numbers int64 of these ids, -1 where there is no such node. Ask for many at a time."""
@@ -93,65 +77,27 @@ class NodeIds:
             return np.where(meant, self.find(numbers), -1)
         if self.kind == "row":
             return np.where((wanted >= 0) & (wanted < self.num_nodes), wanted, -1)
-        return find_ids(self.chunks(), wanted, self.means.memory, self.means.threads, self.means.scratch)
-
-    def chunks(self) -> Iterator[Ids]:
-        """The ids of all nodes, in order."""
-        assert self._own is not None
-        return self._own.chunks()
+        return find_ids(self.known, wanted, self.means.memory, self.means.threads, self.means.scratch)
 
     def at(self, row: int) -> Any:
         """The user's id of a node."""
-        return row if self._own is None else self._own.at(row)
+        for ids in self.known:
+            if row < len(ids):
+                return id_at(ids, row)
+            row -= len(ids)
+        return row
 
 
-class GrownIds(NodeIds):
-    """The nodes of a store and new ones behind them, by the user's ids. Ids that are there already, or twice among the
-    new ones, are refused."""
-
-    def __init__(self, store: GraphStore, new: Ids, where: str, means: Means) -> None:
-        super().__init__(store.num_nodes + len(new), where, None, means)
-        self.store, self.num_old = store, store.num_nodes
-        self.new = new = self._alike(new)
-        """Ids of the new nodes, as the store has its own: int64 or text."""
-        follows = store.id_kind == "row" and np.array_equal(new, np.arange(self.num_old, self.num_nodes))
-        self.kind = "row" if follows else "string" if store.id_kind == "string" else "integer"
-        if not follows and len(new):
-            self._refuse_repeats()
-
-    def _alike(self, ids: Ids) -> Ids:
-        """Ids in the store's kind; refused where they cannot be."""
-        if self.store.id_kind == "string":
-            return as_text(ids)
-        if not is_text(ids):
-            return np.asarray(ids, dtype=np.int64)
-        numbers, meant = as_numbers(ids)
-        if not meant.all():
-            odd = id_at(ids, int(np.flatnonzero(~meant)[0]))
-            raise InputError(
-                f"{self.where}: id {odd!r} is text, and the ids of {self.store.place} are whole numbers: give a number"
-            )
-        return numbers
-
-    def _refuse_repeats(self) -> None:
-        repeat = first_repeat([self.new], self.kind == "string", self.means.memory, self.means.threads)
-        if repeat is not None:
-            raise InputError(f"{self.where}: id {repeat[1]!r} occurs twice: each node has one row")
-        there = np.flatnonzero(self.find(self.new) < self.num_old)
-        if len(there):
-            raise InputError(
-                f"{self.where}: node {id_at(self.new, int(there[0]))!r} is in {self.store.place} already: leave out "
-                "nodes that are known; edges may name them"
-            )
-
-    def chunks(self) -> Iterator[Ids]:
-        for first in range(0, self.num_old, _CHUNK_ROWS):
-            ids = self.store.id_array(np.arange(first, min(first + _CHUNK_ROWS, self.num_old)))
-            yield ids if self.kind == "string" else ids.to_numpy(zero_copy_only=False)
-        yield self.new
-
-    def at(self, row: int) -> Any:
-        return id_at(self.new, row - self.num_old) if row >= self.num_old else self.store.ids_of(np.array([row]))[0]
+def _ids_in(folder: Path, kind: str) -> Ids:
+    """The ids in a folder of arrays that is being written, mapped."""
+    names = ("node_ids",) if kind == "integer" else ("node_id_offsets", "node_id_bytes")
+    try:
+        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} is not seen by every machine: with an engine, --out must be shared storage"
+        ) from None
+    return arrays[0] if kind == "integer" else text_over(*arrays)
 
 
 def take_nodes(
@@ -170,17 +116,16 @@ def take_nodes(
             elif count is None:
                 kind, count = _write_found(source, writer, means, progress, cluster)
             writer.commit(id_kind=kind, num_nodes=count)
-        num_nodes = int(writer.state["num_nodes"])
-        if writer.state["id_kind"] == "row":
-            return NodeIds(num_nodes, where, None, means)
-        return NodeIds(num_nodes, where, StoredIds(writer.partial.absolute(), writer.state["id_kind"]), means)
+        kind = str(writer.state["id_kind"])
+        folder = None if kind == "row" else writer.partial.absolute()
+        return NodeIds(int(writer.state["num_nodes"]), where, means, kind, folder)
 
 
 def _refuse_repeats(writer: ArrayWriter, kind: str, where: str, means: Means) -> None:
     if kind == "row":
         return
-    own = StoredIds(writer.partial.absolute(), kind)
-    repeat = first_repeat(own.chunks(), kind == "string", means.memory, means.threads, means.scratch)
+    known = [_ids_in(writer.partial.absolute(), kind)]
+    repeat = first_repeat(known, kind == "string", means.memory, means.threads, means.scratch)
     if repeat is not None:
         raise InputError(
             f"{where}: id {repeat[1]!r} occurs twice (again in row {repeat[0]}): each node may have one row only"
@@ -218,29 +163,20 @@ def _write_found(
     source: Source, writer: ArrayWriter, means: Means, progress: Progress, cluster: Workers | None
 ) -> tuple[str, int]:
     """As `_write_ids`, for the distinct ids that anything names, sorted."""
-    scratch, seen = writer.partial.absolute() / _FOUND, 0
+    edges, scratch, seen = source.edges, writer.partial.absolute() / _FOUND, 0
 
     def note(num_edges: int) -> None:
         nonlocal seen
         seen += num_edges
-        progress("find nodes", seen, source.edges.total)
+        progress("find nodes", seen, edges.total)
 
     others = [part.ids for part in (source.labels, source.splits) if part is not None and part.ids is not None]
-    integers = source.edges.has_integers and not any(is_text(ids) for ids in others)
-    if cluster is not None:
-        ends = _distinct_by_tasks(source.edges, cluster, scratch, note)
-    else:
-        ends = _ends(source.edges, note)
-    _, found = distinct_ids(_all_ids(ends, others), integers, scratch, means.memory, means.threads)
-    kind, count = _write_ids(writer, found)
+    text = not edges.has_integers or any(is_text(ids) for ids in others)
+    ends = _ends(edges, note) if cluster is None else _ends_by_tasks(edges, cluster, scratch, note)
+    kind, count = _write_ids(writer, distinct_ids(chain(ends, others), text, scratch, means.memory, means.threads))
     if seen == 0:
-        raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
+        raise InputError(f"{edges.where} has no edges at all: a graph needs at least one")
     return kind, count
-
-
-def _all_ids(ends: Iterable[Ids], others: list[Ids]) -> Iterator[Ids]:
-    yield from ends
-    yield from others
 
 
 def _ends(edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
@@ -259,28 +195,15 @@ class _Distinct:
     memory: int
 
     def __call__(self, edges: Edges, name: str) -> tuple[Path, int]:
-        seen = 0
-
-        def note(num_edges: int) -> None:
-            nonlocal seen
-            seen += num_edges
-
         file = self.folder / f"{name}.parquet"
-        _, found = distinct_ids(_ends(edges, note), edges.has_integers, self.folder / name, self.memory, 1)
+        seen: list[int] = []
         with written_aside(file) as aside:
-            writer = None
-            for ids in found:
-                table = pa.table({"id": as_text(ids)})
-                writer = writer or pq.ParquetWriter(aside, table.schema)
-                writer.write_table(table)
-            if writer is None:
-                pq.write_table(pa.table({"id": pa.array([], pa.large_string())}), aside)
-            else:
-                writer.close()
-        return file, seen
+            ends = _ends(edges, seen.append)
+            write_distinct(ends, not edges.has_integers, aside, self.folder / name, self.memory, 1)
+        return file, sum(seen)
 
 
-def _distinct_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Callable[[int], None]) -> Iterator[Ids]:
+def _ends_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Callable[[int], None]) -> Iterator[Ids]:
     """The distinct ids of each part of the edges, found by workers."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = edge_parts(edges, num_parts(edges, cluster), cluster.memory)
@@ -289,8 +212,7 @@ def _distinct_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Calla
         note(seen)
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(columns=["id"]):
-                text = batch.column(0).cast(pa.large_string())
-                yield as_numbers(text)[0] if edges.has_integers else text
+                yield as_ids(batch.column(0), edges.where)
         file.unlink()
 
 

@@ -28,7 +28,6 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import FormatError, InputError, first_line
 from ..io.array_folder import ArrayFolder
@@ -37,6 +36,7 @@ from ..progress import Progress
 from ..text import quoted
 from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 from .columns import Columns
+from .ids import find_ids, id_at, text_over
 from .labels import labelled
 from .splits import SPLIT_CODES
 from .weight_kernels import SUM_BLOCK
@@ -62,7 +62,6 @@ class GraphStore:
         self.folder = folder
         self._large = folder.ranged if in_ranges else folder.array
         self._sound: set[str] = set()
-        self._strings: Any = None
 
     @classmethod
     def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
@@ -120,9 +119,7 @@ class GraphStore:
     def verify_numbers(self, progress: Progress | None = None) -> None:
         """Refuse neighbours, labels and ids that cannot be, whatever the checksums say."""
         self._verify(("out", "in", "both"), [], progress)
-        _ = self.labels
-        if self.id_kind == "string":
-            self._string_ids()
+        _ = self.labels, self.own_ids
 
     def _verify(self, directions: Iterable[Direction], others: list[str], progress: Progress | None) -> None:
         prefixes = sorted({direction if self.directed else "out" for direction in directions})
@@ -335,13 +332,25 @@ class GraphStore:
         """`row` (ids are 0..N-1), `integer` or `string`."""
         return str(self.folder.meta["id_kind"])
 
+    @cached_property
+    def own_ids(self) -> Any:
+        """The user's own ids of all nodes, mapped: int64 or an Arrow array of text; None where they are 0..N-1."""
+        if self.id_kind != "string":
+            return self.folder.array("node_ids") if self.id_kind == "integer" else None
+        ids = text_over(self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes"))
+        try:
+            ids.validate(full=True)  # Arrow reads where the offsets say
+        except pa.ArrowInvalid as error:
+            file = self.folder.file("node_id_offsets")
+            raise FormatError(f"{file} is damaged ({first_line(error)}); {self.folder.advice}") from error
+        return ids
+
     def id_array(self, nodes: Array | None = None) -> Any:
         """The user's own ids of these nodes (of all, without them) as an Arrow array: int64 or string."""
-        if self.id_kind == "string":
-            every = self._string_ids()
-            return every if nodes is None else every.take(pa.array(np.asarray(nodes, dtype=np.int64)))
         rows = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes, dtype=np.int64)
-        return pa.array(rows if self.id_kind == "row" else np.asarray(self.folder.array("node_ids"))[rows])
+        if self.id_kind == "string":
+            return self.own_ids if nodes is None else self.own_ids.take(pa.array(rows))
+        return pa.array(rows if self.id_kind == "row" else np.asarray(self.own_ids)[rows])
 
     def ids_of(self, nodes: Array) -> list[Any]:
         """The user's own ids of these node numbers."""
@@ -350,44 +359,22 @@ class GraphStore:
 
     def nodes_of(self, ids: Any) -> Array:
         """The node numbers of the user's own ids; an unknown id is an `InputError`."""
-        ids = list(ids)
         if self.id_kind == "string":
-            wanted: Any = [str(value) for value in ids]
-            found = pc.index_in(pa.array(wanted, pa.large_string()), value_set=self._string_ids())
-            nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            wanted: Any = pa.array([str(value) for value in ids], pa.large_string())
         else:
-            wanted = [_as_int(value) for value in ids]
-            numbers = np.array(wanted, dtype=np.int64)
-            if self.id_kind == "row":
-                nodes = np.where((numbers >= 0) & (numbers < self.num_nodes), numbers, -1)
-            else:
-                found = pc.index_in(pa.array(numbers), value_set=pa.array(np.asarray(self.folder.array("node_ids"))))
-                nodes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            wanted = np.array([_as_int(value) for value in ids], dtype=np.int64)
+        if self.id_kind == "row":
+            nodes = np.where((wanted >= 0) & (wanted < self.num_nodes), wanted, -1)
+        else:
+            nodes = find_ids([self.own_ids], wanted)
         if (nodes < 0).any():
-            unknown = wanted[int(np.flatnonzero(nodes < 0)[0])]
+            unknown = id_at(wanted, int(np.flatnonzero(nodes < 0)[0]))
             raise InputError(
                 f"{self.place} has no node {unknown!r}; its ids look like "
                 f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
                 f"largegt inspect {quoted(self.place)} tells more"
             )
-        return np.asarray(nodes)
-
-    def _string_ids(self) -> Any:
-        """All ids as one Arrow array over the mapped files: nothing is copied."""
-        if self._strings is None:
-            offsets, text = self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes")
-            ids = pa.LargeStringArray.from_buffers(
-                self.num_nodes,
-                pa.py_buffer(np.ascontiguousarray(offsets)),
-                pa.py_buffer(np.ascontiguousarray(text)),
-            )
-            try:
-                ids.validate(full=True)  # Arrow reads where the offsets say
-            except pa.ArrowInvalid as error:
-                file = self.folder.file("node_id_offsets")
-                raise FormatError(f"{file} is damaged ({first_line(error)}); {self.folder.advice}") from error
-            self._strings = ids
-        return self._strings
+        return nodes
 
     # the user's labels
 

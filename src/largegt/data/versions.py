@@ -6,8 +6,9 @@
   while a run is registered for it: `refs/<key>.json`, written by `train`.
 `clean` removes all others, with their arrays and preparations.
 
-A version that came from another by `append` names it and its predecessors, oldest first, and for each of them the nodes
-that got new neighbours next, as the array `touched_<number>`. None of this is part of its fingerprint.
+A version that came from another by `append` names it and its predecessors, oldest first, and for each of them which of
+its nodes changed next: `touched_<number>` are those with new neighbours; `features_<number>`, `labels_<number>` and
+`split_<number>`, where there are any, those that were updated. None of this is part of its fingerprint.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from ..io.checksums import read_sealed, sealed
 from ..io.locks import HeldError, Lock
 from ..io.remote import FINGERPRINT, MANIFEST
 from ..types import Array, PathLike
+from .splits import SPLIT_CODES
 from .store import KIND, GraphStore
 
 PREPARED = "prepared"
 REFS = "refs"
+CHANGES = ("touched", "features", "labels", "split")
 
 
 # what it was before
@@ -84,27 +87,70 @@ def last_source(store: GraphStore) -> str | None:
     return None if source is None else str(source)
 
 
-def write_lineage(writer: ArrayWriter, old: GraphStore, touched: Array, source: str | None) -> dict[str, Any]:
-    """Write which nodes of `old` have new neighbours; the notes of a version that came from it by `append`."""
+def write_lineage(
+    writer: ArrayWriter, old: GraphStore, changed: dict[str, Array], source: str | None
+) -> dict[str, Any]:
+    """Write which nodes of `old` changed, and in what (`CHANGES`); the notes of a version that came from it."""
     states = earlier_states(old)
-    for number in range(len(states)):
-        writer.save(f"touched_{number}", old.folder.array(f"touched_{number}"))
-    writer.save(f"touched_{len(states)}", touched)
+    arrays = {name: old.folder.array(name) for name in lineage_arrays(old)}
+    arrays |= {f"{what}_{len(states)}": nodes for what, nodes in changed.items() if len(nodes) or what == "touched"}
+    for name, nodes in arrays.items():
+        writer.save(name, nodes)
     return {
         "earlier": [asdict(state) for state in (*states, State.of(old))],
-        "arrays": [f"touched_{number}" for number in range(len(states) + 1)],
+        "arrays": list(arrays),
         **({} if source is None else {"source": source}),
     }
 
 
-def touched_since(store: GraphStore, state: State) -> Array:
-    """The nodes of an earlier version that have new neighbours since, sorted."""
+def lineage_arrays(store: GraphStore) -> list[str]:
+    """The names of the arrays that say which nodes changed when."""
+    names = [f"{what}_{number}" for number in range(len(earlier_states(store))) for what in CHANGES]
+    return [name for name in names if name in store.folder]
+
+
+def touched_since(store: GraphStore, state: State, what: str = "touched") -> Array:
+    """The nodes of an earlier version that changed since, sorted: those with new neighbours, or other `CHANGES`."""
     found = [np.zeros(0, dtype=np.int64)]
     if state.fingerprint != store.fingerprint:
         states = earlier_states(store)
-        found += [np.asarray(store.folder.array(f"touched_{n}")) for n in range(states.index(state), len(states))]
+        names = [f"{what}_{number}" for number in range(states.index(state), len(states))]
+        found += [np.asarray(store.folder.array(name)) for name in names if name in store.folder]
     touched = np.unique(np.concatenate(found))
     return touched[touched < state.num_nodes]
+
+
+def last_changes(store: GraphStore) -> dict[str, int]:
+    """How much the last `append` changed; nothing where there was none."""
+    before = (earlier_states(store) or [State.of(store)])[-1]
+    return {
+        "new_nodes": store.num_nodes - before.num_nodes,
+        "new_edges": store.num_edges - before.num_edges,
+        "old_nodes_with_new_neighbours": len(touched_since(store, before)),
+        "labels_changed": len(touched_since(store, before, "labels")),
+        "splits_changed": len(touched_since(store, before, "split")),
+        "features_changed": len(touched_since(store, before, "features")),
+    }
+
+
+def labels_updated_since(store: GraphStore, state: State) -> bool:
+    """Whether nodes of an earlier version have another label or split since."""
+    return any(len(touched_since(store, state, what)) for what in ("labels", "split"))
+
+
+def labels_as_of(store: GraphStore, state: State | None) -> tuple[Array, Array]:
+    """(labels, split) for models that were trained on an earlier version: those of that version; nodes that came later
+    have their own, but none is a training node. Without a state, those of the store."""
+    if state is None:
+        return store.labels, store.split
+    labels, split = store.labels, np.array(store.split)
+    if labels_updated_since(store, state):
+        then = GraphStore.open(store.path, version=state.fingerprint)
+        labels = np.concatenate([then.labels, labels[state.num_nodes :]])
+        split[: state.num_nodes] = then.split
+    later = split[state.num_nodes :]
+    later[later == SPLIT_CODES["train"]] = 0
+    return labels, split
 
 
 def _states(manifest: dict[str, Any], path: Path) -> list[State]:
@@ -188,14 +234,12 @@ class Cleaned:
     """Older version → the runs registered for it; none where a process has it open."""
 
 
-def clean(store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = ()) -> Cleaned:
+def clean(
+    store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = (), keep_sources: bool = False
+) -> Cleaned:
     """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
-    `without` count as released. Preparations of earlier versions go when the newest version has been prepared."""
-    return _clean(store, dry_run, without)
-
-
-def _clean(store: PathLike, dry_run: bool, without: Iterable[PathLike], keep_sources: bool = False) -> Cleaned:
-    """With `keep_sources`, preparations of earlier versions stay in any case: the next one takes rows from them."""
+    `without` count as released. Preparations of earlier versions go when the newest version has been prepared; with
+    `keep_sources` they stay, because the next preparation takes rows from them."""
     path = remote.local_path(store)
     remote.refresh(path)
     close_unused()
@@ -226,7 +270,7 @@ def clean_quietly(store: GraphStore) -> None:
     """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
     if store.folder.url is None:
         with suppress(LargeGTError, OSError):
-            _clean(store.path, dry_run=False, without=(), keep_sources=True)
+            clean(store.path, keep_sources=True)
 
 
 def _clean_versions(

@@ -5,11 +5,12 @@ preparation from nothing: rows whose inputs are as they were are copied, all oth
 that of the stage for the rows that are made, and one copy of the others; some bytes per node.
 
 A row's inputs are few hops away, so what changed is what a walk of as many steps reaches from: nodes that are new or
-have new neighbours, and nodes that lead to those. Beside that,
+have new neighbours (for token rows also nodes whose features were updated), and nodes that lead to those. Beside that,
   local nodes     also change where the sample depends on how many nodes there are: nodes without neighbours, and those
                   sampled by nodes (sampler.py)
   token rows      all change when the features' scale does; a run's does not, since it keeps that of its training
-  label contexts  of a regression all change when the scale of its training values does
+  label contexts  all change when labels or the split of nodes were updated, and those of a regression when the scale of
+                  its training values does
 Positional encodings look at the whole graph and are made in full; so are distances and labels around local nodes, which
 take one pass over the edges.
 """
@@ -26,9 +27,8 @@ import numpy as np
 from numba import njit
 
 from ..config import LocalNodesConfig, PrepareConfig
-from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
-from ..data.versions import State, earlier_state, earlier_states, touched_since
+from ..data.versions import State, earlier_state, earlier_states, labels_updated_since, touched_since
 from ..errors import FormatError
 from ..io.array_writer import ArrayWriter
 from ..types import Array, Direction
@@ -66,6 +66,7 @@ class Earlier:
     def __init__(self, prepared: Prepared, state: State, store: GraphStore) -> None:
         self.prepared, self.state, self.store = prepared, state, store
         self.touched = touched_since(store, state)
+        self.updated = touched_since(store, state, "features")
 
     @classmethod
     def find(
@@ -87,12 +88,15 @@ class Earlier:
                     return cls(prepared, state, store)
         return None
 
-    def changed(self, directions: Sequence[Direction], hops: int, engine: Engine, lists: bool = True) -> Array:
+    def changed(
+        self, directions: Sequence[Direction], hops: int, engine: Engine, lists: bool = True, features: bool = False
+    ) -> Array:
         """Boolean [N]: nodes that are new, or from which so many hops lead to one that is new or, with `lists`, has new
-        neighbours."""
+        neighbours or, with `features`, other features."""
         marked = np.zeros(self.store.num_nodes, dtype=np.bool_)
         marked[self.state.num_nodes :] = True
         marked[self.touched if lists else self.touched[:0]] = True
+        marked[self.updated if features else self.updated[:0]] = True
         for _ in range(hops):
             reached = np.flatnonzero(marked)
             for side in directions:
@@ -131,7 +135,7 @@ class Earlier:
         """Which token rows are as they were."""
         hops, before = config.tokens.hops, self.prepared.token_rows_of(token_nodes)
         has_degrees = config.tokens.degrees or self.store.features_are_degrees
-        changed = self.changed(directions, hops, engine, lists=bool(hops) or has_degrees)
+        changed = self.changed(directions, hops, engine, lists=bool(hops) or has_degrees, features=True)
         before[changed[token_nodes]] = -1
         return Rows(before)
 
@@ -159,17 +163,24 @@ def same_token_rows(
     return same and np.array_equal(scale[0], shift) and np.array_equal(scale[1], gain)
 
 
-def same_training_labels(prepared: Prepared, state: State, store: GraphStore, own: TrainingLabels, hops: int) -> bool:
-    """Whether labels were counted over as many hops, from the same training nodes among those there were."""
-    then = prepared.as_of.num_nodes if prepared.as_of is not None else state.num_nodes
-    is_train = np.asarray(store.split[: state.num_nodes]) == SPLIT_CODES["train"]
-    is_train[then:] = False
-    if prepared.config.labels.hops != hops or not np.array_equal(is_train, own.is_train[: state.num_nodes]):
+def same_training_labels(
+    prepared: Prepared, state: State, store: GraphStore, own: TrainingLabels, ours: State, hops: int
+) -> bool:
+    """Whether labels were counted over as many hops, from the same training nodes among those there were. `own` are the
+    labels to count, those of the version `ours`. Where labels were updated since either version, they are not."""
+    theirs = prepared.as_of or state
+    if prepared.config.labels.hops != hops:
         return False
-    if own.scale is None:
+    if theirs == ours:
         return True
-    before = TrainingLabels.of(store, then).scale
-    return before is not None and (before.mean, before.std) == (own.scale.mean, own.scale.std)
+    if labels_updated_since(store, theirs) or labels_updated_since(store, ours):
+        return False
+    then = TrainingLabels.of(store, theirs)
+    if not np.array_equal(then.is_train[: state.num_nodes], own.is_train[: state.num_nodes]):
+        return False
+    if own.scale is None or then.scale is None:
+        return True
+    return (then.scale.mean, then.scale.std) == (own.scale.mean, own.scale.std)
 
 
 def merge(

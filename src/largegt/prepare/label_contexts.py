@@ -29,6 +29,7 @@ import numpy as np
 from ..data.labels import num_label_columns
 from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
+from ..data.versions import State, labels_as_of
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..types import Array, Task
@@ -119,11 +120,10 @@ class TrainingLabels:
     """Of the values of a regression; none: the labels are classes."""
 
     @classmethod
-    def of(cls, store: GraphStore, num_nodes: int | None = None) -> TrainingLabels:
-        """Those of the first so many nodes, of all when None."""
-        is_train = np.asarray(store.split) == SPLIT_CODES["train"]
-        is_train[num_nodes if num_nodes is not None else len(is_train) :] = False
-        return cls.among(store.labels, is_train, store.task)
+    def of(cls, store: GraphStore, then: State | None = None) -> TrainingLabels:
+        """Those of the store, or as of an earlier version of it."""
+        labels, split = labels_as_of(store, then)
+        return cls.among(labels, np.asarray(split) == SPLIT_CODES["train"], store.task)
 
     @classmethod
     def among(cls, labels: Array, is_train: Array, task: Task) -> TrainingLabels:

@@ -18,9 +18,8 @@ import numpy as np
 
 from ..config import PrepareConfig
 from ..data.csr import index_dtype
-from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
-from ..data.versions import State, clean_quietly, earlier_states
+from ..data.versions import State, clean_quietly, earlier_states, labels_as_of
 from ..errors import FormatError, InputError
 from ..io import remote
 from ..io.array_folder import VERSIONS, ArrayFolder
@@ -201,7 +200,7 @@ class _Preparation:
 
     @cached_property
     def training_labels(self) -> TrainingLabels:
-        return TrainingLabels.of(self.store, None if self.then is None else self.then.num_nodes)
+        return TrainingLabels.of(self.store, self.then)
 
     @cached_property
     def trained_store(self) -> GraphStore:
@@ -221,13 +220,6 @@ class _Preparation:
         """That all were made, where some could have been kept."""
         if rows is not None:
             self.reused[name] = 0, len(rows.before)
-
-    def split_of(self, nodes: Array) -> Array:
-        """Splits of these nodes; nodes that came after `then` are no training nodes of it."""
-        split = np.array(self.store.split[nodes])
-        if self.then is not None:
-            split[(nodes >= self.then.num_nodes) & (split == SPLIT_CODES["train"])] = 0
-        return split
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
@@ -252,12 +244,13 @@ def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     """The nodes that get a row, their labels and splits."""
     store, nodes = making.store, nodes_to_prepare(making.store, making.config)
     writer.save("nodes", nodes)
-    labels = writer.grow("labels", store.labels.dtype.name, store.labels.shape[1:])
-    split = writer.grow("split", store.split.dtype.name)
+    all_labels, all_split = labels_as_of(store, making.then)
+    labels = writer.grow("labels", all_labels.dtype.name, all_labels.shape[1:])
+    split = writer.grow("split", all_split.dtype.name)
     for start in range(labels.rows, len(nodes), SEGMENT_NODES):
         some = nodes[start : start + SEGMENT_NODES]
-        labels.append(store.labels[some])
-        split.append(making.split_of(some))
+        labels.append(all_labels[some])
+        split.append(all_split[some])
     writer.close("labels")
     writer.close("split")
 
@@ -364,7 +357,8 @@ def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     def write(nodes: Array, target: ArrayWriter) -> None:
         write_label_contexts(target, store, nodes, hops, engine, own)
 
-    earlier = making.earlier(lambda prepared, state: same_training_labels(prepared, state, store, own, hops))
+    ours = making.then or State.of(store)
+    earlier = making.earlier(lambda prepared, state: same_training_labels(prepared, state, store, own, ours, hops))
     rows = None if earlier is None else earlier.label_rows(making.nodes, hops, engine)
     if earlier is None or rows is None or not rows.is_worth_it:
         write(making.nodes, writer)
