@@ -339,6 +339,6 @@ def _extended(additions: Additions, memory: int) -> Extended:
     for block in additions.feature_blocks():
         features[done : done + len(block)] = block
         done += len(block)
-    ends = [np.zeros((2, 0), dtype=np.int64), *(np.stack(pair) for pair in additions.edges(memory // 4))]
+    ends = [np.zeros((2, 0), dtype=np.int64), *(np.stack(pair) for pair in additions.edges())]
     sources, targets = np.concatenate(ends, axis=1)
     return Extended(store, features, sources, targets)

@@ -22,7 +22,7 @@ from ..types import Array
 from . import labels as label_encoding
 from . import sources
 from .columns import Columns
-from .edge_reading import found_edges
+from .edge_reading import first_unknown, found_edges
 from .ids import Ids, as_numbers, as_text, first_repeat, id_at, is_text, join_ids
 from .ingest import stored_features
 from .labels import Encoded
@@ -222,15 +222,16 @@ class Additions:
 
     # edges
 
-    def edges(self, memory: int) -> Iterator[tuple[Array, Array]]:
+    def edges(self) -> Iterator[tuple[Array, Array]]:
         """(sources, targets) by node number, in pieces; ends that are no nodes are refused, or dropped as at ingest."""
-        for found in found_edges(self.source.edges, self.ids, 0, memory):
+        for found in found_edges(self.source.edges, self.ids):
             if found.dropped and self.config.unknown_ids != "drop":
-                raise self.refused_edge(found.unknown)
+                raise self.refused_edge()
             known = (found.sources >= 0) & (found.targets >= 0)
             yield found.sources[known], found.targets[known]
 
-    def refused_edge(self, unknown: Any) -> InputError:
+    def refused_edge(self) -> InputError:
+        unknown = first_unknown(self.source.edges, self.ids)
         return InputError(
             f"{self.source.edges.where}: node id {unknown!r} is neither in {self.store.place} nor among the "
             f"{self.num_new} new nodes: add it to their table"

@@ -282,9 +282,9 @@ class _Append:
         try:
             seen, dropped = builder.seen, int(scratch.state.get("edges_dropped", 0))
             if not builder.is_read:
-                for found in found_edges(new.source.edges, new.ids, seen, self.memory // 4):
+                for found in found_edges(new.source.edges, new.ids, seen):
                     if found.dropped and new.config.unknown_ids != "drop":
-                        raise new.refused_edge(found.unknown)
+                        raise new.refused_edge()
                     seen, dropped = seen + len(found.sources), dropped + found.dropped
                     builder.add(found.sources, found.targets, edges_seen=seen, edges_dropped=dropped)
                     self.report("read edges", seen, new.source.edges.total)

@@ -40,7 +40,7 @@ def write_edge_features(
         sums = np.zeros((2, min(most, nodes.num_nodes - low), len(names)))
         counts = np.zeros((2, sums.shape[1]))
         row = 0
-        for found in found_edges(edges, nodes, 0, memory // 4, features=True):
+        for found in found_edges(edges, nodes, features=True):
             assert found.features is not None
             _refuse_missing(found.features, row, edges.where, names)
             add_features(found.sources, found.targets, found.features, low, sums, counts)

@@ -1,8 +1,8 @@
 """Reading edges: every end becomes a node number, and every edge a pair in a run on disk.
 
 Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights where edges have them, in the hands of
-an `EdgeBuilder`, and how many edges were dropped. Cost: a quarter of the memory for ids looked up together, and three
-eighths for runs.
+an `EdgeBuilder`, and how many edges were dropped. Cost: a chunk of edges and the memory of a run. For a large table,
+DuckDB joins both ends with the ids of the nodes into a scratch file (12 bytes per edge), in the memory it is given.
 
 This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into a file
 of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
@@ -10,8 +10,9 @@ of pairs of its own; parts are taken in order, so that what counts is always a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +23,37 @@ from ..errors import InputError
 from ..progress import Progress
 from ..types import Array
 from .csr import EdgeBuilder
-from .ids import id_at, join_ids
+from .ids import id_at, id_sql, join_ids, missing_sql
 from .nodes import NodeIds
 from .pair_runs import Buckets, PairBuffer, PairFile
-from .parts import EdgeChunk, Edges, Source, edge_parts, num_parts
+from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_parts
+from .sql import identifier, literal
+from .tables import Table
 from .workers import Workers, new_token, written_aside
 
-_FIND_BYTES = 120
-"""What it costs to look up both ends of an edge, besides twice the ids."""
-_LEAST_BATCH, _MOST_BATCH = 1 << 16, 1 << 23
-"""Edges whose ends are looked up at a time."""
+_MISSING = -2
+"""Stands for an end that has no id."""
 
 
 @dataclass(frozen=True)
 class FoundEdges:
-    """Some edges by node number, -1 for an end that is not a node; and the first id that is none."""
+    """Some edges by node number, -1 for an end that is not a node."""
 
     sources: Array
     targets: Array
     dropped: int
-    unknown: Any
     weights: Array | None = None
     features: Array | None = None
 
 
 def read_here(
-    source: Source, nodes: NodeIds, builder: EdgeBuilder, dropped: int, drop: bool, memory: int, report: Progress
+    source: Source, nodes: NodeIds, builder: EdgeBuilder, dropped: int, drop: bool, report: Progress
 ) -> tuple[int, int]:
     """Read all edges that `builder` has not seen yet; (edges seen, dropped) in all."""
     seen = builder.seen
-    for found in found_edges(source.edges, nodes, seen, memory):
+    for found in found_edges(source.edges, nodes, seen):
         if found.dropped and not drop:
-            raise _refusal(source, nodes, found.unknown)
+            raise _refusal(source, nodes)
         seen, dropped = seen + len(found.sources), dropped + found.dropped
         weights = _weights(found) if builder.weighted else None
         builder.add(found.sources, found.targets, weights, edges_seen=seen, edges_dropped=dropped)
@@ -68,20 +68,21 @@ def read_in_parts(
     """As `read_here`, by workers. `state` is what is committed: the plan, and how many parts are done."""
     if state.get("edges_read_until") != builder.seen:  # nothing yet, or this process went on alone in between
         builder.forget()
+        if file := _scratch_file(nodes, "edges"):
+            file.unlink(missing_ok=True)
         state["edges_num_parts"] = num_parts(source.edges, workers)
     parts = edge_parts(source.edges, int(state["edges_num_parts"]), workers.memory)
     done, seen, dropped = (int(state.get(f"edges_{name}", 0)) for name in ("parts_done", "seen", "dropped"))
     folder = builder.runs.folder
     folder.mkdir(exist_ok=True)
-    task = ReadPart(
-        nodes, folder, builder.runs.buckets, builder.undirected, builder.run_pairs, workers.memory // 4,
-        builder.weighted,
-    )  # fmt: skip
+    task = ReadPart(nodes, folder, builder.runs.buckets, builder.undirected, builder.run_pairs, builder.weighted)
+    if nodes.kind != "row":
+        nodes.dictionary()
     token = new_token()
     calls = ((parts[at], f"{token}-{at}") for at in range(done, len(parts)))
     for at, part in enumerate(workers.run(task, calls, workers.memory), done):
         if part.dropped and not drop:
-            raise _refusal(source, nodes, part.unknown)
+            raise _refusal(source, nodes)
         seen, dropped = seen + part.seen, dropped + part.dropped
         builder.add_file(
             f"{token}-{at}", part.starts, part.self_loops, edges_seen=seen, edges_read_until=seen,
@@ -99,7 +100,6 @@ class PartRead:
     seen: int
     dropped: int
     self_loops: int
-    unknown: Any
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,20 @@ class ReadPart:
     buckets: Buckets
     undirected: bool
     run_pairs: int
-    memory: int
     weighted: bool = False
 
     def __call__(self, edges: Edges, name: str) -> PartRead:
-        seen, dropped, unknown = 0, 0, None
+        seen = dropped = 0
         with written_aside(self.folder / name) as aside:
             file = PairFile(aside, self.buckets)
             buffer = PairBuffer(self.buckets.num_nodes, self.undirected, self.run_pairs, file.add, self.weighted)
-            for found in found_edges(edges, self.nodes, 0, self.memory):
-                unknown = found.unknown if unknown is None else unknown
+            for found in found_edges(edges, self.nodes, name=name):
                 seen, dropped = seen + len(found.sources), dropped + found.dropped
                 buffer.add(found.sources, found.targets, _weights(found) if self.weighted else None)
             buffer.flush()
-            return PartRead(file.close(), seen, dropped, buffer.self_loops, unknown)
+            if used := _scratch_file(self.nodes, name):
+                used.unlink(missing_ok=True)
+            return PartRead(file.close(), seen, dropped, buffer.self_loops)
 
 
 def _weights(found: FoundEdges) -> Array:
@@ -133,75 +133,85 @@ def _weights(found: FoundEdges) -> Array:
 
 
 def found_edges(
-    edges: Edges, nodes: NodeIds, skip: int, memory: int, features: bool = False
-) -> Iterator[FoundEdges]:  # fmt: skip
-    """The edges by node number, as many together as memory allows to look up."""
-    for chunk in _batches(edges, skip, 0 if nodes.kind == "row" else memory, features):
-        ids = join_ids([chunk.sources, chunk.targets]) if nodes.kind != "row" else None
-        if ids is None:
-            sources, targets = nodes.find(chunk.sources), nodes.find(chunk.targets)
-        else:
-            sources, targets = np.split(nodes.find(ids), 2)
-        missing = (sources < 0) | (targets < 0)
-        unknown = None
-        if missing.any():
-            row = int(missing.argmax())
-            unknown = id_at(chunk.sources if sources[row] < 0 else chunk.targets, row)
-        found = FoundEdges(sources, targets, int(missing.sum()), unknown, chunk.weights, chunk.features)
-        del ids, chunk, sources, targets, missing  # before the next batch comes together
-        yield found
-        del found
+    edges: Edges, nodes: NodeIds, skip: int = 0, features: bool = False, name: str = "edges"
+) -> Iterator[FoundEdges]:
+    """The edges by node number, in chunks. `name` is that of the scratch file for edges of a large table."""
+    numbered = _numbered(edges, nodes, _scratch_file(nodes, name), skip)
+    for chunk in (numbered or edges).chunks(skip, features):
+        sources, targets = chunk.sources, chunk.targets
+        if numbered is None and nodes.kind == "row":
+            sources, targets = nodes.find(sources), nodes.find(targets)
+        elif numbered is None:
+            sources, targets = np.split(nodes.find(join_ids([sources, targets])), 2)
+        elif len(sources) and min(sources.min(), targets.min()) == _MISSING:
+            for _ in edges.chunks():  # says which row has no id
+                pass
+        dropped = int(np.count_nonzero((sources < 0) | (targets < 0)))
+        yield FoundEdges(sources, targets, dropped, chunk.weights, chunk.features)
+        del chunk, sources, targets
         pa.default_memory_pool().release_unused()  # Arrow keeps what it has freed
 
 
-def _batches(edges: Edges, skip: int, memory: int, features: bool) -> Iterator[EdgeChunk]:
-    """Chunks of edges, as many together as memory allows to look up at once. Memory of 0: each chunk by itself."""
-    waiting: list[EdgeChunk] = []
-    size, cost = 0, 0
-    for chunk in edges.chunks(skip, features):
-        for part in _slices(chunk, memory):
-            more = _cost(part)
-            if waiting and (cost + more > memory or size + len(part) > _MOST_BATCH):
-                yield _joined(waiting)
-                waiting, size, cost = [], 0, 0
-            waiting.append(part)
-            size, cost = size + len(part), cost + more
-            del part
-        del chunk
-    if waiting:
-        yield _joined(waiting)
+def first_unknown(edges: Edges, nodes: NodeIds) -> Any:
+    """The first id in the edges that is not a node's."""
+    for chunk in edges.chunks():
+        places = np.stack(np.split(nodes.find(join_ids([chunk.sources, chunk.targets])), 2), axis=1)
+        if (places < 0).any():
+            row, end = divmod(int((places < 0).argmax()), 2)
+            return id_at(chunk.targets if end else chunk.sources, row)
+    raise AssertionError("every id is a node's")
 
 
-def _cost(chunk: EdgeChunk) -> int:
-    """Bytes to look these up."""
-    return int(_FIND_BYTES * len(chunk) + 2 * (chunk.sources.nbytes + chunk.targets.nbytes))
+def _scratch_file(nodes: NodeIds, name: str) -> Path | None:
+    return None if nodes.means.scratch is None else nodes.means.scratch / f"{name}.numbered.parquet"
 
 
-def _slices(chunk: EdgeChunk, memory: int) -> Iterator[EdgeChunk]:
-    """A chunk in pieces that can be looked up within memory, unless that makes them very small."""
-    pieces = -(-_cost(chunk) // memory) if memory else 1
-    rows = max(_LEAST_BATCH, -(-len(chunk) // pieces)) if pieces else 1
-    for low in range(0, len(chunk), rows):
-        yield chunk.part(low, low + rows)
+def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> TableEdges | None:
+    """The edges of a large table with node numbers for ids, -1 for an id that is no node's: one join, whose result is
+    the file. None where ids are looked up chunk by chunk: for few edges, and where an earlier run began so."""
+    if file is None or nodes.kind == "row" or not isinstance(edges, TableEdges):
+        return None
+    table, ends = edges.table, (edges.source, edges.target)
+    if not file.exists():
+        if skip or not table.has_id_types(ends) or (table.num_rows or 0) <= EDGE_CHUNK_ROWS:
+            return None
+        others = [name for name in edges.columns(features=True) if name not in ends]
+        memory = max(nodes.means.memory, table.memory)
+        try:
+            in_order = bool(edges.feature_names)
+            table.write(file, partial(_join, table, nodes, ends, others, in_order), memory, in_order)
+        except InputError:
+            for _ in edges.chunks():  # has a better word for what is wrong with an id
+                pass
+            raise
+    found = Table(file)
+    found.where = edges.where
+    found.limit(table.memory, nodes.means.threads)
+    return replace(edges, table=found)
 
 
-def _joined(chunks: list[EdgeChunk]) -> EdgeChunk:
-    """The chunks as one. The list is emptied."""
-    if len(chunks) == 1:
-        return chunks.pop()
-    weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
-    features = [chunk.features for chunk in chunks if chunk.features is not None]
-    joined = EdgeChunk(
-        join_ids([chunk.sources for chunk in chunks]),
-        join_ids([chunk.targets for chunk in chunks]),
-        np.concatenate(weights) if weights else None,
-        np.concatenate(features) if features else None,
+def _join(
+    table: Table, nodes: NodeIds, ends: Sequence[str], others: Sequence[str], in_order: bool, rows: str
+) -> str:  # fmt: skip
+    """The query that replaces both ends in `rows` by node numbers."""
+    kept = [f"{identifier(name)} AS o{at}" for at, name in enumerate(others)]
+    inner = [f"{id_sql(name, table.types[name], nodes.kind)} AS e{at}" for at, name in enumerate(ends)]
+    inner += [f"{missing_sql(name, table.types[name])} AS m{at}" for at, name in enumerate(ends)]
+    number = ["row_number() OVER () AS r"] if in_order else []
+    outer = [
+        f"coalesce(k{at}.node, CASE WHEN m{at} THEN {_MISSING} ELSE -1 END) AS {identifier(name)}"
+        for at, name in enumerate(ends)
+    ]
+    outer += [f"o{at} AS {identifier(name)}" for at, name in enumerate(others)]
+    known = f"read_parquet({literal(nodes.dictionary())})"
+    joins = " ".join(f"LEFT JOIN {known} k{at} ON e{at} = k{at}.id" for at in range(2))
+    return f"SELECT {', '.join(outer)} FROM (SELECT {', '.join([*inner, *kept, *number])} FROM {rows}) {joins}" + (
+        " ORDER BY r" if in_order else ""
     )
-    chunks.clear()
-    return joined
 
 
-def _refusal(source: Source, nodes: NodeIds, unknown: Any) -> InputError:
+def _refusal(source: Source, nodes: NodeIds) -> InputError:
+    unknown = first_unknown(source.edges, nodes)
     if source.node_ids is None:
         return InputError(
             f"{source.edges.where}: node id {unknown!r} is out of range: {nodes.where} gives "

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ..errors import InputError, first_line
 from ..types import Array
-from .sql import connection, literal, reading, streamed
+from .sql import connection, identifier, literal, reading, streamed
 
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"
@@ -101,6 +101,32 @@ def text_over(offsets: Array, text: Array) -> Ids:
     """Text ids over arrays of offsets and bytes, mapped or not: nothing is copied."""
     buffers = pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(text))
     return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
+
+
+def id_sql(name: str, kind: str, node_kind: str) -> str:
+    """SQL for the ids in a column of DuckDB's type `kind`, in the form of the nodes' ids; null for what cannot be."""
+    column = identifier(name)
+    if node_kind == "string":
+        return column if kind == "VARCHAR" else f"CAST({column} AS VARCHAR)"
+    if kind == "VARCHAR":
+        return f"CASE WHEN regexp_full_match({column}, '{CANONICAL}') THEN TRY_CAST({column} AS BIGINT) END"
+    return f"CAST({column} AS BIGINT)"
+
+
+def missing_sql(name: str, kind: str) -> str:
+    """SQL for whether an id is missing."""
+    column = identifier(name)
+    return f"({column} IS NULL OR {column} = '')" if kind == "VARCHAR" else f"({column} IS NULL)"
+
+
+def write_numbered(known: Iterable[Ids], text: bool, file: Path, memory: int, threads: int) -> None:
+    """Write ids and their rows over all columns `known` as a Parquet file with columns `id` and `node`."""
+    with (
+        reading("the ids"),
+        connection(memory, threads, file.parent) as db,
+        streamed(db, "known", *_numbered(known, text)),
+    ):
+        db.execute(f"COPY known TO {literal(file)} (FORMAT parquet)")
 
 
 def find_ids(

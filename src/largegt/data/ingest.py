@@ -182,7 +182,7 @@ def _take_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
             if work.apart:
                 seen, dropped = read_in_parts(source, nodes, builder, drop, work.workers, state, work.report)
             else:
-                seen, dropped = read_here(source, nodes, builder, dropped, drop, work.memory // 4, work.report)
+                seen, dropped = read_here(source, nodes, builder, dropped, drop, work.report)
             if seen == 0:
                 raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
             builder.end()

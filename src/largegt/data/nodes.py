@@ -35,6 +35,7 @@ from .ids import (
     text_buffers,
     text_over,
     write_distinct,
+    write_numbered,
 )
 from .limits import check_num_nodes
 from .parts import Edges, Source, edge_parts, num_parts
@@ -78,6 +79,15 @@ class NodeIds:
         if self.kind == "row":
             return np.where((wanted >= 0) & (wanted < self.num_nodes), wanted, -1)
         return find_ids(self.known, wanted, self.means.memory, self.means.threads, self.means.scratch)
+
+    def dictionary(self) -> Path:
+        """A Parquet file of all ids and their nodes in the scratch folder, made when it is first asked for."""
+        assert self.means.scratch is not None
+        file = self.means.scratch / "ids.parquet"
+        if not file.exists():
+            with written_aside(file) as aside:
+                write_numbered(self.known, self.kind == "string", aside, self.means.memory, self.means.threads)
+        return file
 
     def at(self, row: int) -> Any:
         """The user's id of a node."""

@@ -353,24 +353,24 @@ class TableEdges:
         total = self.total
         return self.table.num_bytes // _LINE_BYTES if total is None else total
 
+    def columns(self, features: bool = False) -> list[str]:
+        """The columns that are read: ends, weights where there are some, and features where they are asked for."""
+        fitted = self.features.input_columns if features and self.features is not None else []
+        return list(dict.fromkeys([self.source, self.target, *([self.weight] if self.weight else []), *fitted]))
+
     def parts(self, count: int, chunk_rows: int) -> list[Edges]:
         return [replace(self, table=part, chunk_rows=chunk_rows) for part in self.table.parts(count)]
 
     def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
-        columns = [self.source, self.target, *([self.weight] if self.weight else [])]
-        with_features = features and self.features is not None
-        if with_features:
-            assert self.features is not None
-            columns += self.features.input_columns
         row = self.table.first_row + skip
-        for batch in self.table.batches(list(dict.fromkeys(columns)), self.chunk_rows or EDGE_CHUNK_ROWS, skip):
+        for batch in self.table.batches(self.columns(features), self.chunk_rows or EDGE_CHUNK_ROWS, skip):
             ends = [
                 as_ids(batch.column(name), f"{self.where}: column {name!r}", row) for name in (self.source, self.target)
             ]
             weights = block = None
             if self.weight is not None:
                 weights = as_weights(batch.column(self.weight), f"{self.where}: column {self.weight!r}", row)
-            if with_features and self.features is not None:
+            if features and self.features is not None:
                 block = self.features.transform(batch, self.where, row)
             yield EdgeChunk(ends[0], ends[1], weights, block)
             row += batch.num_rows

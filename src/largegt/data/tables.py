@@ -17,7 +17,7 @@ import fnmatch
 import io
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -185,15 +185,19 @@ class Table:
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
             names = ", ".join(identifier(name) for name in columns)
-            memory = max(memory, need)
-            with (
-                written_aside(file) as aside,
-                reading(self.where),
-                self._reader.connected(memory, threads, file.parent) as (db, table),
-            ):
-                db.execute(f"COPY (SELECT {names} FROM {table}) TO {literal(aside)} (FORMAT parquet)")
+            self.write(file, lambda rows: f"SELECT {names} FROM {rows}", max(memory, need))
         self._integers = {}
         self._take_staged(file)
+
+    def write(self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True) -> None:
+        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`."""
+        with (
+            written_aside(file) as aside,
+            reading(self.where),
+            self._connected(memory, file.parent) as (db, rows),
+        ):
+            db.execute(f"SET preserve_insertion_order = {in_order}")
+            db.execute(f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw)")
 
     def keep_last(self, keys: Sequence[str]) -> None:
         """Keep, of the staged rows that agree in `keys`, the last one."""
@@ -201,14 +205,11 @@ class Table:
         file = self._staged.with_suffix(".last.parquet")
         if not file.exists():
             named = ", ".join(identifier(key) for key in keys)
-            with written_aside(file) as aside, reading(self.where), connection(
-                self.memory, self._threads, file.parent
-            ) as db:  # fmt: skip
-                db.execute(
-                    f"COPY (SELECT * EXCLUDE (file_row_number) FROM read_parquet({literal(self._staged)}, "
-                    f"file_row_number=true) QUALIFY row_number() OVER (PARTITION BY {named} ORDER BY file_row_number "
-                    f"DESC) = 1 ORDER BY file_row_number) TO {literal(aside)} (FORMAT parquet)"
-                )
+            shown = ", ".join(identifier(name) for name in self._schema.names)
+            self.write(file, lambda rows: (
+                f"SELECT {shown} FROM (SELECT *, row_number() OVER () AS row FROM {rows}) "
+                f"QUALIFY row_number() OVER (PARTITION BY {named} ORDER BY row DESC) = 1 ORDER BY row"
+            ), self.memory)  # fmt: skip
         self._take_staged(file)
 
     def _take_staged(self, file: Path) -> None:
@@ -262,6 +263,10 @@ class Table:
             self._integers |= self._look_at_ids([name])
         return self._integers[name]
 
+    def has_id_types(self, names: Sequence[str]) -> bool:
+        """Whether columns are of text or whole numbers by their types."""
+        return all(self.types[name] == "VARCHAR" or _is_integer(self.types[name]) for name in names)
+
     def _look_at_ids(self, names: Sequence[str]) -> dict[str, bool]:
         """For each text column: whether all its cells are canonical whole numbers of 64 bits."""
         tests = [
@@ -272,10 +277,10 @@ class Table:
         [found] = self.query(", ".join(tests))
         return dict(zip(names, map(bool, found), strict=True))
 
-    def _connected(self) -> Any:
+    def _connected(self, memory: int | None = None, scratch: Path | None = None) -> Any:
         if self._staged is not None:
-            return _over_parquet(self._staged, self.memory, self._threads)
-        return self._reader.connected(self.memory, self._threads, None)
+            return _over_parquet(self._staged, memory or self.memory, self._threads)
+        return self._reader.connected(memory or self.memory, self._threads, scratch)
 
     # parts, for the workers of a cluster
 
