@@ -4,15 +4,14 @@ Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights 
 an `EdgeBuilder`, and how many edges were dropped. Cost: a quarter of the memory for ids looked up together, and three
 eighths for runs.
 
-This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into a file
-of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
+This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into
+files of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,11 @@ from ..progress import Progress
 from ..types import Array
 from .csr import EdgeBuilder
 from .ids import id_at, join_ids
+from .kernels import NO_WEIGHTS
 from .nodes import NodeIds
-from .pair_runs import Buckets, PairBuffer, PairFile
+from .pair_runs import EdgeKind, PairBuffer, Run, RunFolder
 from .parts import EdgeChunk, Edges, Source, edge_parts, num_parts
-from .workers import Workers, new_token, written_aside
+from .workers import Workers, new_token
 
 _FIND_BYTES = 120
 """What it costs to look up both ends of an edge, besides twice the ids."""
@@ -55,7 +55,7 @@ def read_here(
         if found.dropped and not drop:
             raise _refusal(source, nodes, found.unknown)
         seen, dropped = seen + len(found.sources), dropped + found.dropped
-        weights = _weights(found) if builder.weighted else None
+        weights = _weights(found) if builder.kind.weighted else NO_WEIGHTS
         builder.add(found.sources, found.targets, weights, edges_seen=seen, edges_dropped=dropped)
         report("read edges", seen, source.edges.total)
     return seen, dropped
@@ -71,21 +71,18 @@ def read_in_parts(
         state["edges_num_parts"] = num_parts(source.edges, workers)
     parts = edge_parts(source.edges, int(state["edges_num_parts"]), workers.memory)
     done, seen, dropped = (int(state.get(f"edges_{name}", 0)) for name in ("parts_done", "seen", "dropped"))
-    folder = builder.runs.folder
-    folder.mkdir(exist_ok=True)
-    task = ReadPart(
-        nodes, folder, builder.runs.buckets, builder.undirected, builder.run_pairs, workers.memory // 4,
-        builder.weighted,
-    )  # fmt: skip
-    token = new_token()
+    task, token = (
+        ReadPart(nodes, builder.runs.folder, builder.kind, builder.run_pairs, workers.memory // 4),
+        new_token(),
+    )
     calls = ((parts[at], f"{token}-{at}") for at in range(done, len(parts)))
     for at, part in enumerate(workers.run(task, calls, workers.memory), done):
         if part.dropped and not drop:
             raise _refusal(source, nodes, part.unknown)
         seen, dropped = seen + part.seen, dropped + part.dropped
-        builder.add_file(
-            f"{token}-{at}", part.starts, part.self_loops, edges_seen=seen, edges_read_until=seen,
-            edges_dropped=dropped, edges_parts_done=at + 1,
+        builder.add_runs(
+            part.runs, part.self_loops, edges_seen=seen, edges_read_until=seen, edges_dropped=dropped,
+            edges_parts_done=at + 1,
         )  # fmt: skip
         report("read edges", seen, source.edges.total)
     return seen, dropped
@@ -93,9 +90,9 @@ def read_in_parts(
 
 @dataclass(frozen=True)
 class PartRead:
-    """What a worker tells of its part: where its runs begin, and the counts."""
+    """What a worker tells of its part: its runs, and the counts."""
 
-    starts: Array
+    runs: list[Run]
     seen: int
     dropped: int
     self_loops: int
@@ -104,27 +101,28 @@ class PartRead:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """Reads some edges into a file of pairs."""
+    """Reads some edges into files of pairs."""
 
     nodes: NodeIds
-    folder: Path
-    buckets: Buckets
-    undirected: bool
+    folder: RunFolder
+    kind: EdgeKind
     run_pairs: int
     memory: int
-    weighted: bool = False
 
     def __call__(self, edges: Edges, name: str) -> PartRead:
         seen, dropped, unknown = 0, 0, None
-        with written_aside(self.folder / name) as aside:
-            file = PairFile(aside, self.buckets)
-            buffer = PairBuffer(self.buckets.num_nodes, self.undirected, self.run_pairs, file.add, self.weighted)
-            for found in found_edges(edges, self.nodes, 0, self.memory):
-                unknown = found.unknown if unknown is None else unknown
-                seen, dropped = seen + len(found.sources), dropped + found.dropped
-                buffer.add(found.sources, found.targets, _weights(found) if self.weighted else None)
-            buffer.flush()
-            return PartRead(file.close(), seen, dropped, buffer.self_loops, unknown)
+        runs: list[Run] = []
+
+        def write(pairs: Array) -> None:
+            runs.append(self.folder.write(f"{name}-{len(runs)}", pairs))
+
+        buffer = PairBuffer(self.kind, self.run_pairs, write)
+        for found in found_edges(edges, self.nodes, 0, self.memory):
+            unknown = found.unknown if unknown is None else unknown
+            seen, dropped = seen + len(found.sources), dropped + found.dropped
+            buffer.add(found.sources, found.targets, _weights(found) if self.kind.weighted else NO_WEIGHTS)
+        buffer.flush()
+        return PartRead(runs, seen, dropped, buffer.self_loops, unknown)
 
 
 def _weights(found: FoundEdges) -> Array:

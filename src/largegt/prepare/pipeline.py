@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
-from ..data.csr import index_dtype
+from ..data.pair_runs import index_dtype
 from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
 from ..data.versions import State, clean_quietly, earlier_states
