@@ -29,6 +29,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("csr._MOST_RUN", 2500),
         ("csr._LEAST_PIECE", 150),
         ("csr._WINDOW_EDGES", 800),
+        ("edge_reading._FEW_EDGES", 1200),
     ):
         monkeypatch.setattr(f"largegt.data.{name}", value)
     return monkeypatch

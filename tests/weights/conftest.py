@@ -30,7 +30,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     small: dict[str, Any] = {
         "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
         "pair_runs._BUCKET_PAIRS": 60, "pair_runs._MOST_BUCKETS": 6, "csr._LEAST_RUN": 70, "csr._MOST_RUN": 150,
-        "csr._LEAST_PIECE": 20, "csr._WINDOW_EDGES": 80, "weights._WINDOW": 256,
+        "csr._LEAST_PIECE": 20, "csr._WINDOW_EDGES": 80, "edge_reading._FEW_EDGES": 50, "weights._WINDOW": 256,
     }  # fmt: skip
     for name, value in small.items():
         monkeypatch.setattr(f"largegt.data.{name}", value)

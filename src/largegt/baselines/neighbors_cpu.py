@@ -17,8 +17,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from ..data.csr import index_dtype
 from ..data.kernels import mix
+from ..data.pair_runs import index_dtype
 from ..threads import num_threads, run_ranges
 from ..types import Array
 

@@ -32,12 +32,13 @@ from ..progress import Progress, silent
 from ..threads import num_threads
 from ..types import Array, Direction, PathLike
 from .additions import EDGE_ARRAYS, ID_ARRAYS, Additions, additions_in_files, ingest_config, refuse_payload
-from .csr import EdgeBuilder, GrowingRows, merge_rows, same_rows
+from .csr import EdgeBuilder, Rows, merge_rows, same_rows, write_rows
 from .edge_reading import found_edges
 from .ids import text_buffers
 from .ingest import write_degrees
+from .kernels import NO_WEIGHTS
 from .nodes import Means
-from .pair_runs import windows
+from .pair_runs import EdgeKind, windows
 from .parts import Source, chunk_rows
 from .sources import FileSource
 from .store import KIND, GraphStore
@@ -264,9 +265,9 @@ class _Append:
             writer.commit(directed=not same_rows(writer, "out", "in"))
         directed = bool(writer.state.get("directed", False))
         if directed:
-            arrays: list[Any] = [writer.array(f"{side}_{part}") for side in _SIDES for part in ("indptr", "indices")]
-            workers, merge = Threads(self.memory, self.threads), partial(merge_rows, *arrays)
-            self._write_rows("both", lambda first: workers.run(merge, windows(arrays[0], first, _WINDOW_EDGES)))
+            out, into = (Rows(writer.array(f"{side}_indptr"), writer.array(f"{side}_indices")) for side in _SIDES)
+            workers, merge = Threads(self.memory, self.threads), partial(merge_rows, out, into)
+            self._write_rows("both", lambda first: workers.run(merge, windows(out.indptr, first, _WINDOW_EDGES)))
         else:
             for name in ("in_indptr", "in_indices"):
                 writer.drop(name)
@@ -276,9 +277,8 @@ class _Append:
         """The new edges as rows of their own in the scratch folder."""
         new = self.new
         workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
-        builder = EdgeBuilder(
-            scratch, new.num_nodes, new.config.undirected, workers, task_memory, self.report, new.source.edges.total
-        )
+        kind = EdgeKind(new.num_nodes, new.config.undirected)
+        builder = EdgeBuilder(scratch, kind, new.source.edges.total, workers, task_memory, self.report)
         try:
             seen, dropped = builder.seen, int(scratch.state.get("edges_dropped", 0))
             if not builder.is_read:
@@ -308,27 +308,20 @@ class _Append:
             new_indptr, new_indices = np.zeros(self.new.num_nodes + 1, dtype=np.int64), old_indices[:0]
         num_old = self.new.ids.num_old
         sizes: Any = _Sum(old_indptr, new_indptr)
-        merge = partial(merge_rows, old_indptr, old_indices, new_indptr, new_indices)
+        merge = partial(merge_rows, Rows(old_indptr, old_indices), Rows(new_indptr, new_indices))
 
-        def behind(first: int) -> Iterator[tuple[Array, Array]]:
+        def behind(first: int) -> Iterator[tuple[Array, ...]]:
             for low, high in windows(new_indptr, first, _WINDOW_EDGES):
-                yield np.diff(new_indptr[low : high + 1]), new_indices[new_indptr[low] : new_indptr[high]]
+                yield np.diff(new_indptr[low : high + 1]), new_indices[new_indptr[low] : new_indptr[high]], NO_WEIGHTS
 
         self._write_rows(side, lambda first: chain(
             Threads(self.memory, self.threads).run(merge, windows(sizes, min(first, num_old), _WINDOW_EDGES)),
             behind(max(first, num_old)),
         ))  # fmt: skip
 
-    def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, Array]]]) -> None:
-        """Append rows, which come as (how many values each has, the values), from where an earlier run stopped."""
-        num_nodes = self.new.num_nodes
-        if self.writer.has(f"{name}_indices"):
-            return
-        growing = GrowingRows(self.writer, name, num_nodes)
-        for counts, values in rows(growing.done):
-            growing.add(counts, [values])
-            self.report(f"merge edges ({name})", growing.done, num_nodes)
-        growing.close()
+    def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, ...]]]) -> None:
+        report = partial(self.report, f"merge edges ({name})")
+        write_rows(self.writer, name, EdgeKind(self.new.num_nodes, self.new.config.undirected), rows, report)
 
     # what changed
 

@@ -3,9 +3,8 @@
 Enters: columns of the edges' table, or an array with a row per edge. Leaves, for each direction of a store:
   out_edge_features [N, f] float32    the mean over the edges that leave a node; zeros where none does
   in_edge_features, both_edge_features  over those that enter it, and over all at it; only when the graph is directed
-An edge that occurs several times counts each time, with its own features; self loops and edges whose end is no node are
-left out, as everywhere. What is not directed has `out_edge_features` alone, over all edges at a node.
-
+An edge that occurs several times counts each time; self loops and edges whose end is no node are left out. What is not
+directed has `out_edge_features` alone, over all edges at a node.
 Cost: the edges are read once more, from front to back, with 16·(f + 1) bytes of memory per node; where that is more
 than half of the memory, once for each range of nodes that fits. Sums are float64 and in the order of the input, so the
 means are the same bits for any memory. A killed ingest goes on with the range it was at.
@@ -38,17 +37,15 @@ def write_edge_features(
     most = max(1, memory // (2 * 16 * (len(names) + 1)))
     for low in range(means[0].rows, nodes.num_nodes, most):
         sums = np.zeros((2, min(most, nodes.num_nodes - low), len(names)))
-        counts = np.zeros((2, sums.shape[1]))
-        row = 0
+        counts, row = np.zeros((2, sums.shape[1])), 0
         for found in found_edges(edges, nodes, features=True):
             assert found.features is not None
             _refuse_missing(found.features, row, edges.where, names)
             add_features(found.sources, found.targets, found.features, low, sums, counts)
             row += len(found.features)
             report("read edge features", low * (edges.total or row) // nodes.num_nodes + row, edges.total)
-        every, of_every = sums[0] + sums[1], counts[0] + counts[1]
-        parts = ((sums[0], counts[0]), (sums[1], counts[1]), (every, of_every)) if directed else ((every, of_every),)
-        for array, (total, count) in zip(means, parts, strict=True):
+        parts = [*zip(sums, counts, strict=True), (sums[0] + sums[1], counts[0] + counts[1])]
+        for array, (total, count) in zip(means, parts if directed else parts[2:], strict=True):
             array.append(total / np.maximum(count, 1)[:, None])
         writer.commit()
     for side in sides:

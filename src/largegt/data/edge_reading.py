@@ -4,8 +4,8 @@ Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights 
 an `EdgeBuilder`, and how many edges were dropped. Cost: a chunk of edges and the memory of a run. For a large table,
 DuckDB joins both ends with the ids of the nodes into a scratch file (12 bytes per edge), in the memory it is given.
 
-This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into a file
-of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
+This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into
+files of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from ..progress import Progress
 from ..types import Array
 from .csr import EdgeBuilder
 from .ids import id_at, id_sql, join_ids, missing_sql
+from .kernels import NO_WEIGHTS
 from .nodes import NodeIds
-from .pair_runs import Buckets, PairBuffer, PairFile
+from .pair_runs import EdgeKind, PairBuffer, Run, RunFolder
 from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_parts
 from .sql import identifier, literal
 from .tables import Table
-from .workers import Workers, new_token, written_aside
+from .workers import Workers, new_token
 
 _MISSING = -2
 """Stands for an end that has no id."""
+_FEW_EDGES = EDGE_CHUNK_ROWS
+"""Edges of a table whose ids are looked up chunk by chunk."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def read_here(
         if found.dropped and not drop:
             raise _refusal(source, nodes)
         seen, dropped = seen + len(found.sources), dropped + found.dropped
-        weights = _weights(found) if builder.weighted else None
+        weights = _weights(found) if builder.kind.weighted else NO_WEIGHTS
         builder.add(found.sources, found.targets, weights, edges_seen=seen, edges_dropped=dropped)
         report("read edges", seen, source.edges.total)
     return seen, dropped
@@ -73,20 +76,17 @@ def read_in_parts(
         state["edges_num_parts"] = num_parts(source.edges, workers)
     parts = edge_parts(source.edges, int(state["edges_num_parts"]), workers.memory)
     done, seen, dropped = (int(state.get(f"edges_{name}", 0)) for name in ("parts_done", "seen", "dropped"))
-    folder = builder.runs.folder
-    folder.mkdir(exist_ok=True)
-    task = ReadPart(nodes, folder, builder.runs.buckets, builder.undirected, builder.run_pairs, builder.weighted)
+    task, token = ReadPart(nodes, builder.runs.folder, builder.kind, builder.run_pairs), new_token()
     if nodes.kind != "row":
         nodes.dictionary()
-    token = new_token()
     calls = ((parts[at], f"{token}-{at}") for at in range(done, len(parts)))
     for at, part in enumerate(workers.run(task, calls, workers.memory), done):
         if part.dropped and not drop:
             raise _refusal(source, nodes)
         seen, dropped = seen + part.seen, dropped + part.dropped
-        builder.add_file(
-            f"{token}-{at}", part.starts, part.self_loops, edges_seen=seen, edges_read_until=seen,
-            edges_dropped=dropped, edges_parts_done=at + 1,
+        builder.add_runs(
+            part.runs, part.self_loops, edges_seen=seen, edges_read_until=seen, edges_dropped=dropped,
+            edges_parts_done=at + 1,
         )  # fmt: skip
         report("read edges", seen, source.edges.total)
     return seen, dropped
@@ -94,9 +94,9 @@ def read_in_parts(
 
 @dataclass(frozen=True)
 class PartRead:
-    """What a worker tells of its part: where its runs begin, and the counts."""
+    """What a worker tells of its part: its runs, and the counts."""
 
-    starts: Array
+    runs: list[Run]
     seen: int
     dropped: int
     self_loops: int
@@ -104,27 +104,28 @@ class PartRead:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """Reads some edges into a file of pairs."""
+    """Reads some edges into files of pairs."""
 
     nodes: NodeIds
-    folder: Path
-    buckets: Buckets
-    undirected: bool
+    folder: RunFolder
+    kind: EdgeKind
     run_pairs: int
-    weighted: bool = False
 
     def __call__(self, edges: Edges, name: str) -> PartRead:
         seen = dropped = 0
-        with written_aside(self.folder / name) as aside:
-            file = PairFile(aside, self.buckets)
-            buffer = PairBuffer(self.buckets.num_nodes, self.undirected, self.run_pairs, file.add, self.weighted)
-            for found in found_edges(edges, self.nodes, name=name):
-                seen, dropped = seen + len(found.sources), dropped + found.dropped
-                buffer.add(found.sources, found.targets, _weights(found) if self.weighted else None)
-            buffer.flush()
-            if used := _scratch_file(self.nodes, name):
-                used.unlink(missing_ok=True)
-            return PartRead(file.close(), seen, dropped, buffer.self_loops)
+        runs: list[Run] = []
+
+        def write(pairs: Array) -> None:
+            runs.append(self.folder.write(f"{name}-{len(runs)}", pairs))
+
+        buffer = PairBuffer(self.kind, self.run_pairs, write)
+        for found in found_edges(edges, self.nodes, name=name):
+            seen, dropped = seen + len(found.sources), dropped + found.dropped
+            buffer.add(found.sources, found.targets, _weights(found) if self.kind.weighted else NO_WEIGHTS)
+        buffer.flush()
+        if used := _scratch_file(self.nodes, name):
+            used.unlink(missing_ok=True)
+        return PartRead(runs, seen, dropped, buffer.self_loops)
 
 
 def _weights(found: FoundEdges) -> Array:
@@ -173,7 +174,7 @@ def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> Tab
         return None
     table, ends = edges.table, (edges.source, edges.target)
     if not file.exists():
-        if skip or not table.has_id_types(ends) or (table.num_rows or 0) <= EDGE_CHUNK_ROWS:
+        if skip or not table.has_id_types(ends) or (table.num_rows or 0) <= _FEW_EDGES:
             return None
         others = [name for name in edges.columns(features=True) if name not in ends]
         memory = max(nodes.means.memory, table.memory)

@@ -31,6 +31,7 @@ from .edge_reading import read_here, read_in_parts
 from .ids import Ids, as_ids, id_at
 from .labels import Encoded
 from .nodes import Means, NodeIds, stated_count, take_nodes
+from .pair_runs import EdgeKind
 from .parts import DEFAULT_NAME, Features, Source, TableFeatures, chunk_rows
 from .sources import FileSource, column_options
 from .splits import SPLIT_CODES, given_split, made_split, split_by_group, split_by_time
@@ -171,10 +172,8 @@ def _take_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
     weighted = source.edges.is_weighted or counted
     if weighted and nodes.num_nodes > MOST_NODES:
         raise InputError(f"{nodes.num_nodes} nodes are more than a graph with edge weights may have ({MOST_NODES})")
-    builder = EdgeBuilder(
-        work.writer, nodes.num_nodes, work.config.undirected, work.workers, work.task_memory, work.report,
-        source.edges.total, weighted,
-    )  # fmt: skip
+    kind = EdgeKind(nodes.num_nodes, work.config.undirected, weighted)
+    builder = EdgeBuilder(work.writer, kind, source.edges.total, work.workers, work.task_memory, work.report)
     seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
     drop = work.config.unknown_ids == "drop"
     try:

@@ -1,7 +1,11 @@
-"""The inner loops of ingest: grouping and sorting of pairs, transpose and union.
+"""The inner loops of ingest: grouping and sorting of pairs, union of rows and sums of weights.
 
 Each kernel takes plain arrays and a range of rows or pairs, releases the GIL, and writes only what is its own: a
 thread pool may run disjoint ranges side by side, and the result is the same for any number of threads.
+
+A pair is (row, value). The value is a neighbour or, where edges have weights, an *entry*: an int64 with the neighbour
+in the upper bits and the 31 bits of a positive float32 below them, which are ordered as the numbers are. So the weights
+of an edge that comes twice are always added in the same order. Without weights, their arrays have length 0.
 """
 
 from __future__ import annotations
@@ -12,6 +16,13 @@ import numpy as np
 from numba import njit
 
 from ..types import Array
+
+SUM_BLOCK = 64
+"""Weights that are summed beforehand, so that a draw from a long list passes over them in one step."""
+NO_WEIGHTS = np.empty(0, dtype=np.float32)
+NO_WEIGHTS.flags.writeable = False
+_BITS = 31
+_WEIGHT = (1 << _BITS) - 1
 
 
 def frozen(array: Array) -> Array:
@@ -31,34 +42,25 @@ def mix(value: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
-    """First place in the sorted values[low:high] that holds `wanted` or more."""
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(nogil=True, cache=True)
-def keep_pairs(sources: Any, targets: Any, undirected: Any, pairs: Any) -> Any:
+def keep_pairs(sources: Any, targets: Any, bits: Any, undirected: Any, pairs: Any) -> Any:
     """Copy edges with known, different ends into `pairs`, both ways if undirected; (pairs, self loops)."""
+    weighted = len(bits) > 0
+    shift = _BITS if weighted else 0
     kept, loops = 0, 0
     for e in range(len(sources)):
-        source, target = sources[e], targets[e]
+        source, target = np.int64(sources[e]), np.int64(targets[e])
         if source < 0 or target < 0:
             continue
         if source == target:
             loops += 1
             continue
+        weight = bits[e] if weighted else 0
         pairs[kept, 0] = source
-        pairs[kept, 1] = target
+        pairs[kept, 1] = (target << shift) | weight
         kept += 1
         if undirected:
             pairs[kept, 0] = target
-            pairs[kept, 1] = source
+            pairs[kept, 1] = (source << shift) | weight
             kept += 1
     return kept, loops
 
@@ -80,124 +82,97 @@ def group_pairs(pairs: Any, shift: Any, starts: Any, grouped: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def turn_rows(indptr: Any, indices: Any, low: Any, high: Any, pairs: Any) -> None:
-    """The edges of rows [low, high) as (target, source) pairs."""
-    at = 0
-    for i in range(low, high):
-        for place in range(indptr[i], indptr[i + 1]):
-            pairs[at, 0] = indices[place]
-            pairs[at, 1] = i
-            at += 1
+def count_pairs(pairs: Any, low: Any, counts: Any) -> None:
+    """counts[i] += pairs of row low + i; other rows are passed over."""
+    for e in range(len(pairs)):
+        row = pairs[e, 0] - low
+        if 0 <= row < len(counts):
+            counts[row] += 1
 
 
 @njit(nogil=True, cache=True)
-def count_pieces(pairs: Any, begins: Any, ends: Any, low: Any, counts: Any) -> None:
-    """counts[i] += pairs of row low + i, over the pieces pairs[begin : end]; other rows are passed over."""
-    for piece in range(len(begins)):
-        for e in range(begins[piece], ends[piece]):
-            row = pairs[e, 0] - low
-            if 0 <= row < len(counts):
-                counts[row] += 1
-
-
-@njit(nogil=True, cache=True)
-def place_pieces(pairs: Any, begins: Any, ends: Any, low: Any, cursor: Any, values: Any) -> None:
+def place_pairs(pairs: Any, low: Any, cursor: Any, values: Any) -> None:
     """Each pair's value goes to the next free place of its row."""
-    for piece in range(len(begins)):
-        for e in range(begins[piece], ends[piece]):
-            row = pairs[e, 0] - low
-            if 0 <= row < len(cursor):
-                values[cursor[row]] = pairs[e, 1]
-                cursor[row] += 1
+    for e in range(len(pairs)):
+        row = pairs[e, 0] - low
+        if 0 <= row < len(cursor):
+            values[cursor[row]] = pairs[e, 1]
+            cursor[row] += 1
 
 
 @njit(nogil=True, cache=True)
-def sort_rows(starts: Any, values: Any, counts: Any, first_row: Any) -> Any:
-    """Sort each row, drop its repeats and move the rows together; counts[i] is what row i keeps. Returns the
-    asymmetry of what is left (see `asymmetry_of`)."""
+def sort_rows(starts: Any, values: Any, counts: Any, weights: Any) -> None:
+    """Sort each row, drop its repeats and move the rows together; counts[i] is what row i keeps. Entries become
+    neighbours, and weights[place] the sum of a neighbour's weights, added in float64."""
+    weighted = len(weights) > 0
+    shift = _BITS if weighted else 0
+    bits = np.empty(1, np.int32)
     kept = 0
-    asymmetry = np.uint64(0)
     for i in range(len(counts)):
         row = values[starts[i] : starts[i + 1]]
-        rising = True
-        for at in range(1, len(row)):
-            if row[at] < row[at - 1]:
-                rising = False
-                break
-        if not rising and len(row) > 24:
-            row.sort()
-        elif not rising:
-            for right in range(1, len(row)):
-                value = row[right]
-                left = right - 1
-                while left >= 0 and row[left] > value:
-                    row[left + 1] = row[left]
-                    left -= 1
-                row[left + 1] = value
-        first = kept
+        _sort_row(row)
+        first, total = kept, 0.0
         for at in range(len(row)):
-            if kept == first or row[at] != values[kept - 1]:
-                values[kept] = row[at]
+            value = row[at]
+            neighbor = value >> shift
+            if kept == first or neighbor != values[kept - 1]:
+                values[kept] = neighbor
                 kept += 1
+                total = 0.0
+            if weighted:
+                bits[0] = value & _WEIGHT
+                total += np.float64(bits.view(np.float32)[0])
+                weights[kept - 1] = total
         counts[i] = kept - first
-        asymmetry += asymmetry_of(first_row + i, values[first:kept])
-    return asymmetry
 
 
 @njit(nogil=True, cache=True)
-def asymmetry_of(i: Any, row: Any) -> Any:
-    """Sum of h(i, j) - h(j, i) over a row, modulo 2⁶⁴. Over all rows it is zero when every edge has its inverse; when
-    it is not zero, some edge has none."""
-    total = np.uint64(0)
-    for at in range(len(row)):
-        a, b = np.uint64(i), np.uint64(row[at])
-        total += mix(mix(a) + b) - mix(mix(b) + a)
-    return total
+def _sort_row(row: Any) -> None:
+    """Sort in place; short and sorted rows cost little."""
+    if len(row) > 24:
+        if (row[1:] < row[:-1]).any():
+            row.sort()
+        return
+    for right in range(1, len(row)):
+        value = row[right]
+        left = right - 1
+        while left >= 0 and row[left] > value:
+            row[left + 1] = row[left]
+            left -= 1
+        row[left + 1] = value
 
 
 @njit(nogil=True, cache=True)
-def largest_of_row(pairs: Any, begins: Any, ends: Any, row: Any) -> Any:
-    """The largest value of one row."""
-    largest = 0
-    for piece in range(len(begins)):
-        for e in range(begins[piece], ends[piece]):
-            if pairs[e, 0] == row and pairs[e, 1] > largest:
-                largest = pairs[e, 1]
-    return largest
-
-
-@njit(nogil=True, cache=True)
-def mark_row(pairs: Any, begins: Any, ends: Any, row: Any, marks: Any) -> None:
-    """Set the bit of every value of one row."""
-    for piece in range(len(begins)):
-        for e in range(begins[piece], ends[piece]):
-            if pairs[e, 0] == row:
-                value = pairs[e, 1]
-                marks[value >> 3] |= np.uint8(1 << (value & 7))
-
-
-@njit(nogil=True, cache=True)
-def union_rows(
-    a_indptr: Any, a: Any, b_indptr: Any, b: Any, counts: Any, out: Any, low: Any, high: Any
-) -> Any:  # fmt: skip
-    """Merge the sorted rows [low, high) of a and b without repeats, one after the other into `out`; how many."""
+def union_rows(a: Any, b: Any, low: Any, high: Any, counts: Any, values: Any, weights: Any) -> Any:
+    """Merge the sorted rows [low, high) of a and b, each (indptr, indices, weights), without repeats into `values`; how
+    many. Where both have a value, their weights are added."""
+    a_indptr, a_values, a_weights = a
+    b_indptr, b_values, b_weights = b
     size = 0
     for i in range(low, high):
         left, left_end = a_indptr[i], a_indptr[i + 1]
         right, right_end = b_indptr[i], b_indptr[i + 1]
         first = size
         while left < left_end or right < right_end:
-            if right == right_end or (left < left_end and a[left] < b[right]):
-                value = a[left]
-                left += 1
-            elif left == left_end or b[right] < a[left]:
-                value = b[right]
-                right += 1
-            else:
-                value = a[left]
-                left += 1
-                right += 1
-            out[size] = value
+            is_left = right == right_end or (left < left_end and a_values[left] <= b_values[right])
+            is_right = left == left_end or (right < right_end and b_values[right] <= a_values[left])
+            values[size] = a_values[left] if is_left else b_values[right]
+            if len(weights) > 0:
+                total = np.float64(a_weights[left]) if is_left else 0.0
+                weights[size] = total + (np.float64(b_weights[right]) if is_right else 0.0)
+            left += is_left
+            right += is_right
             size += 1
         counts[i - low] = size - first
     return size
+
+
+@njit(nogil=True, cache=True)
+def sum_rows(indptr: Any, weights: Any, low: Any, strengths: Any) -> None:
+    """strengths[n] is the sum of the weights of row low + n; weights[0] is the first of them."""
+    begin = indptr[low]
+    for n in range(len(strengths)):
+        total = 0.0
+        for place in range(indptr[low + n], indptr[low + n + 1]):
+            total += np.float64(weights[place - begin])
+        strengths[n] = total

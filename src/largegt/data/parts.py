@@ -19,7 +19,7 @@ from ..types import Array
 from .columns import ColumnOptions, Columns, fit_columns
 from .ids import Ids, as_ids, as_text, is_text
 from .tables import Table, load_npy
-from .weight_values import as_weights
+from .weights import as_weights
 from .workers import Workers
 
 EDGE_CHUNK_ROWS = 1 << 20

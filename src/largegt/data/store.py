@@ -37,9 +37,9 @@ from ..text import quoted
 from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 from .columns import Columns
 from .ids import find_ids, id_at, text_over
+from .kernels import SUM_BLOCK
 from .labels import labelled
 from .splits import SPLIT_CODES
-from .weight_kernels import SUM_BLOCK
 
 KIND = "store"
 WEIGHT_PARTS = ("weights", "strengths", "weight_sums")

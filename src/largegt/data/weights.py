@@ -1,12 +1,10 @@
 """Edge weights: positive numbers that come with edges, and lie beside each list of neighbours.
 
-Enters: a column of the edges' table, or an array with a number per edge. Leaves: float32 chunks beside those of the
-edges, and on disk for each direction (see store.py):
+Enters: a column of the edges' table, or an array with a number per edge. Leaves, for each direction of a store:
   out_weights [E] float32          the weight of each entry of out_indices
   out_strengths [N] float64        the sum of a node's weights
   out_weight_sums [E / 64] float64   sums of blocks of entries, so that a draw from a long list need not pass them all
 Cost: a chunk; 8 bytes more of scratch per edge while they are sorted; the sums are one pass over the weights.
-
 An edge that comes twice has the sum of its weights, and so has a pair of inverse edges in the undirected view.
 """
 
@@ -15,11 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..errors import InputError
 from ..io.array_writer import ArrayWriter
-from ..types import Array
-from . import weight_kernels
+from ..types import MISSING_MARKERS, Array, sides_of
+from . import kernels
+from .column_cells import Cells
 from .pair_runs import windows
 
 MOST_NODES = 1 << 32
@@ -27,71 +27,81 @@ MOST_NODES = 1 << 32
 _WINDOW = 1 << 22
 
 
-def bits_of(weights: Array) -> Array:
-    """The weights' bits as whole numbers, which are ordered alike."""
-    return np.ascontiguousarray(weights, dtype=np.float32).view(np.int32)
+def as_weights(values: Any, where: str, first_row: int = 0) -> Array:
+    """float32 weights of an Arrow or NumPy column that begins at `first_row`; the first cell that is no positive number
+    is refused."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        cells = Cells(values, pa.array([], pa.large_string()))
+        values, (numbers, _) = cells.array, cells.numbers()  # what is no number is 0
+    else:
+        values = numbers = np.asarray(values)
+        if numbers.dtype.kind not in "fiub":
+            raise InputError(f"{where} holds {numbers.dtype}, weights must be numbers")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        weights = np.ascontiguousarray(numbers, dtype=np.float32)
+    good = (weights > 0) & np.isfinite(weights)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise InputError(
+            f"{where}: the weight in row {first_row + row}, counted from 0, is {_named(values[row])}: weights are "
+            "positive numbers that float32 can hold; mend it, or leave such edges out"
+        )
+    return weights
 
 
-def narrowed(weights: Array) -> Array:
-    """Sums of weights in float32."""
-    with np.errstate(over="ignore"):
-        found = weights.astype(np.float32)
-    if len(found) and not np.isfinite(found.max()):
+def _named(value: Any) -> str:
+    """A value as a message names it."""
+    value = value.as_py() if isinstance(value, pa.Scalar) else value.item()
+    if value in (None, "", *MISSING_MARKERS) or value != value:
+        return "missing"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def refuse_overflow(sums: Array) -> None:
+    """Refuse sums of weights that float32 cannot hold."""
+    if len(sums) and not np.isfinite(sums.max()):
         raise InputError(
             "the weights of an edge that occurs several times add up to more than float32 can hold: divide all weights"
         )
-    return found
 
 
 def in_memory(indptr: Array, weights: Array) -> tuple[Array, Array, Array]:
     """(weights, strengths, sums of blocks) of lists that are at hand."""
-    strengths = np.empty(len(indptr) - 1)
-    weight_kernels.sum_rows(indptr, weights, 0, strengths)
-    sums = np.empty(-(-len(weights) // weight_kernels.SUM_BLOCK))
-    weight_kernels.sum_blocks(weights, sums)
-    return weights, strengths, sums
+    return weights, _strengths(indptr, weights, 0, len(indptr) - 1), _block_sums(weights)
 
 
-def write_sums(writer: ArrayWriter, side: str) -> None:
-    """Write `SIDE_strengths` and `SIDE_weight_sums`, from where an earlier run stopped."""
-    indptr, weights = writer.array(f"{side}_indptr"), writer.array(f"{side}_weights")
-    if not writer.has(f"{side}_strengths"):
-        strengths = writer.grow(f"{side}_strengths", "float64")
-        for low, high in windows(indptr, strengths.rows, _WINDOW):
-            rows = np.empty(high - low)
-            weight_kernels.sum_rows(indptr, weights[int(indptr[low]) : int(indptr[high])], low, rows)
-            strengths.append(rows)
-        writer.close(f"{side}_strengths")
-        writer.commit()
-    if not writer.has(f"{side}_weight_sums"):
-        block_sums = writer.grow(f"{side}_weight_sums", "float64")
-        for low in range(block_sums.rows * weight_kernels.SUM_BLOCK, len(weights), _WINDOW):
-            part = weights[low : low + _WINDOW]
-            sums = np.empty(-(-len(part) // weight_kernels.SUM_BLOCK))
-            weight_kernels.sum_blocks(part, sums)
-            block_sums.append(sums)
-        writer.close(f"{side}_weight_sums")
-        writer.commit()
+def write_sums(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
+    """Write `SIDE_strengths` and `SIDE_weight_sums` of every side, from where an earlier run stopped; what the manifest
+    says of the weights: their range, and their mean in each view."""
+    means = {}
+    for side in sides_of(directed):
+        indptr, weights = writer.array(f"{side}_indptr"), writer.array(f"{side}_weights")
+        if not writer.has(f"{side}_strengths"):
+            strengths = writer.grow(f"{side}_strengths", "float64")
+            for low, high in windows(indptr, strengths.rows, _WINDOW):
+                strengths.append(_strengths(indptr, weights, low, high))
+            writer.close(f"{side}_strengths")
+            writer.commit()
+        if not writer.has(f"{side}_weight_sums"):
+            growing = writer.grow(f"{side}_weight_sums", "float64")
+            for low in range(growing.rows * kernels.SUM_BLOCK, len(weights), _WINDOW):
+                growing.append(_block_sums(weights[low : low + _WINDOW]))
+            writer.close(f"{side}_weight_sums")
+            writer.commit()
+        sums = writer.array(f"{side}_weight_sums")
+        total = _strengths(np.array([0, len(sums)]), sums, 0, 1)[0]  # in order, so that it is always the same bits
+        means[side] = float(total) / len(weights)
+    given = writer.array("out_weights")
+    return {"least": float(given.min()), "largest": float(given.max()), "mean": means}
 
 
-def facts_of(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
-    """What the manifest says of the weights: their range, and their mean in each view."""
-    weights = writer.array("out_weights")
-    parts = [weights[low : low + _WINDOW] for low in range(0, len(weights), _WINDOW)]
-    means = {
-        side: _total(writer.array(f"{side}_weight_sums")) / len(writer.array(f"{side}_weights"))
-        for side in ("out", *(("in", "both") if directed else ()))
-    }
-    return {
-        "least": float(min(part.min() for part in parts)),
-        "largest": float(max(part.max() for part in parts)),
-        "mean": means,
-    }
+def _strengths(indptr: Array, weights: Array, low: int, high: int) -> Array:
+    """The sum of the weights of each row from `low` to `high`."""
+    strengths = np.empty(high - low)
+    kernels.sum_rows(indptr, weights[int(indptr[low]) : int(indptr[high])], low, strengths)
+    return strengths
 
 
-def _total(sums: Array) -> float:
-    """In order, so that it is always the same bits."""
-    total = 0.0
-    for low in range(0, len(sums), _WINDOW):
-        total = float(np.add.accumulate(np.append(total, sums[low : low + _WINDOW]))[-1])
-    return total
+def _block_sums(weights: Array) -> Array:
+    starts = np.append(np.arange(0, len(weights), kernels.SUM_BLOCK), len(weights))
+    return _strengths(starts, weights, 0, len(starts) - 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
-from ..data.csr import index_dtype
+from ..data.pair_runs import index_dtype
 from ..data.store import GraphStore
 from ..data.versions import State, earlier_state
 from ..errors import ConfigError, InputError

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
-from ..data.csr import index_dtype
 from ..data.labels import num_label_columns
+from ..data.pair_runs import index_dtype
 from ..data.store import GraphStore
 from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads

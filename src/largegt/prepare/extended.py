@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.kernels import union_rows
+from ..data.csr import Rows, merge_rows
 from ..data.pair_runs import offsets
 from ..data.precision import decode, encode_degrees
 from ..data.store import GraphStore
@@ -119,9 +119,8 @@ class OverlaidLists(NeighborLists):
         new_indptr, new_indices = self.news.neighbors(nodes)
         if not len(new_indices):
             return offsets(counts), indices
-        merged = np.empty(len(indices) + len(new_indices), dtype=new_indices.dtype)
-        lengths = np.empty(len(nodes), dtype=np.int64)
-        union_rows(offsets(counts), indices, new_indptr, new_indices, lengths, merged, 0, len(nodes))
+        news, old = Rows(new_indptr, new_indices), Rows(offsets(counts), indices)
+        lengths, merged, _ = merge_rows(news, old, 0, len(nodes))
         return offsets(lengths), merged
 
     def degrees(self, nodes: Array) -> Array:

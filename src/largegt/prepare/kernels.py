@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..data.kernels import lower_bound, mix
+from ..data.kernels import mix
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -69,6 +69,18 @@ def unit(state: Any) -> float:
 
 
 # sorted rows ---------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """First place in the sorted values[low:high] that holds `wanted` or more."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit(nogil=True, cache=True)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from ..data.csr import index_dtype
-from ..data.weight_values import as_weights
-from ..data.weights import in_memory
+from ..data.pair_runs import index_dtype
+from ..data.weights import as_weights, in_memory
 from ..errors import ConfigError, InputError
 from ..progress import Progress
 from ..types import Array, Direction

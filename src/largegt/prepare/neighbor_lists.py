@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.csr import index_dtype
+from ..data.pair_runs import index_dtype
 from ..types import Array, Direction
 from . import kernels
 

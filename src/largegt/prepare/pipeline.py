@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..config import PrepareConfig
-from ..data.csr import index_dtype
+from ..data.pair_runs import index_dtype
 from ..data.store import GraphStore
 from ..data.versions import State, clean_quietly, earlier_states, labels_as_of
 from ..errors import FormatError, InputError

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..data.kernels import lower_bound, mix
-from .kernels import FOR_LOCAL_NODES, below, contains, next_bits, share_an_element, start_stream
+from ..data.kernels import mix
+from .kernels import FOR_LOCAL_NODES, below, contains, lower_bound, next_bits, share_an_element, start_stream
 
 PATH_BLOCKS = 1024
 """Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""

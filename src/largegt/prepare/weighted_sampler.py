@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..data.weight_kernels import SUM_BLOCK
+from ..data.kernels import SUM_BLOCK
 from .kernels import FOR_LOCAL_NODES, start_stream, unit
 from .sampler import (
     FILTER_BITS,
