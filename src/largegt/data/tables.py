@@ -131,8 +131,6 @@ class Table:
         if len(set(lower)) < len(lower):
             twice = next(name for at, name in enumerate(self.columns) if lower[at] in lower[:at])
             raise InputError(f"{self.where}: column {twice!r} occurs twice, upper and lower case count as the same")
-        if "" in lower:
-            raise InputError(f"{self.where}: column {lower.index('')}, counted from 0, has no name: give it one")
         if not self.columns:
             raise InputError(f"{self.where} has no columns")
 
