@@ -155,18 +155,22 @@ def files(
 ) -> FileSource:
     """A graph in tables and files.
 
-    edges, nodes: Parquet, CSV, TSV, JSON lines or Arrow files (a path, a list, a folder, a glob, URLs), a pandas,
-    polars or Arrow frame, or a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`. edges may be
-    `.npy` files [2, E]. With `database` (a DuckDB or SQLite file, a `postgres://` address) they are queries over it, or
-    names of its tables. edges None: no edges, for new nodes.
-    nodes: a node table. features, labels, splits: the same in files of their own (`.npy`, `.npz`, or tables).
-    source, target, id, label, feature_columns, split: column names; label and feature_columns may be several
-    (a list, or a comma list) and contain globs (`f*`). Without them the usual names are looked for, and all other
-    columns of the node table are features.
-    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test). split_group: a column
-    whose values are not divided between parts of the split.
-    weight: the edge column with the weights, positive numbers; for edges in .npy files, a .npy file with a number per
-    edge. edge_features: edge columns of any kind, a comma list with globs; for .npy files, a .npy file [E, f].
+    edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst) or .arrow files (a path, a list, a folder, a glob, URLs); a
+    pandas, polars or Arrow frame; a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`; or `.npy`
+    files [2, E]. None: no edges, for new nodes.
+    nodes: a table in any of these forms, with a row per node. Its columns may be of any kind.
+    features: features in a file of their own: `.npy`, `.npz` (SciPy CSR), or a table in the order of the nodes.
+    labels: labels in a file of their own: `.npy`, or a table with or without ids.
+    splits: the split in a file of its own: `.npz` with train, valid and test, or a table with or without ids.
+    source, target, id, split: column names. Without them the usual names are looked for.
+    label, feature_columns: one or several columns (a list, or a comma list), globs allowed (`f*`). Without
+    feature_columns, all other columns of the node table are features.
+    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test).
+    split_group: a column; nodes with the same value are in the same part of the split.
+    num_nodes: the number of nodes, where ids are 0 to N-1 and no table has them.
+    weight: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file with a number per edge.
+    edge_features: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
+    database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
     """
     reader = _Roles(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
     edge_stream = reader.edges(edges, source, target, weight, edge_features)
