@@ -58,20 +58,20 @@ def ingest(
     edges: Annotated[list[str] | None, typer.Option(help="The same as EDGES.")] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(help="Node table, or SQL: an id column, and features of any kind, labels, split as columns."),
+        typer.Option(help="Node table, or SQL: columns for the id, the label, the split, and features of any kind."),
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="Features apart: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
+        str | None, typer.Option(help="File of features: .npy [N, d], .npz (SciPy CSR), or a table in node order.")
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Labels apart: .npy, or a table with or without an id column.")
+        str | None, typer.Option(help="File of labels: .npy, or a table with or without an id column.")
     ] = None,
     splits: Annotated[
-        str | None, typer.Option(help="Splits apart: .npz with train, valid, test; or a table of id and split.")
+        str | None, typer.Option(help="File of splits: .npz with train, valid, test; or a table of id and split.")
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option(help="A DuckDB or SQLite file, or postgres://…: tables are then its tables, or SQL over it."),
+        typer.Option(help="DuckDB or SQLite file, or postgres://…; --edges and --nodes name its tables, or are SQL."),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Edge column that an edge leaves. Guessed when not given.")] = None,
     target: Annotated[str | None, typer.Option(help="Edge column that an edge enters.")] = None,
@@ -87,25 +87,25 @@ def ingest(
         typer.Option(
             "--kind",
             metavar="COLUMN=KIND",
-            help="The kind of a column: number, boolean, category, date, text, vector, or ignore. Inferred for others.",
+            help="Set a column's kind: number, boolean, category, date, text, vector or ignore. Inferred if not set.",
         ),
     ] = None,
     missing_markers: Annotated[
         str | None,
-        typer.Option(help="Cells that mean 'missing', separated by commas; NA, null, ? and such if not given."),
+        typer.Option(help="Cells that count as missing, separated by commas; by default NA, null, ?, - and the like."),
     ] = None,
     text_model: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="A local sentence-transformers model for columns of text; words are hashed without."
+            metavar="FOLDER", help="Local sentence-transformers model that embeds text; by default words are hashed."
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Node column that says train, valid or test.")] = None,
+    split: Annotated[str | None, typer.Option(help="Node column with train, valid or test.")] = None,
     split_by: Annotated[
-        str | None, typer.Option(help="Split by a column of dates or numbers: the oldest nodes train, the newest test.")
+        str | None, typer.Option(help="Split by this column of dates or numbers: oldest nodes train, newest test.")
     ] = None,
     split_group: Annotated[
-        str | None, typer.Option(help="Split at random, but keep nodes with the same value of this column together.")
+        str | None, typer.Option(help="Split at random; nodes with the same value of this column are in the same part.")
     ] = None,
     weight: Annotated[
         str | None,
@@ -140,13 +140,17 @@ def ingest(
 
     From a bucket, on a Ray cluster:  largegt ingest 's3://bucket/edges/*.parquet' --out /shared/g --engine ray
 
-    Ids may be numbers or strings; predictions come back with the same ids. Nodes without a label are kept and can be
-    predicted. Numbers, flags, categories, dates and text become features; the table at the end says how, and which
-    columns were ignored and why. Without a split, labelled nodes are split at random. Settings: undirected=true, task,
-    split, split_seed, stratify, feature_dtype, unknown_ids, missing_values, parallel_edges (see `largegt settings`).
+    Ids may be numbers or strings; predictions have the same ids. Nodes without a
+    label are kept and can be predicted. All other columns of the node table
+    become features: numbers, booleans, categories, dates, text and vectors. The
+    printed table shows the kind of each column, and the reason for each ignored
+    one. Without a split, labelled nodes are split at random. Settings (--set):
+    undirected, task, split, split_seed, stratify, feature_dtype, unknown_ids,
+    missing_values, parallel_edges; `largegt settings` explains them.
 
-    Files may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
-    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    Files may be larger than memory. After a kill or a full disk, the same command
+    resumes. With --engine ray, --memory is the memory of each task, 1 GiB by
+    default. The result is the same on any engine.
     """
     from ..config import IngestConfig
     from ..data import sources

@@ -83,7 +83,7 @@ def fit_columns(
     if fitted.width > MAX_WIDTH:
         raise InputError(
             f"{where}: {len(names)} columns make {fitted.width} features, at most {MAX_WIDTH} are possible: ignore "
-            "columns, or lower text_dims, hash_buckets and max_categories"
+            "some columns"
         )
     return fitted
 

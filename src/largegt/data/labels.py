@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigError, InputError
 from ..types import Array, Task
+from .column_cells import is_text
 
 _BLOCK_ROWS = 1 << 21
 
@@ -28,12 +29,8 @@ _DECIMAL = r"^[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
 def from_text(values: Any, markers: Sequence[str]) -> Any:
     """A column of text as what it holds: whole numbers, fractions, true and false, or text. Missing markers are null,
     and so are empty cells."""
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        return values
-    text = pc.utf8_trim_whitespace(values)
-    missing = pc.is_in(text, value_set=pa.array([*markers, ""], text.type))
-    text = pc.if_else(missing, pa.scalar(None, text.type), text)
-    if text.null_count == len(text):
+    text = without_markers(values, markers)
+    if not is_text(text.type) or text.null_count == len(text):
         return text
     if _all(pc.match_substring_regex(text, _WHOLE)):
         return text.cast(pa.int64())
@@ -43,6 +40,15 @@ def from_text(values: Any, markers: Sequence[str]) -> Any:
     if _all(pc.or_(pc.equal(lower, "true"), pc.equal(lower, "false"))):
         return pc.equal(lower, "true")
     return text
+
+
+def without_markers(values: Any, markers: Sequence[str]) -> Any:
+    """A column of text without blanks around it, null where a cell is empty or a missing marker; others as they are."""
+    if not is_text(values.type):
+        return values
+    text = pc.utf8_trim_whitespace(values)
+    missing = pc.is_in(text, value_set=pa.array([*markers, ""], text.type))
+    return pc.if_else(missing, pa.scalar(None, text.type), text)
 
 
 def _all(flags: Any) -> bool:

@@ -31,6 +31,7 @@ from .ids import (
     find_ids,
     first_repeat,
     id_at,
+    id_sql,
     is_text,
     text_buffers,
     text_over,
@@ -38,7 +39,7 @@ from .ids import (
     write_numbered,
 )
 from .limits import check_num_nodes
-from .parts import Edges, Source, edge_parts, num_parts
+from .parts import Edges, Source, TableEdges, edge_parts, num_parts
 from .workers import Workers, written_aside
 
 _CHUNK_ROWS = 1 << 20
@@ -182,47 +183,63 @@ def _write_found(
 
     others = [part.ids for part in (source.labels, source.splits) if part is not None and part.ids is not None]
     text = not edges.has_integers or any(is_text(ids) for ids in others)
-    ends = _ends(edges, note) if cluster is None else _ends_by_tasks(edges, cluster, scratch, note)
+    if cluster is None:
+        calls: Iterable[tuple[Path, int]] = [_Distinct(scratch, means.memory, means.threads)(edges, "ends")]
+    else:
+        parts = edge_parts(edges, num_parts(edges, cluster), cluster.memory)
+        tasks = ((part, str(at)) for at, part in enumerate(parts))
+        calls = cluster.run(_Distinct(scratch, cluster.memory), tasks, cluster.memory)
+    ends = _ids_of_files(calls, edges, note)
+    scratch.mkdir(parents=True, exist_ok=True)
     kind, count = _write_ids(writer, distinct_ids(chain(ends, others), text, scratch, means.memory, means.threads))
     if seen == 0:
         raise InputError(f"{edges.where} has no edges at all: a graph needs at least one")
     return kind, count
 
 
-def _ends(edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
-    """The ids of both ends of every edge."""
-    for chunk in edges.chunks():
-        yield chunk.sources
-        yield chunk.targets
-        note(len(chunk.sources))
-
-
 @dataclass(frozen=True)
 class _Distinct:
-    """Leaves the distinct ids of some edges in a file."""
+    """Leaves the distinct ids of both ends of some edges in a file; (the file, about how many edges)."""
 
     folder: Path
     memory: int
+    threads: int = 1
 
     def __call__(self, edges: Edges, name: str) -> tuple[Path, int]:
+        self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{name}.parquet"
-        seen: list[int] = []
-        with written_aside(file) as aside:
-            ends = _ends(edges, seen.append)
-            write_distinct(ends, not edges.has_integers, aside, self.folder / name, self.memory, 1)
-        return file, sum(seen)
+        if not isinstance(edges, TableEdges) or not edges.table.has_id_types((edges.source, edges.target)):
+            seen: list[int] = []
+            with written_aside(file) as aside:
+                write_distinct(_ends(edges, seen), not edges.has_integers, aside, self.folder / name, self.memory, 1)
+            return file, sum(seen)
+        table, kind = edges.table, "integer" if edges.has_integers else "string"
+        ids = ", ".join(id_sql(name, table.types[name], kind) for name in (edges.source, edges.target))
+        table.write(file, lambda rows: f"SELECT DISTINCT unnest([{ids}]) AS id FROM {rows}", self.memory, False)
+        return file, table.num_rows or pq.read_metadata(file).num_rows
 
 
-def _ends_by_tasks(edges: Edges, cluster: Workers, folder: Path, note: Callable[[int], None]) -> Iterator[Ids]:
-    """The distinct ids of each part of the edges, found by workers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = edge_parts(edges, num_parts(edges, cluster), cluster.memory)
-    calls = ((part, str(at)) for at, part in enumerate(parts))
-    for file, seen in cluster.run(_Distinct(folder, cluster.memory), calls, cluster.memory):
+def _ends(edges: Edges, seen: list[int]) -> Iterator[Ids]:
+    """The ids of both ends of every edge; `seen` gets the number of edges in each chunk."""
+    for chunk in edges.chunks():
+        yield chunk.sources
+        yield chunk.targets
+        seen.append(len(chunk))
+
+
+def _ids_of_files(files: Iterable[tuple[Path, int]], edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
+    """The ids in each of the files, which are removed."""
+    for file, seen in files:
         note(seen)
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(columns=["id"]):
-                yield as_ids(batch.column(0), edges.where)
+                try:
+                    ids = as_ids(batch.column(0), edges.where)
+                except InputError:
+                    for _ in edges.chunks():  # says which row has no id
+                        pass
+                    raise
+                yield ids
         file.unlink()
 
 

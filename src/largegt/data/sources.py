@@ -23,7 +23,7 @@ from ..types import Array
 from .columns import ColumnOptions, fit_columns
 from .files import expand, facts_of, file_kind
 from .ids import Ids, as_ids, join_ids, native
-from .labels import from_text
+from .labels import from_text, without_markers
 from .limits import check_npz, checked_sparse
 from .parts import (
     DEFAULT_NAME,
@@ -42,7 +42,7 @@ from .parts import (
     same_ids,
 )
 from .splits import npz_splits, split_codes
-from .sql import identifier, reading
+from .sql import identifier, literal, reading
 from .tables import Table, is_table, load_npy
 
 __all__ = ["FileSource", "Source", "arrays", "files", "pyg"]
@@ -155,18 +155,22 @@ def files(
 ) -> FileSource:
     """A graph in tables and files.
 
-    edges, nodes: Parquet, CSV, TSV, JSON lines or Arrow files (a path, a list, a folder, a glob, URLs), a pandas,
-    polars or Arrow frame, or a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`. edges may be
-    `.npy` files [2, E]. With `database` (a DuckDB or SQLite file, a `postgres://` address) they are queries over it, or
-    names of its tables. edges None: no edges, for new nodes.
-    nodes: a node table. features, labels, splits: the same in files of their own (`.npy`, `.npz`, or tables).
-    source, target, id, label, feature_columns, split: column names; label and feature_columns may be several
-    (a list, or a comma list) and contain globs (`f*`). Without them the usual names are looked for, and all other
-    columns of the node table are features.
-    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test). split_group: a column
-    whose values are not divided between parts of the split.
-    weight: the edge column with the weights, positive numbers; for edges in .npy files, a .npy file with a number per
-    edge. edge_features: edge columns of any kind, a comma list with globs; for .npy files, a .npy file [E, f].
+    edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst) or .arrow files (a path, a list, a folder, a glob, URLs); a
+    pandas, polars or Arrow frame; a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`; or `.npy`
+    files [2, E]. None: no edges, for new nodes.
+    nodes: a table in any of these forms, with a row per node. Its columns may be of any kind.
+    features: features in a file of their own: `.npy`, `.npz` (SciPy CSR), or a table in the order of the nodes.
+    labels: labels in a file of their own: `.npy`, or a table with or without ids.
+    splits: the split in a file of its own: `.npz` with train, valid and test, or a table with or without ids.
+    source, target, id, split: column names. Without them the usual names are looked for.
+    label, feature_columns: one or several columns (a list, or a comma list), globs allowed (`f*`). Without
+    feature_columns, all other columns of the node table are features.
+    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test).
+    split_group: a column; nodes with the same value are in the same part of the split.
+    num_nodes: the number of nodes, where ids are 0 to N-1 and no table has them.
+    weight: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file with a number per edge.
+    edge_features: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
+    database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
     """
     reader = _Roles(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
     edge_stream = reader.edges(edges, source, target, weight, edge_features)
@@ -225,7 +229,7 @@ class FileSource:
             num_nodes=self.num_nodes,
             notes=self.notes,
             identity=self.identity,
-            split_columns={role: roles.values_of(role, name) for role, name in roles.split_columns.items()},
+            split_columns={role: roles.values_of(role, name, markers) for role, name in roles.split_columns.items()},
             column_names=roles.column_names(self.edges),
         )
 
@@ -446,14 +450,16 @@ class _Roles:
             self.split_columns[role] = self._tables["nodes"].column(name, "split")
             self._wanted["nodes"].append(name)
 
-    def values_of(self, role: str, name: str) -> Array:
+    def values_of(self, role: str, name: str, markers: Sequence[str]) -> Array:
         """A number per node: its time, or the number of its group."""
         table = self._tables["nodes"]
         if role == "group":
-            values = table.read([name])[name].dictionary_encode()
+            values = without_markers(table.read([name])[name], markers).dictionary_encode()
             codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
         column = identifier(name)
+        if table.types[name] == "VARCHAR":
+            column = f"CASE WHEN trim({column}) NOT IN ({', '.join(map(literal, ('', *markers)))}) THEN {column} END"
         for cast in (f"TRY_CAST({column} AS DOUBLE)", f"epoch_us(TRY_CAST({column} AS TIMESTAMP))"):
             if table.types[name] != "VARCHAR" and ("DOUBLE" in cast) == table.types[name].startswith(("DATE", "TIME")):
                 continue

@@ -93,7 +93,13 @@ def is_frame(what: Any) -> bool:
 
 def is_table(what: Any, database: str | None = None) -> bool:
     """Whether this is read as a table rather than as an array."""
+    what = _only(what)
     return is_frame(what) or is_query(what) or database is not None or file_kind(expand(what)[0]) in _TABLE_KINDS
+
+
+def _only(what: Any) -> Any:
+    """The one thing in a list of one."""
+    return what[0] if isinstance(what, list | tuple) and len(what) == 1 else what
 
 
 _TABLE_KINDS = (*TEXT, PARQUET, JSON, ARROW)
@@ -194,7 +200,8 @@ class Table:
             reading(self.where),
             self._connected(memory, file.parent) as (db, rows),
         ):
-            db.execute(f"SET preserve_insertion_order = {in_order}")
+            if not in_order:
+                db.execute("SET preserve_insertion_order = false")
             db.execute(f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw)")
 
     def keep_last(self, keys: Sequence[str]) -> None:
@@ -550,7 +557,7 @@ class _Sqlite(_Reader):
 
     @contextmanager
     def connected(self, memory: int | None, threads: int, scratch: Path | None) -> Iterator[tuple[Any, str]]:
-        found = sqlite3.connect(f"file:{Path(self.database).absolute()}?mode=ro", uri=True)
+        found = sqlite3.connect(f"file:{Path(self.database).absolute()}?mode=ro", uri=True, check_same_thread=False)
         found.text_factory = str
         try:
             cursor = found.execute(self.text)
@@ -602,8 +609,7 @@ def _over_parquet(file: Path, memory: int | None, threads: int) -> Iterator[tupl
 
 def _reader_of(what: Any, database: str | None) -> tuple[_Reader, str]:
     """(the reader, what to call the table in messages)."""
-    if isinstance(what, Sequence) and not isinstance(what, str) and len(what) == 1:
-        what = what[0]
+    what = _only(what)
     if is_frame(what):
         return _Frame(what), "the frame"
     if is_query(what) or database is not None:
