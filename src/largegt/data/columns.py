@@ -209,8 +209,9 @@ class _Scan:
         for kind in _TRIALS[self.group]:
             if self.passes(kind):
                 return kind
-        few = self.seen is not None or (self.distinct is not None and self.distinct <= 0.5 * self.filled)
-        if self.seen is not None or (few and self.mean_words <= 4):
+        count = self.distinct if self.seen is None else len(self.seen)
+        repeats = count is not None and count <= 0.5 * self.filled
+        if (repeats and self.mean_words <= 4) or (self.seen is not None and (repeats or self.mean_words <= 4)):
             return "category"
         return "text" if self.mean_words > 2 else "category"
 
@@ -404,7 +405,7 @@ def _warnings(scan: _Scan, kind: Kind) -> list[str]:
     notes = []
     if scan.num_merged > 0:
         notes.append(f"{scan.num_merged} whole numbers beyond 2^24 equal others as float32: use kind category for ids")
-    if kind != "ignored" and scan.is_id():
+    if kind not in ("ignored", "text") and scan.is_id():
         notes.append("every value is different: looks like an id")
     leaky = kind in ("category", "text", "number", "boolean")
     if leaky and scan.classes and len(scan.classes) == scan.rows.num_classes == len(set(scan.classes.values())):

@@ -499,7 +499,7 @@ class _JsonLines(_Files):
         return _read("read_json", files, **options, columns=f"{{{columns}}}")
 
 
-_TEXT_IN_JSON = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "UUID")
+_TEXT_IN_JSON = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "UUID", "JSON")
 
 
 class _Arrow(_Files):
