@@ -70,7 +70,10 @@ def as_text(ids: Ids) -> Ids:
 
 def as_numbers(text: Ids) -> tuple[Array, Array]:
     """(int64, which are meant): text that is a plain whole number stands for that number, other text for none."""
-    meant = pc.match_substring_regex(text, r"^(0|-?[1-9][0-9]{0,17})$")
+    digits = pc.replace_substring_regex(text, "^-", "")
+    most = pc.if_else(pc.starts_with(text, "-"), str(2**63), str(2**63 - 1))
+    fits = pc.or_(pc.less(pc.binary_length(digits), 19), pc.less_equal(digits, most))
+    meant = pc.and_(pc.match_substring_regex(text, f"^({CANONICAL})$"), fits)
     numbers = pc.if_else(meant, text, pa.scalar("0", pa.large_string())).cast(pa.int64())
     return np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)), meant.to_numpy(zero_copy_only=False)
 

@@ -22,7 +22,7 @@ from ..types import Array, Direction
 from .blocks import marked_numbers
 
 _VERSIONS = {
-    "nodes": 1, "local_nodes": 1, "tokens": 1, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
+    "nodes": 1, "local_nodes": 1, "tokens": 2, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
 }  # fmt: skip
 """Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 

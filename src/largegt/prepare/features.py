@@ -81,7 +81,8 @@ def feature_scale(
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
     one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever. `auto`
     is whole for words: four fifths of the features are zero, nodes without any left out, and the others alike in
-    size."""
+    size. Features of one category or text column share a gain, and their variances add up to 1: with one gain each, rare
+    categories and words would be the largest features."""
     width, num_nodes = features.width, features.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
@@ -100,6 +101,9 @@ def feature_scale(
     shift = mean + pilot
     constant = deviation <= 1e-7 * np.abs(shift)
     gain = 1.0 / np.where(constant, 1.0, deviation)
+    for column, span in features.store.columns.spans if features.store.columns is not None else ():
+        if column.kind in ("category", "text"):
+            gain[span] = 1.0 / max(np.sqrt(np.sum(deviation[span] ** 2)), 1e-7)
     mean_square = deviation**2 + shift**2
     squares = num_nodes * mean_square[:counted]
     if standardize == "whole" or (standardize == "auto" and _are_words(there, nodes_with_any, squares)):
