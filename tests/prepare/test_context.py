@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.config import IngestConfig
+from largegt.data import sources
+from largegt.data.ingest import ingest
 from largegt.data.precision import decode
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.context import ContextFeatures, context_names
@@ -292,3 +295,21 @@ def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
     assert not shift.any()
     assert (gain == 1).all()
     assert np.array_equal(rows_of(store)[:, 0], store.features)
+
+
+def test_features_of_a_category_or_text_column_share_a_gain(tmp_path: Any) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        f"n{i},{rng.normal() * 1e6:.1f},{'x' if i else 'rare'},some words {rng.integers(9)} here" for i in range(200)
+    ]
+    (tmp_path / "n.csv").write_text("id,amount,city,note\n" + "\n".join(rows))
+    (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 1) % 200}\n" for i in range(200)))
+    given = sources.files(tmp_path / "e.csv", nodes=tmp_path / "n.csv")
+    store = ingest(given, tmp_path / "g", IngestConfig(kinds=("note=text",)))
+    shift, gain = feature_scale(NodeFeatures(store, False), True, Engine(1 << 30, 1))
+    scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
+    assert store.columns is not None
+    for column, span in store.columns.spans:
+        assert np.unique(gain[span]).size == 1, column.name
+        np.testing.assert_allclose(scaled[:, span].var(axis=0).sum(), 1.0, rtol=1e-4)
+        np.testing.assert_allclose(scaled[:, span].mean(axis=0), 0.0, atol=1e-4)

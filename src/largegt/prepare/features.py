@@ -81,8 +81,8 @@ def feature_scale(
     """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
     one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever. `auto`
     is whole for words: four fifths of the features are zero, nodes without any left out, and the others alike in
-    size. Features of one category or text column share a gain, and their variances add up to 1: with one gain each, rare
-    categories and words would be the largest features."""
+    size. Features of one category or text column share a gain, and their variances add up to 1: with a gain for each,
+    rare categories and words would be the largest features."""
     width, num_nodes = features.width, features.num_nodes
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
