@@ -1,4 +1,5 @@
-"""The tables of bench/company_tables.py: each writer on a tiny input, and each command as it is run by hand."""
+"""The tables of bench/company_tables.py: each writer on a tiny input, and each command as it is run by hand; and
+bench/column_kinds.py on a tiny company."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
+import column_kinds
 import company_tables
 
 FILMS = """director_name,genres,actor_1_name,actor_2_name,actor_3_name,gross,movie_title
@@ -128,3 +130,20 @@ def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert ("2 nodes, 3 edges" if "company" in command else "3 nodes") in said
     assert "missing: id 0.0%" in said
+
+
+def test_column_kinds_compares_variants_of_a_company(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes, edges = company_tables.company(tmp_path, 200, 600)
+    words = [str(nodes), str(edges), "--label", "churn_reason", "--epochs", "1", "--seeds", "1"]
+    column_kinds.main([*words, "--set", "train.device=cpu", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "currency: ignored" in said
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| ")]
+    for model, first in (("largegt-local", 0), ("mlp", len(rows) // 2)):
+        table = {row[0]: row[1:] for row in rows[first : first + len(rows) // 2]}
+        others = ["number + boolean", "number + category", "number + date", "number + text"]
+        assert list(table) == ["variant", "number", *others, "all"], model
+        assert [int(table[name][0]) for name in ("number", "number + boolean", "all")] == [3, 4, 11]
+        features = [int(table[name][1]) for name in ("number", *others, "all")]
+        assert features[-1] == sum(features[1:-1]) - 3 * features[0]
+        assert all(0 <= float(score) <= 100 for name in ("number", *others, "all") for score in table[name][2:])
