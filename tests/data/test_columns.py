@@ -21,7 +21,7 @@ from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
 from largegt.data.tables import Table
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.types import MISSING_MARKERS
-from oracles.text_hashing import hashed_words, word_hash
+from oracles.text_hashing import frequent_words, hashed_words, word_hash
 
 
 def fit(folder: Path, columns: dict[str, Any], train: Any = None, labels: Any = None, **options: Any) -> Columns:
@@ -162,21 +162,45 @@ def test_dates(tmp_path: Path) -> None:
     assert np.array_equal(features(days, {"d": ["2023-02-29"]}), features(days, {"d": pa.nulls(1)}))
 
 
-def test_text_is_hashed_as_the_oracle_does(tmp_path: Path) -> None:
+def test_text_is_encoded_as_the_oracle_does(tmp_path: Path) -> None:
     cells = [f"The QUICK brown-fox no {row} jumps über {row % 7} dogs" for row in range(80)] + [None]
-    fitted = fit(tmp_path, {"bio": cells}, text_dims=32)
-    assert fitted.columns[0].kind == "text"
-    assert fitted.names[17] == "bio~17"
-    expected = [[*(hashed_words(cell, 32) if cell else [0.0] * 32), cell is None] for cell in cells]
+    train = [row % 3 > 0 for row in range(81)]
+    fitted = fit(tmp_path, {"bio": cells}, train, text_dims=16)
+    [column] = fitted.columns
+    assert column.kind == "text"
+    assert list(column.words) == frequent_words([cell for cell, used in zip(cells, train, strict=True) if used], 12)
+    assert column.dims == 16
+    assert fitted.names[0] == f"bio~{column.words[0]}"
+    assert fitted.names[12] == "bio~#12"
+    expected = [[*(hashed_words(cell, 16, column.words) if cell else [0.0] * 16), cell is None] for cell in cells]
     assert np.array_equal(features(fitted, {"bio": cells}), np.float32(expected))
+
+
+def test_words_of_training_rows_that_are_not_missing(tmp_path: Path) -> None:
+    cells = [f"alpha beta{row} gamma delta{row % 2} alpha" for row in range(200)]
+    cells[100:] = ["not applicable"] * 100
+    [column] = fit(tmp_path, {"t": cells}, missing_markers=("", "not applicable"), text_dims=8).columns
+    assert column.words == ("alpha", "gamma", "delta0", "delta1")
+    assert (column.missing, column.dims) == (100, 6)
+
+
+def test_addresses_that_are_all_different_are_ids(tmp_path: Path) -> None:
+    columns = {
+        "mail": [f"ann.{row}@example.com" for row in range(100)],
+        "link": [f"https://example.com/films/{row}/?ref=list" for row in range(100)],
+        "about": [f"ann.{row}@example.com is her address" for row in range(100)],
+        "site": [f"https://example.com/{row // 10}/page" for row in range(1000)][:100],
+    }
+    kinds = {column.name: column.kind for column in fit(tmp_path, columns).columns}
+    assert kinds == {"mail": "ignored", "link": "ignored", "about": "text", "site": "category"}
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
-def test_hashed_words_of_any_text(text: str) -> None:
-    fitted = Columns([Column("t", "text", dims=8)], missing_markers=())
+def test_words_of_any_text(text: str) -> None:
+    fitted = Columns([Column("t", "text", words=("0", "a", "é"), dims=8)], missing_markers=())
     cell = Cells(pa.array([text]), pa.array([], pa.large_string())).text[0].as_py()
-    assert np.array_equal(features(fitted, {"t": [text]}), np.float32([hashed_words(cell, 8)]))
+    assert np.array_equal(features(fitted, {"t": [text]}), np.float32([hashed_words(cell, 8, ("0", "a", "é"))]))
 
 
 def test_vectors(tmp_path: Path) -> None:
@@ -293,7 +317,8 @@ def test_odd_column_names(tmp_path: Path) -> None:
     [
         {"kind": "magic"}, {"kind": None}, {"name": 3}, {"dims": 10**12}, {"dims": -1}, {"dims": True}, {"means": [1]},
         {"means": "x"}, {"categories": [1]}, {"categories": ["a", "a"]}, {"newest": 10**30}, {"extra": 1},
-        {"missing": "1"}, {"kind": "number", "means": [math.inf]}, {"kind": "number"}, {"kind": "text"},
+        {"missing": "1"}, {"kind": "text", "dims": 1, "words": ["a", "b"]}, {"words": ["a"]}, {"words": "a"},
+        {"kind": "number", "means": [math.inf]}, {"kind": "number"}, {"kind": "text"},
         {"kind": "vector", "dims": 2, "means": [0.0]}, {"has_time": 1}, {"notes": [None]}, {"model": 1},
         {"kind": "number", "means": [10**400]}, {"kind": "number", "means": [math.nan]},
     ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 _MASK = (1 << 64) - 1
 
@@ -34,12 +35,20 @@ def word_hash(word: bytes) -> int:
     return _mix(state)
 
 
-def hashed_words(text: str, dims: int) -> list[float]:
-    """Words and pairs of neighbours, signed by the top bit, placed by the others, of length 1."""
-    hashes = [word_hash(word) for word in words(text)]
-    pairs = [_mix((first * 0x9E3779B97F4A7C15 + second) & _MASK) for first, second in itertools.pairwise(hashes)]
-    counts = [0] * dims
-    for one in hashes + pairs:
-        counts[(one & (_MASK >> 1)) % dims] += -1 if one >> 63 else 1
+def hashed_words(text: str, dims: int, known: Sequence[str] = ()) -> list[float]:
+    """Counts of known words, then of others: signed by the top bit of the hash, placed by the rest; of length 1."""
+    counts, num_hashed = [0] * dims, dims - len(known)
+    places = {word.encode(): place for place, word in enumerate(known)}
+    for word in words(text):
+        code = word_hash(word)
+        place = places.get(word, len(known) + (code & (_MASK >> 1)) % num_hashed)
+        counts[place] += -1 if code >> 63 and word not in places else 1
     norm = math.sqrt(sum(count * count for count in counts))
     return [count / norm if norm else 0.0 for count in counts]
+
+
+def frequent_words(cells: Iterable[str | None], most: int) -> list[str]:
+    """The words that most cells have, and at least two."""
+    counts = Counter(word.decode() for cell in cells if cell for word in set(words(cell)))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return [word for word in ranked if counts[word] > 1][:most]

@@ -39,7 +39,7 @@ class ColumnOptions:
     missing_markers: tuple[str, ...] = ("", *MISSING_MARKERS)
     max_categories: int = 64
     hash_buckets: int = 64
-    text_dims: int = 128
+    text_dims: int = 256
     text_model: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +76,8 @@ class Column:
     means: tuple[float, ...] = ()
     """Of training rows: of a number; of the year and the age in days of a date; of each place of a vector."""
     categories: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    """The most frequent words of training rows; each is a feature of a text, other words are hashed."""
     dims: int = 0
     """Buckets of a hashed category, features of a text, length of a vector."""
     newest: int = 0
@@ -112,8 +114,9 @@ class Column:
         elif self.kind == "category" and not self.dims:
             parts = [*(f"={value}" for value in self.categories), "=(other)"]
         elif self.kind in ("category", "text", "vector"):
-            form = {"category": "#{}", "text": "~{}", "vector": "[{}]"}[self.kind]
-            parts = [form.format(place) for place in range(self.dims)]
+            form = {"category": "#{}", "text": "~#{}", "vector": "[{}]"}[self.kind]
+            words = [f"~{word}" for word in self.words]
+            parts = [*words, *(form.format(place) for place in range(len(words), self.dims))]
         else:
             parts = [""] if self.width else []
         return [name + part for part in (*parts, *([last] if self.has_indicator else []))]
@@ -124,7 +127,7 @@ class Column:
         forms = {
             "number": "number", "boolean": "0 or 1", "date": "year, cycles and age", "vector": "numbers",
             "category": "hashed categories" if self.dims else "one-hot",
-            "text": "sentence embedding" if self.model else "hashed words",
+            "text": "sentence embedding" if self.model else "words",
         }  # fmt: skip
         return f"{forms[self.kind]}, {self.width} wide" if self.width else f"ignored: {self.reason}"
 
@@ -149,7 +152,7 @@ class Column:
         _expect(isinstance(data["name"], str), "a column's name is no text")
         where = f"column {shown(data['name'])}"
         values = dict(data)
-        for name in ("notes", "categories", "means"):
+        for name in ("notes", "categories", "words", "means"):
             _expect(isinstance(data.get(name, []), list), f"{where}: {name} is no list")
             values[name] = tuple(data.get(name, []))
         for name in ("missing", "distinct", "dims", "newest"):
@@ -158,7 +161,8 @@ class Column:
         for name in ("kind", "reason", "model", "model_checksum"):
             _expect(isinstance(data.get(name, ""), str), f"{where}: {name} is no text")
         _expect(type(data.get("has_time", False)) is bool, f"{where}: has_time is not true or false")
-        _expect(all(isinstance(text, str) for text in values["notes"] + values["categories"]), f"{where}: not text")
+        texts = values["notes"] + values["categories"] + values["words"]
+        _expect(all(isinstance(text, str) for text in texts), f"{where}: not text")
         _expect(all(type(mean) in (int, float) for mean in values["means"]), f"{where}: a mean is no number")
         _check_ranges(column := cls(**values), where)
         return column
@@ -176,6 +180,7 @@ def _check_ranges(column: Column, where: str) -> None:
     _expect(0 <= column.missing < 1 << 63 and 0 <= (column.distinct or 0) < 1 << 63, f"{where}: counts are wrong")
     _expect(0 <= dims <= _MAX_DIMS and (dims > 0 or kind not in ("text", "vector")), f"{where}: dims is {dims}")
     _expect(len(set(column.categories)) == len(column.categories) <= _MAX_DIMS, f"{where}: categories are wrong")
+    _expect(len(set(column.words)) == len(column.words) <= (dims if kind == "text" else 0), f"{where}: words are wrong")
     _expect(abs(column.newest) < 1 << 58, f"{where}: newest is no date")
     num_means = {"number": 1, "date": 2, "vector": dims}.get(kind, 0)
     _expect(len(column.means) == num_means, f"{where}: {len(column.means)} means, expected {num_means}")
@@ -212,7 +217,7 @@ def _encode_category(column: Column, cells: Cells, out: Array) -> Array:
 def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
     features = out[:, : column.dims]
     if not column.model:
-        kernels.hash_words(*cells.buffers, features)
+        kernels.hash_words(*cells.buffers, *_word_hashes(column.words), features)
     elif (rows := np.flatnonzero(cells.text_valid)).size:
         model = named_text_model(column.model, column.model_checksum)
         found = embeddings(model, cells.text.take(pa.array(rows)).to_pylist())
@@ -222,6 +227,14 @@ def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
             )
         features[rows] = np.nan_to_num(found, posinf=0.0, neginf=0.0)
     return ~cells.text_valid
+
+
+def _word_hashes(words: tuple[str, ...]) -> tuple[Array, Array]:
+    """(uint64 hashes of words, sorted; the place of each word)."""
+    hashes = np.empty(len(words), np.uint64)
+    kernels.hash_cells(*Cells(pa.array(words, pa.large_string()), pa.array([], pa.large_string())).buffers, hashes)
+    places = np.argsort(hashes)
+    return hashes[places], places
 
 
 def _encode_vector(column: Column, cells: Cells, out: Array) -> Array:

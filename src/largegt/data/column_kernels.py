@@ -235,36 +235,32 @@ def hash_cells(offsets: Any, data: Any, valid: Any, hashes: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _count(hashed: Any, counts: Any) -> None:
-    """Add +1 or -1 (the top bit) at the place that the other bits name."""
-    place = np.int64((hashed & np.uint64(0x7FFFFFFFFFFFFFFF)) % np.uint64(len(counts)))
-    counts[place] += -1.0 if hashed >> np.uint64(63) else 1.0
-
-
-@njit(nogil=True, cache=True)
-def hash_words(offsets: Any, data: Any, valid: Any, out: Any) -> None:
-    """out[i]: signed hashed counts of the words and pairs of neighbouring words of cell i, of length 1."""
-    counts = np.zeros(out.shape[1])
+def hash_words(offsets: Any, data: Any, valid: Any, known: Any, places: Any, out: Any) -> None:
+    """out[i]: counts of the words of cell i, of length 1. A word whose hash is known[k] (sorted) counts at places[k];
+    all others count +1 or -1 at the places from len(known) on, by their hash."""
+    num_hashed = np.uint64(out.shape[1] - len(known))
     for i in range(len(valid)):
         out[i] = 0.0
         if not valid[i]:
             continue
-        counts[:] = 0.0
-        state, last, words = _OFFSET, np.uint64(0), 0
+        state = _OFFSET
         for at in range(offsets[i], offsets[i + 1] + 1):
             letter = _letter(data[at]) if at < offsets[i + 1] else np.uint64(0)
             if letter != 0:
                 state = (state ^ letter) * _PRIME
             elif state != _OFFSET:
                 word = mix(state)
-                _count(word, counts)
-                if words > 0:
-                    _count(mix(last * _GOLDEN + word), counts)
-                state, last, words = _OFFSET, word, words + 1
+                k = np.searchsorted(known, word)
+                if k < len(known) and known[k] == word:
+                    out[i, places[k]] += 1.0
+                elif num_hashed > 0:
+                    place = len(known) + np.int64((word & np.uint64(0x7FFFFFFFFFFFFFFF)) % num_hashed)
+                    out[i, place] += -1.0 if word >> np.uint64(63) else 1.0
+                state = _OFFSET
         square = 0.0
-        for place in range(len(counts)):
-            square += counts[place] * counts[place]
+        for place in range(out.shape[1]):
+            square += np.float64(out[i, place]) * np.float64(out[i, place])
         if square > 0.0:
             norm = np.sqrt(square)
-            for place in range(len(counts)):
-                out[i, place] = counts[place] / norm
+            for place in range(out.shape[1]):
+                out[i, place] = out[i, place] / norm

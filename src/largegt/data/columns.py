@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import ConfigError, InputError, first_line, nearest
 from ..types import Array
@@ -38,8 +40,9 @@ from .text_model import embeddings, given_text_model, load_text_model
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
 _TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # the share of cells that may be odd; where the user names the kind
-_BATCH_ROWS, _STATEMENT_COLUMNS = 1 << 16, 200
+_BATCH_ROWS, _STATEMENT_COLUMNS, _WORD_ROWS = 1 << 16, 200, 1 << 18
 _EXACT = 1 << 24  # float32 holds all whole numbers up to here
+_ADDRESS = r"^(\S+@\S+|[a-z]+://\S+)$"
 _PLURALS = {"number": "numbers", "boolean": "booleans", "date": "dates"}
 _TRIALS: dict[str, tuple[Kind, ...]] = {
     "text": ("number", "boolean", "date"), "number": ("number",), "boolean": ("boolean",), "date": ("date",),
@@ -79,6 +82,9 @@ def fit_columns(
     merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
+    for scan in scans:
+        if scan.kind() == "text" and not options.text_model:
+            scan.frequent_words = _frequent_words(table, scan, options)
     fitted = Columns([_fit(scan, options, where) for scan in scans], options.missing_values, options.missing_markers)
     if fitted.width > MAX_WIDTH:
         raise InputError(
@@ -128,6 +134,18 @@ def _float32_sql(scan: _Scan) -> tuple[str, str]:
     return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"
 
 
+def _frequent_words(table: Table, scan: _Scan, options: ColumnOptions) -> tuple[str, ...]:
+    """The words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones are
+    looked at. Words are those of `kernels.hash_words`."""
+    rows = np.flatnonzero(scan.rows.train)
+    rows = rows[:: max(1, len(rows) // _WORD_ROWS)]
+    text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
+    lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
+    markers = ", ".join(map(literal, ("", *options.missing_markers)))
+    words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
+    return table.most_frequent(words, f"{text} NOT IN ({markers})", rows, options.text_dims - options.text_dims // 4)
+
+
 class _Rows:
     """What is known about rows: which are for training, and their labels."""
 
@@ -172,7 +190,8 @@ class _Scan:
         self.trials: dict[str, _Trial] = {trial: _Trial() for trial in trials}
         self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE if self.group == "text" else 1.0
         self.most = options.max_categories
-        self.filled = self.words = self.num_merged = 0
+        self.filled = self.words = self.addresses = self.num_merged = 0
+        self.frequent_words: tuple[str, ...] = ()
         self.seen: set[Any] | None = set()
         self.seen_in_training: set[Any] | None = set()
         self.distinct: int | None = None
@@ -186,6 +205,11 @@ class _Scan:
     def mean_words(self) -> float:
         return self.words / max(1, self.filled)
 
+    @property
+    def are_names(self) -> bool:
+        """Whether cells are a word or two, or URLs and e-mail addresses."""
+        return self.mean_words <= 2 or self.addresses > 0.95 * self.filled
+
     def passes(self, kind: str) -> bool:
         trial = self.trials.get(kind)
         return trial is not None and trial.good > 0 and trial.good >= (1 - self.tolerance) * (trial.good + trial.bad)
@@ -196,7 +220,7 @@ class _Scan:
             return False
         if any(map(self.passes, self.trials)):
             return self.maybe_id and self.group == "number"
-        return self.as_text and self.mean_words <= 4
+        return self.as_text and (self.mean_words <= 4 or self.are_names)
 
     def kind(self) -> Kind:
         """What the column is; `ignored` where `reason` says why."""
@@ -226,7 +250,7 @@ class _Scan:
         if self.seen is not None and len(self.seen) == 1 and self.filled == len(self.rows.train):
             return f"one value only: {shown(next(iter(self.seen)))}"
         if self.as_text and self.seen is None and self.is_id() and not any(map(self.passes, self.trials)):
-            return "every value is different: looks like an id" if self.mean_words <= 2 else ""
+            return "every value is different: looks like an id" if self.are_names else ""
         return ""
 
     def is_id(self) -> bool:
@@ -254,6 +278,8 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
         if scan.as_text:
             scan.words += int(kernels.count_words(*cells.buffers))
             _update_distinct(scan, cells.text, filled, train)
+            if scan.seen is None:
+                scan.addresses += pc.sum(pc.match_substring_regex(cells.text, _ADDRESS)).as_py() or 0
         scan.filled += int(filled.sum())
         _update_leaks(scan, cells, filled, first)
     except (pa.ArrowException, UnicodeError) as error:
@@ -369,7 +395,8 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
         model, checksum = load_text_model(folder)
         values |= {"dims": embeddings(model, ["text"]).shape[1], "model": folder, "model_checksum": checksum}
     elif kind == "text":
-        values["dims"] = options.text_dims
+        words = scan.frequent_words
+        values |= {"words": words, "dims": len(words) + options.text_dims // 4}
     reason = scan.reason() if kind == "ignored" else ""
     column = Column(scan.name, kind, reason=reason, notes=(*notes, *_warnings(scan, kind)), **values)
     if options.missing_values == "refuse" and first_missing >= 0:

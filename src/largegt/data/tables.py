@@ -232,6 +232,19 @@ class Table:
         with reading(self.where), self._connected() as (db, table):
             return list(db.sql(f"SELECT {expressions} FROM {table} WHERE {condition}").fetchall())
 
+    def most_frequent(self, values: str, condition: str, rows: Array, most: int) -> tuple[str, ...]:
+        """The most frequent values of an SQL expression over these rows of the staged table, by falling frequency;
+        those that occur once are left out."""
+        assert self._staged is not None
+        with reading(self.where), self._connected() as (db, _):
+            db.register("wanted", pa.table({"row": rows}))
+            found = db.sql(
+                f"SELECT value FROM (SELECT {values} AS value FROM read_parquet({literal(self._staged)}, "
+                f"file_row_number = true) WHERE file_row_number IN (SELECT row FROM wanted) AND {condition}) "
+                f"GROUP BY value HAVING count(*) > 1 ORDER BY count(*) DESC, value LIMIT {most}"
+            ).fetchall()
+        return tuple(value for (value,) in found)
+
     def batches(
         self, columns: Sequence[str], rows: int | None = None, skip: int = 0, casts: Mapping[str, str] | None = None
     ) -> Iterator[pa.RecordBatch]:
