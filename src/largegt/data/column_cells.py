@@ -7,6 +7,7 @@ Cost: a few copies of the column's rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ MICROS_PER_DAY = 86_400_000_000
 _YEAR_1, _YEAR_10000 = -719162 * MICROS_PER_DAY, 2932897 * MICROS_PER_DAY
 _UNITS = {"s": (1_000_000, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
 _TRUE, _FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+_FEW_ROWS = 256
 _WORDS = pa.array([*_TRUE, *_FALSE], pa.large_string())
 
 
@@ -102,6 +104,18 @@ class Cells:
     def text_valid(self) -> Array:
         return np.asarray(self.text.is_valid().to_numpy(zero_copy_only=False))
 
+    @cached_property
+    def all_numbers(self) -> tuple[Array, Array]:
+        return self.numbers()
+
+    @cached_property
+    def all_booleans(self) -> tuple[Array, Array]:
+        return self.booleans()
+
+    @cached_property
+    def all_dates(self) -> tuple[Array, Array]:
+        return self.dates()
+
     def numbers(self) -> tuple[Array, Array]:
         """float64 [n] and which are numbers that float32 can hold."""
         if self.group == "boolean":
@@ -161,6 +175,57 @@ class Cells:
         inner = Cells(pc.list_flatten(self.array), self._markers)
         values, read = inner.numbers()
         return np.asarray(lengths, dtype=np.int64), np.where(read, values, np.nan)
+
+
+class _Part(Cells):
+    """Some rows of cells that are read together with others."""
+
+    def __init__(self, whole: Cells, low: int, high: int) -> None:
+        self._whole, self._rows = whole, slice(low, high)
+        self.array, self.group, self._markers = whole.array[low:high], whole.group, whole._markers
+
+    @cached_property
+    def text(self) -> Any:
+        return self._whole.text[self._rows]
+
+    @cached_property
+    def filled(self) -> Array:
+        return self._whole.filled[self._rows]
+
+    @cached_property
+    def text_valid(self) -> Array:
+        return self._whole.text_valid[self._rows]
+
+    @cached_property
+    def buffers(self) -> tuple[Array, Array, Array]:
+        places, data, _ = self._whole.buffers
+        return places[self._rows.start : self._rows.stop + 1], data, self.text_valid
+
+    def numbers(self) -> tuple[Array, Array]:
+        return self._between(self._whole.all_numbers)
+
+    def booleans(self) -> tuple[Array, Array]:
+        return self._between(self._whole.all_booleans)
+
+    def dates(self) -> tuple[Array, Array]:
+        return self._between(self._whole.all_dates)
+
+    def _between(self, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        return found[0][self._rows], found[1][self._rows]
+
+
+def cells_of(arrays: Sequence[Any], markers: Any) -> list[Cells]:
+    """The cells of each column. Many short columns of text are read as one: a call takes longer than a few cells."""
+    found = [Cells(array, markers) for array in arrays]
+    if not found or len(found[0]) > _FEW_ROWS:
+        return found
+    texts = [place for place, cells in enumerate(found) if cells.group == "text"]
+    if len(texts) > 1:
+        whole = Cells(pa.concat_arrays([found[place].array.cast(pa.large_string()) for place in texts]), markers)
+        rows = len(found[0])
+        for at, place in enumerate(texts):
+            found[place] = _Part(whole, at * rows, (at + 1) * rows)
+    return found
 
 
 def _frozen(array: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..errors import ConfigError, FormatError, InputError, first_line
 from ..io.checksums import is_checksum
 from ..types import MISSING_MARKERS, Array
 from . import column_kernels as kernels
-from .column_cells import MICROS_PER_DAY, Cells
+from .column_cells import MICROS_PER_DAY, Cells, cells_of
 from .text_model import embeddings, named_text_model
 
 Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
@@ -305,7 +306,7 @@ class Columns:
         """The names of the output features."""
         return [name for column in self.columns for name in column.names]
 
-    @property
+    @cached_property
     def spans(self) -> list[tuple[Column, slice]]:
         """Every column that is used, and the places of its features among all."""
         ends = np.cumsum([column.width for column in self.columns], dtype=np.int64).tolist()
@@ -322,10 +323,11 @@ class Columns:
         out = np.zeros((batch.num_rows, self.width), dtype=np.float32)
         markers = pa.array(self.missing_markers, pa.large_string())
         places = {name: place for place, name in enumerate(batch.schema.names)}
-        for column, span in self.spans:
+        for column, _ in self.spans:
             if column.name not in places:
                 raise InputError(f"{where} has no column {shown(column.name)}, which the features need: add it")
-            cells = Cells(batch.column(places[column.name]), markers)
+        every = cells_of([batch.column(places[column.name]) for column, _ in self.spans], markers)
+        for (column, span), cells in zip(self.spans, every, strict=True):
             missing = _encode(column, cells, out[:, span], (where, first_row))
             if self.missing_values == "refuse":
                 refuse_missing(column, missing, where, first_row)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError, InputError, first_line, nearest
 from ..types import Array
 from . import column_kernels as kernels
-from .column_cells import BLANKS, MICROS_PER_DAY, Cells, type_group
+from .column_cells import BLANKS, MICROS_PER_DAY, Cells, cells_of, type_group
 from .column_encoding import (
     MAX_WIDTH,
     Column,
@@ -72,8 +72,8 @@ def fit_columns(
     for part, batch_rows in _together(table, [scan for scan in scans if scan.is_read]):
         first = 0
         for batch in table.batches([scan.name for scan in part], batch_rows):
-            for place, scan in enumerate(part):
-                _update(scan, Cells(batch.column(place), markers), first, where)
+            for scan, cells in zip(part, cells_of(batch.columns, markers), strict=True):
+                _update(scan, cells, first, where)
             first += batch.num_rows
     many = [scan for scan in scans if scan.needs_count()]
     for scan, count in zip(many, _counted(table, [_distinct_sql(scan, options) for scan in many]), strict=True):

@@ -154,7 +154,7 @@ class EdgeBuilder:
         """Rows from `first` on, with neighbours in either direction."""
         out = self._read_rows("out")
         merge = partial(merge_rows, out, self._read_rows("in"))
-        return self._workers.run(merge, windows(out.indptr, first, _WINDOW_EDGES))
+        return self._workers.run(merge, windows(out.indptr, first, min(_WINDOW_EDGES, self._most_pairs // 8)))
 
     def _read_rows(self, name: str) -> Rows:
         return Rows(*(self._writer.array(f"{name}_{part}") for part in _parts(self.kind.weighted)))

@@ -9,7 +9,7 @@ for ingest, append and new nodes alike; `distinct_ids` makes it where no table l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +151,20 @@ def find_ids(
     return found
 
 
-def first_repeat(known: Iterable[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
+def first_repeat(known: Sequence[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
     """(row, id) of the first row whose id was there before; None where every id occurs once."""
-    with (
-        reading("the ids"),
-        connection(memory, threads, scratch) as db,
-        streamed(db, "known", *_numbered(known, text)),
-    ):
-        twice = "SELECT arg_min(node, node, 2)[2] AS again, id FROM known GROUP BY id HAVING count(*) > 1"
-        found = db.sql(f"SELECT again, id FROM ({twice}) ORDER BY again LIMIT 1").fetchall()
-    return found[0] if found else None
+    with reading("the ids"), connection(memory, threads, scratch) as db:
+        with streamed(db, "known", *_numbered(known, text)):
+            twice = db.sql("SELECT id FROM known GROUP BY id HAVING count(*) > 1").to_arrow_table()
+        if not twice.num_rows:
+            return None
+        db.register("twice", twice)
+        with streamed(db, "known", *_numbered(known, text)):
+            [first] = db.sql(
+                "SELECT node, id FROM known SEMI JOIN twice USING (id) "
+                "QUALIFY row_number() OVER (PARTITION BY id ORDER BY node) = 2 ORDER BY node LIMIT 1"
+            ).fetchall()
+        return first
 
 
 def write_distinct(chunks: Iterable[Ids], text: bool, file: Path, scratch: Path, memory: int, threads: int) -> None:

@@ -251,8 +251,9 @@ def write_degrees(writer: ArrayWriter, num_nodes: int, dtype: str) -> None:
     outward = writer.array("out_indptr")
     inward = writer.array("in_indptr") if writer.has("in_indptr") else outward
     stored = writer.grow("features", dtype, (2,))
-    for start in range(stored.rows, num_nodes, chunk_rows(2)):
-        rows = slice(start, start + chunk_rows(2) + 1)
+    step = chunk_rows(16)  # degrees and their logarithms have 64 bits
+    for start in range(stored.rows, num_nodes, step):
+        rows = slice(start, start + step + 1)
         degrees = np.stack([np.diff(outward[rows]), np.diff(inward[rows])], axis=1)
         stored.append(precision.encode_degrees(degrees, dtype))
     writer.close("features")

@@ -86,7 +86,7 @@ class PairBuffer:
 
     def flush(self) -> None:
         pairs, self.filled = self._pairs[: self.filled], 0
-        self._pairs = self._pairs[:0]
+        self._pairs = np.empty((0, 2), dtype=self._pairs.dtype)
         if len(pairs):
             self._sink(pairs)
 

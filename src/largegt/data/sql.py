@@ -23,8 +23,8 @@ import pyarrow as pa
 from ..errors import InputError, LargeGTError, first_line, full_disk
 from ..memory import available_bytes
 
-LEAST_MEMORY = 128 << 20
-"""Least memory limit that DuckDB works with here: less fails on tables of a million rows."""
+LEAST_MEMORY, _THREAD_MEMORY = 128 << 20, 96 << 20
+"""Least memory limit that DuckDB works with here: less fails on tables of a million rows. And what a thread needs."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -39,7 +39,8 @@ _LOCATION = re.compile(r"^(?:[A-Z][A-Za-z]+ )+(?:Error|Exception): ")
 def connection(memory: int | None = None, threads: int = 1, scratch: Path | None = None) -> Iterator[Any]:
     """A connection to an empty database in memory. `scratch` is where it puts what exceeds `memory`."""
     limit = max(LEAST_MEMORY, available_bytes() // 4 if memory is None else memory)
-    config: dict[str, Any] = {"memory_limit": f"{limit >> 20}MiB", "threads": threads}
+    config: dict[str, Any] = {"memory_limit": f"{limit >> 20}MiB"}
+    config["threads"] = max(1, min(threads, limit // _THREAD_MEMORY))
     config["temp_directory"] = "" if scratch is None else str(scratch)
     found = duckdb.connect(config=config)
     try:

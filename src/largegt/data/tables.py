@@ -250,6 +250,10 @@ class Table:
     ) -> Iterator[pa.RecordBatch]:
         """Record batches of these columns, in the table's order, without the first `skip` rows. Columns that are named
         in `casts` come as another type of DuckDB's."""
+        if self._staged is not None and not casts:
+            with reading(self.where):
+                yield from self._staged_batches(columns, rows or BATCH_ROWS, skip)
+            return
         kinds = casts or {}
         shown = ", ".join(
             f"CAST({identifier(name)} AS {kinds[name]}) AS {identifier(name)}" if name in kinds else identifier(name)
@@ -258,6 +262,18 @@ class Table:
         behind = f" OFFSET {skip}" if skip else ""
         with reading(self.where), self._connected() as (db, table):
             yield from db.sql(f"SELECT {shown} FROM {table}{behind}").to_arrow_reader(rows or BATCH_ROWS)
+
+    def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
+        """One row group after the other: of all together, Arrow holds far more than a batch."""
+        with pq.ParquetFile(self._staged) as file:
+            for group in range(file.num_row_groups):
+                if skip >= (size := file.metadata.row_group(group).num_rows):
+                    skip -= size
+                    continue
+                for batch in file.iter_batches(rows, [group], list(columns), use_threads=False):
+                    if batch.num_rows > skip:
+                        yield batch.slice(skip).select(columns)
+                    skip = max(0, skip - batch.num_rows)
 
     def id_batches(self, columns: Sequence[str], rows: int | None = None, skip: int = 0) -> Iterator[pa.RecordBatch]:
         """As `batches`; columns that hold whole numbers alone come as whole numbers, also where they are text."""
