@@ -21,7 +21,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 500)
     monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 3000)
     monkeypatch.setattr("largegt.data.nodes._CHUNK_ROWS", 70)
-    monkeypatch.setattr("largegt.data.labels._BLOCK_ROWS", 70)
     for name, value in (
         ("pair_runs._BUCKET_PAIRS", 300),
         ("pair_runs._MOST_BUCKETS", 6),

@@ -249,13 +249,7 @@ class Additions:
             nodes = self._nodes_of(part.ids, len(given), part.where)
             missing = given == -1 if given.dtype.kind == "i" else np.isnan(given)
             values[nodes] = np.where(missing, values[nodes], given)
-        counts: Any = []
-        if task in ("multiclass", "binary"):
-            counts = np.bincount(values[values >= 0], minlength=len(classes))
-        elif task == "multilabel":
-            counts = np.count_nonzero(values == 1, axis=0)
-        num_labelled = int(np.count_nonzero(label_encoding.labelled(values, task)))
-        return Encoded(values, task, classes, [int(count) for count in counts], num_labelled)
+        return label_encoding.counted(values, task, classes)
 
     def split(self, encoded: Encoded) -> Array:
         """uint8: the split of all nodes. An empty cell leaves the one that a node has; new nodes without one, and nodes

@@ -33,7 +33,7 @@ from ..threads import num_threads
 from ..types import Array, Direction, PathLike
 from .additions import EDGE_ARRAYS, ID_ARRAYS, Additions, additions_in_files, ingest_config, refuse_payload
 from .csr import EdgeBuilder, Rows, merge_rows, same_rows, write_rows
-from .edge_reading import found_edges
+from .edge_reading import read_here
 from .ids import text_buffers
 from .ingest import write_degrees
 from .kernels import NO_WEIGHTS
@@ -280,14 +280,10 @@ class _Append:
         kind = EdgeKind(new.num_nodes, new.config.undirected)
         builder = EdgeBuilder(scratch, kind, new.source.edges.total, workers, task_memory, self.report)
         try:
-            seen, dropped = builder.seen, int(scratch.state.get("edges_dropped", 0))
+            dropped = int(scratch.state.get("edges_dropped", 0))
             if not builder.is_read:
-                for found in found_edges(new.source.edges, new.ids, seen):
-                    if found.dropped and new.config.unknown_ids != "drop":
-                        raise new.refused_edge()
-                    seen, dropped = seen + len(found.sources), dropped + found.dropped
-                    builder.add(found.sources, found.targets, edges_seen=seen, edges_dropped=dropped)
-                    self.report("read edges", seen, new.source.edges.total)
+                refuse = None if new.config.unknown_ids == "drop" else new.refused_edge
+                _, dropped = read_here(new.source.edges, new.ids, builder, dropped, refuse, self.report)
                 if builder.num_pairs:
                     builder.end()
             if builder.is_read:

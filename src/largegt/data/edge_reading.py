@@ -10,7 +10,7 @@ files of pairs of its own; parts are taken in order, so that what counts is alwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,23 +49,27 @@ class FoundEdges:
     features: Array | None = None
 
 
+Refuse = Callable[[], InputError] | None
+"""The error for an edge whose end is no node; None where such edges are dropped."""
+
+
 def read_here(
-    source: Source, nodes: NodeIds, builder: EdgeBuilder, dropped: int, drop: bool, report: Progress
+    edges: Edges, nodes: NodeIds, builder: EdgeBuilder, dropped: int, refuse: Refuse, report: Progress
 ) -> tuple[int, int]:
     """Read all edges that `builder` has not seen yet; (edges seen, dropped) in all."""
     seen = builder.seen
-    for found in found_edges(source.edges, nodes, seen):
-        if found.dropped and not drop:
-            raise _refusal(source, nodes)
+    for found in found_edges(edges, nodes, seen):
+        if found.dropped and refuse:
+            raise refuse()
         seen, dropped = seen + len(found.sources), dropped + found.dropped
         weights = _weights(found) if builder.kind.weighted else NO_WEIGHTS
         builder.add(found.sources, found.targets, weights, edges_seen=seen, edges_dropped=dropped)
-        report("read edges", seen, source.edges.total)
+        report("read edges", seen, edges.total)
     return seen, dropped
 
 
 def read_in_parts(
-    source: Source, nodes: NodeIds, builder: EdgeBuilder, drop: bool, workers: Workers, state: dict[str, Any],
+    edges: Edges, nodes: NodeIds, builder: EdgeBuilder, refuse: Refuse, workers: Workers, state: dict[str, Any],
     report: Progress,
 ) -> tuple[int, int]:  # fmt: skip
     """As `read_here`, by workers. `state` is what is committed: the plan, and how many parts are done."""
@@ -73,22 +77,22 @@ def read_in_parts(
         builder.forget()
         if file := _scratch_file(nodes, "edges"):
             file.unlink(missing_ok=True)
-        state["edges_num_parts"] = num_parts(source.edges, workers)
-    parts = edge_parts(source.edges, int(state["edges_num_parts"]), workers.memory)
+        state["edges_num_parts"] = num_parts(edges, workers)
+    parts = edge_parts(edges, int(state["edges_num_parts"]), workers.memory)
     done, seen, dropped = (int(state.get(f"edges_{name}", 0)) for name in ("parts_done", "seen", "dropped"))
     task, token = ReadPart(nodes, builder.runs.folder, builder.kind, builder.run_pairs), new_token()
     if nodes.kind != "row":
         nodes.dictionary()
     calls = ((parts[at], f"{token}-{at}") for at in range(done, len(parts)))
     for at, part in enumerate(workers.run(task, calls, workers.memory), done):
-        if part.dropped and not drop:
-            raise _refusal(source, nodes)
+        if part.dropped and refuse:
+            raise refuse()
         seen, dropped = seen + part.seen, dropped + part.dropped
         builder.add_runs(
             part.runs, part.self_loops, edges_seen=seen, edges_read_until=seen, edges_dropped=dropped,
             edges_parts_done=at + 1,
         )  # fmt: skip
-        report("read edges", seen, source.edges.total)
+        report("read edges", seen, edges.total)
     return seen, dropped
 
 
@@ -211,7 +215,8 @@ def _join(
     )
 
 
-def _refusal(source: Source, nodes: NodeIds) -> InputError:
+def unknown_id(source: Source, nodes: NodeIds) -> InputError:
+    """The error for the first id in the edges that is no node's."""
     unknown = first_unknown(source.edges, nodes)
     if source.node_ids is None:
         return InputError(

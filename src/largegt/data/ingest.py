@@ -8,7 +8,8 @@ ingest goes on where it stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from . import precision
 from .columns import Columns
 from .csr import EdgeBuilder, EdgeCounts
 from .edge_features import write_edge_features
-from .edge_reading import read_here, read_in_parts
+from .edge_reading import read_here, read_in_parts, unknown_id
 from .ids import Ids, as_ids, id_at
 from .labels import Encoded
 from .nodes import Means, NodeIds, stated_count, take_nodes
@@ -175,13 +176,13 @@ def _take_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
     kind = EdgeKind(nodes.num_nodes, work.config.undirected, weighted)
     builder = EdgeBuilder(work.writer, kind, source.edges.total, work.workers, work.task_memory, work.report)
     seen, dropped = builder.seen, int(state.get("edges_dropped", 0))
-    drop = work.config.unknown_ids == "drop"
+    refuse = None if work.config.unknown_ids == "drop" else partial(unknown_id, source, nodes)
     try:
         if not builder.is_read:
             if work.apart:
-                seen, dropped = read_in_parts(source, nodes, builder, drop, work.workers, state, work.report)
+                seen, dropped = read_in_parts(source.edges, nodes, builder, refuse, work.workers, state, work.report)
             else:
-                seen, dropped = read_here(source, nodes, builder, dropped, drop, work.report)
+                seen, dropped = read_here(source.edges, nodes, builder, dropped, refuse, work.report)
             if seen == 0:
                 raise InputError(f"{source.edges.where} has no edges at all: a graph needs at least one")
             builder.end()
@@ -303,8 +304,7 @@ def _labels(source: Source, config: IngestConfig, nodes: NodeIds) -> Encoded:
     encoded = label_encoding.encode(values, part.names, config.task, part.where)
     if rows is None:
         return encoded
-    spread = label_encoding.scatter(encoded, rows, nodes.num_nodes)
-    return Encoded(spread, encoded.task, encoded.classes, encoded.counts, encoded.num_labelled)
+    return replace(encoded, values=label_encoding.scatter(encoded, rows, nodes.num_nodes))
 
 
 def _split(source: Source, config: IngestConfig, nodes: NodeIds, encoded: Encoded) -> Array:
