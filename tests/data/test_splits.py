@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
 from largegt.config import IngestConfig
@@ -138,3 +141,35 @@ def test_store_gives_back_the_split(tmp_path: Path, six: Any) -> None:
         IngestConfig(stratify=True, split=(0.8, 0.1, 0.1)),
     )
     assert [len(made.splits[name]) for name in SPLIT_CODES] == [80, 10, 10]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_split_by_time(tmp_path: Path, form: str) -> None:
+    """From the oldest to the newest; dates of a CSV may be written in several ways, and a missing one is in no part."""
+    edges, days = np.array([range(9), range(1, 10)]), [3, 1, 2, 5, 4, None, 8, 6, 7, 9]
+    texts = ["NA" if day is None else f"2024-01-{day:02d}" if day % 2 else f"2024/1/{day}" for day in days]
+    dates = [None if day is None else datetime.date(2024, 1, day) for day in days]
+    labels = list("abababcabc")
+    for column in ("day", "number"):
+        given: list[Any] = texts if form == "csv" else dates
+        if column == "number":
+            given = [f"{day or 'NA'}" for day in days] if form == "csv" else days
+        table = pa.table({"id": range(10), column: given, "label": labels})
+        if form == "csv":
+            pacsv.write_csv(table, tmp_path / "n.csv")
+        else:
+            pq.write_table(table, tmp_path / "n.parquet")
+        source = sources.files(_edges(tmp_path, edges), nodes=tmp_path / f"n.{form}", split_by=column)
+        store = ingest(source, tmp_path / f"{form}-{column}", IngestConfig(split=(0.5, 0.25, 0.25)))
+        assert store.folder.meta["split_from"] == "made by time"
+        assert store.split.tolist() == [1, 1, 1, 2, 1, 0, 3, 2, 2, 3]
+    broken = pa.table({"id": range(10), "day": [*texts[:9], "soon"], "label": labels})
+    pacsv.write_csv(broken, tmp_path / "n.csv")
+    source = sources.files(_edges(tmp_path, edges), nodes=tmp_path / "n.csv", split_by="day")
+    with pytest.raises(InputError, match="column 'day' is neither dates nor numbers"):
+        ingest(source, tmp_path / "broken")
+
+
+def _edges(folder: Path, edges: Any) -> Path:
+    pq.write_table(pa.table({"u": edges[0], "v": edges[1]}), folder / "e.parquet")
+    return folder / "e.parquet"

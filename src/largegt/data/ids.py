@@ -10,6 +10,7 @@ for ingest, append and new nodes alike; `distinct_ids` makes it where no table l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,7 @@ def missing_sql(name: str, kind: str) -> str:
 
 def write_numbered(known: Iterable[Ids], text: bool, file: Path, memory: int, threads: int) -> None:
     """Write ids and their rows over all columns `known` as a Parquet file with columns `id` and `node`."""
-    with (
-        reading("the ids"),
-        connection(memory, threads, file.parent) as db,
-        streamed(db, "known", *_numbered(known, text)),
-    ):
+    with _numbered(known, text, memory, threads, file.parent) as db:
         db.execute(f"COPY known TO {literal(file)} (FORMAT parquet)")
 
 
@@ -140,11 +137,7 @@ def find_ids(
     found = np.full(len(wanted), -1, dtype=np.int64)
     if not len(wanted):
         return found
-    with (
-        reading("the ids"),
-        connection(memory, threads, scratch) as db,
-        streamed(db, "known", *_numbered(known, is_text(wanted))),
-    ):
+    with _numbered(known, is_text(wanted), memory, threads, scratch) as db:
         db.register("wanted", pa.table({"id": wanted, "place": np.arange(len(wanted))}))
         for batch in db.sql("SELECT place, node FROM known JOIN wanted USING (id)").to_arrow_reader(_CHUNK_ROWS):
             found[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
@@ -153,29 +146,24 @@ def find_ids(
 
 def first_repeat(known: Sequence[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
     """(row, id) of the first row whose id was there before; None where every id occurs once."""
-    with reading("the ids"), connection(memory, threads, scratch) as db:
-        with streamed(db, "known", *_numbered(known, text)):
-            twice = db.sql("SELECT id FROM known GROUP BY id HAVING count(*) > 1").to_arrow_table()
-        if not twice.num_rows:
-            return None
+    with _numbered(known, text, memory, threads, scratch) as db:
+        twice = db.sql("SELECT id FROM known GROUP BY id HAVING count(*) > 1").to_arrow_table()
+    if not twice.num_rows:
+        return None
+    with _numbered(known, text, memory, threads, scratch) as db:
         db.register("twice", twice)
-        with streamed(db, "known", *_numbered(known, text)):
-            [first] = db.sql(
-                "SELECT node, id FROM known SEMI JOIN twice USING (id) "
-                "QUALIFY row_number() OVER (PARTITION BY id ORDER BY node) = 2 ORDER BY node LIMIT 1"
-            ).fetchall()
-        return first
+        [first] = db.sql(
+            "SELECT node, id FROM known SEMI JOIN twice USING (id) "
+            "QUALIFY row_number() OVER (PARTITION BY id ORDER BY node) = 2 ORDER BY node LIMIT 1"
+        ).fetchall()
+    return first
 
 
 def write_distinct(chunks: Iterable[Ids], text: bool, file: Path, scratch: Path, memory: int, threads: int) -> None:
     """Write the distinct ids, in no order, as a Parquet file with a column `id`. Nobody else uses `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
-    with (
-        reading("the ids"),
-        connection(memory, threads, scratch) as db,
-        streamed(db, "named", *_numbered(chunks, text)),
-    ):
-        db.execute(f"COPY (SELECT DISTINCT id FROM named) TO {literal(file)} (FORMAT parquet)")
+    with _numbered(chunks, text, memory, threads, scratch) as db:
+        db.execute(f"COPY (SELECT DISTINCT id FROM known) TO {literal(file)} (FORMAT parquet)")
 
 
 def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, threads: int) -> Iterator[Ids]:
@@ -192,10 +180,12 @@ def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, 
     file.unlink()
 
 
-def _numbered(chunks: Iterable[Ids], text: bool) -> tuple[Any, Iterator[Any]]:
-    """(schema, record batches) of (id, node) for DuckDB: node is the row over all chunks."""
-    kind = pa.large_string() if text else pa.int64()
-    schema = pa.schema([("id", kind), ("node", pa.int64())])
+@contextmanager
+def _numbered(
+    chunks: Iterable[Ids], text: bool, memory: int | None, threads: int, scratch: Path | None
+) -> Iterator[Any]:
+    """A connection with a table `known` (id, node), to be read once: node is the row over all chunks."""
+    schema = pa.schema([("id", pa.large_string() if text else pa.int64()), ("node", pa.int64())])
 
     def batches() -> Iterator[Any]:
         row = 0
@@ -206,7 +196,8 @@ def _numbered(chunks: Iterable[Ids], text: bool) -> tuple[Any, Iterator[Any]]:
                 yield pa.record_batch([part, pa.array(np.arange(row, row + len(part)))], schema=schema)
                 row += len(part)
 
-    return schema, batches()
+    with reading("the ids"), connection(memory, threads, scratch) as db, streamed(db, "known", schema, batches()):
+        yield db
 
 
 def _arrow(array: Array, where: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import numpy as np
 from ..errors import InputError
 from ..types import Array
 from .columns import ColumnOptions, Columns, fit_columns
-from .ids import Ids, as_ids, as_text, is_text
+from .ids import Ids, as_ids, as_text, text_buffers
 from .tables import Table, load_npy
 from .weights import as_weights
 from .workers import Workers
@@ -44,15 +45,6 @@ class EdgeChunk:
 
     def __len__(self) -> int:
         return len(self.sources)
-
-    def part(self, low: int, high: int) -> EdgeChunk:
-        """The edges [low, high) of the chunk."""
-        some = slice(low, high)
-        return EdgeChunk(
-            self.sources[some], self.targets[some],
-            None if self.weights is None else self.weights[some],
-            None if self.features is None else self.features[some],
-        )  # fmt: skip
 
 
 class Edges(Protocol):
@@ -296,24 +288,17 @@ class TableIds:
 
 def same_ids(ids: IdColumn, others: IdColumn) -> bool:
     """Whether two streams give the same ids in the same order; a number is the same as its text."""
-    if ids.total != others.total:
-        return False
-    other: Ids = np.zeros(0, dtype=np.int64)
-    stream = others.chunks()
+    return ids.total == others.total and _digest(ids) == _digest(others)
+
+
+def _digest(ids: IdColumn) -> tuple[bytes, bytes]:
+    """Of the lengths and the bytes of all ids as text, however they are divided into chunks."""
+    lengths, content = sha256(), sha256()
     for chunk in ids.chunks():
-        while len(chunk):
-            if not len(other):
-                other = next(stream)
-            size = min(len(chunk), len(other))
-            ours, theirs = chunk[:size], other[:size]
-            if is_text(ours) or is_text(theirs):
-                same = as_text(ours).equals(as_text(theirs))
-            else:
-                same = np.array_equal(ours, theirs)
-            if not same:
-                return False
-            chunk, other = chunk[size:], other[size:]
-    return True
+        offsets, text = text_buffers(as_text(chunk))
+        lengths.update(np.diff(offsets).data)
+        content.update(text.data)
+    return lengths.digest(), content.digest()
 
 
 @dataclass(frozen=True)

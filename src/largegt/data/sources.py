@@ -20,6 +20,7 @@ from ..config import IngestConfig
 from ..errors import ConfigError, InputError, first_line
 from ..io.checksums import fingerprint
 from ..types import Array
+from .column_cells import Cells
 from .columns import ColumnOptions, fit_columns
 from .files import expand, facts_of, file_kind
 from .ids import Ids, as_ids, join_ids, native
@@ -42,7 +43,7 @@ from .parts import (
     same_ids,
 )
 from .splits import npz_splits, split_codes
-from .sql import identifier, literal, reading
+from .sql import reading
 from .tables import Table, is_table, load_npy
 
 __all__ = ["FileSource", "Source", "arrays", "files", "pyg"]
@@ -172,66 +173,19 @@ def files(
     edge_features: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
     database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
     """
-    reader = _Roles(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
-    edge_stream = reader.edges(edges, source, target, weight, edge_features)
-    reader.take_nodes(nodes, own_features=features is None)
-    reader.take_features(features)
-    reader.take_labels(labels)
-    reader.take_splits(splits)
-    reader.take_split_columns(split_by, split_group)
-    if reader.split_columns and (splits is not None or split is not None):
+    found = FileSource(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
+    found.take_edges(edges, source, target, weight, edge_features)
+    found.take_nodes(nodes, own_features=features is None)
+    found.take_features(features)
+    found.take_labels(labels)
+    found.take_splits(splits)
+    found.take_split_columns(split_by, split_group)
+    if found.split_columns and (splits is not None or split is not None):
         raise InputError("a split is given: leave out split_by and split_group, or the split")
-    choices = [
-        source,
-        target,
-        id,
-        label,
-        feature_columns,
-        split,
-        split_by,
-        split_group,
-        num_nodes,
-        weight,
-        edge_features,
-    ]
-    return FileSource(
-        reader, edge_stream, _checked_count(num_nodes), reader.identity([str(choice) for choice in choices])
-    )
-
-
-@dataclass(frozen=True)
-class FileSource:
-    """A graph in tables and files: columns are found, cells are not read yet."""
-
-    roles: _Roles
-    edges: _EdgeRoles
-    num_nodes: int | None
-    identity: str | None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was guessed (which columns, for example), a line each."""
-        return tuple(self.roles.notes)
-
-    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool = False) -> Source:
-        """The source, ready to be read. Tables are copied into the folder `scratch` once, as Parquet; with `apart`,
-        edges in files stay where they are, for workers that read them in parts."""
-        roles, markers = self.roles, config.missing_markers
-        for name, (table, columns) in roles.tables().items():
-            table.stage(scratch / f"{name}.parquet", columns, memory, threads)
-        return Source(
-            name="",
-            edges=self.edges.opened(scratch, config, memory, threads, apart),
-            features=roles.features,
-            labels=None if roles.labels is None else roles.labels(markers),
-            splits=None if roles.splits is None else roles.splits(),
-            node_ids=roles.node_ids,
-            num_nodes=self.num_nodes,
-            notes=self.notes,
-            identity=self.identity,
-            split_columns={role: roles.values_of(role, name, markers) for role, name in roles.split_columns.items()},
-            column_names=roles.column_names(self.edges),
-        )
+    found.num_nodes = _checked_count(num_nodes)
+    found.name_input([source, target, id, label, feature_columns, split, split_by, split_group, num_nodes, weight,
+                      edge_features])  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True)
@@ -262,8 +216,8 @@ class _EdgeRoles:
         return TableEdges(table, self.source, self.target, self.weight, fitted)
 
 
-class _Roles:
-    """Finds the tables of one graph and what their columns are for. Reads headers only."""
+class FileSource:
+    """A graph in tables and files: columns are found and said what they are for. Headers are read, cells are not."""
 
     def __init__(
         self, id: str | None, label: list[str], feature_columns: list[str], split: str | None, own_labels: bool,
@@ -283,23 +237,40 @@ class _Roles:
         self.label_columns: list[str] = []
         self.id_column: str | None = None
         self.split_column: str | None = None
-        self.notes: list[str] = []
-
-    def tables(self) -> dict[str, tuple[Table, list[str]]]:
-        """Tables of nodes, with the columns that are read of each."""
-        return {name: (table, list(dict.fromkeys(self._wanted[name]))) for name, table in self._tables.items()}
-
-    def identity(self, choices: list[str]) -> str | None:
+        self.edges = _EdgeRoles()
+        self.num_nodes: int | None = None
+        self.identity: str | None = None
         """Names these files as they are now (path, size, time of change) and what is read of them."""
-        found = [_facts(path) for path in self._paths]
-        return None if None in found else fingerprint([found, choices])
+        self.notes: list[str] = []
+        """What was guessed (which columns, for example), a line each."""
 
-    def column_names(self, edges: _EdgeRoles) -> dict[str, Any]:
-        """What the store remembers, so that `append` reads tables alike."""
-        return {
-            "id": self.id_column, "label": self.label_columns, "split": self.split_column, "source": edges.source,
-            "target": edges.target, "weight": edges.weight,
-        }  # fmt: skip
+    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool = False) -> Source:
+        """The source, ready to be read. Tables are copied into the folder `scratch` once, as Parquet, but edges in local
+        Parquet files stay where they are; with `apart`, so do edges in all files, for workers that read them in parts."""
+        markers, edges = config.missing_markers, self.edges
+        for name, table in self._tables.items():
+            table.stage(scratch / f"{name}.parquet", list(dict.fromkeys(self._wanted[name])), memory, threads)
+        return Source(
+            name="",
+            edges=edges.opened(scratch, config, memory, threads, apart),
+            features=self.features,
+            labels=None if self.labels is None else self.labels(markers),
+            splits=None if self.splits is None else self.splits(),
+            node_ids=self.node_ids,
+            num_nodes=self.num_nodes,
+            notes=tuple(self.notes),
+            identity=self.identity,
+            split_columns={role: self._values_of(role, name, markers) for role, name in self.split_columns.items()},
+            column_names={
+                "id": self.id_column, "label": self.label_columns, "split": self.split_column, "source": edges.source,
+                "target": edges.target, "weight": edges.weight,
+            },
+        )  # fmt: skip
+
+    def name_input(self, choices: list[Any]) -> None:
+        """Set the identity, unless nobody can tell whether an input changes."""
+        found = [_facts(path) for path in self._paths]
+        self.identity = None if None in found else fingerprint([found, [str(choice) for choice in choices]])
 
     def _open(self, what: Any, name: str) -> Table:
         table = Table(what, self._database)
@@ -307,12 +278,12 @@ class _Roles:
         self._tables[name], self._wanted[name] = table, []
         return table
 
-    def edges(
+    def take_edges(
         self, what: Any, source: str | None, target: str | None, weight: str | None,
         features: str | Sequence[str] | None,
-    ) -> _EdgeRoles:  # fmt: skip
+    ) -> None:  # fmt: skip
         if what is None:
-            return _EdgeRoles()
+            return
         if not is_table(what, self._database):
             found = [str(file) for file in expand(what)]
             for extra, role in ((weight, "weights as a .npy file with a number per edge"),
@@ -321,7 +292,8 @@ class _Roles:
                     raise InputError(f"{found[0]} has no columns: give {role}")
             self._paths += [*found, *(extra for extra in (weight, features) if extra is not None)]
             of_edges = None if features is None else str(features)
-            return _EdgeRoles(arrays=ArrayEdges.in_files(found, weight, of_edges))
+            self.edges = _EdgeRoles(arrays=ArrayEdges.in_files(found, weight, of_edges))
+            return
         table = Table(what, self._database)
         self._paths.append(table)
         if len(table.columns) < 2:
@@ -343,7 +315,7 @@ class _Roles:
             chosen = [name for name in table.matching(_names(features), "edge features") if name not in taken]
             if not chosen:
                 raise InputError(f"{table.where}: no column is left over to be a feature of edges")
-        return _EdgeRoles(None, table, first, second, weight, tuple(chosen))
+        self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
 
     def take_nodes(self, what: Any, own_features: bool = True, name: str = "nodes") -> None:
         """The node table: ids, label columns, a split column and feature columns, each where there is one.
@@ -450,23 +422,18 @@ class _Roles:
             self.split_columns[role] = self._tables["nodes"].column(name, "split")
             self._wanted["nodes"].append(name)
 
-    def values_of(self, role: str, name: str, markers: Sequence[str]) -> Array:
+    def _values_of(self, role: str, name: str, markers: Sequence[str]) -> Array:
         """A number per node: its time, or the number of its group."""
         table = self._tables["nodes"]
+        values = table.read([name])[name]
         if role == "group":
-            values = without_markers(table.read([name])[name], markers).dictionary_encode()
+            values = without_markers(values, markers).dictionary_encode()
             codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
-        column = identifier(name)
-        if table.types[name] == "VARCHAR":
-            column = f"CASE WHEN trim({column}) NOT IN ({', '.join(map(literal, ('', *markers)))}) THEN {column} END"
-        for cast in (f"TRY_CAST({column} AS DOUBLE)", f"epoch_us(TRY_CAST({column} AS TIMESTAMP))"):
-            if table.types[name] != "VARCHAR" and ("DOUBLE" in cast) == table.types[name].startswith(("DATE", "TIME")):
-                continue
-            [[unread]] = table.query("count(*)", f"{column} IS NOT NULL AND {cast} IS NULL")
-            if not unread:
-                rows = table.query(f"CAST({cast} AS DOUBLE)")
-                return np.array([np.nan if value is None else value for (value,) in rows])
+        cells = Cells(values, pa.array(["", *markers], pa.large_string()))
+        for numbers, read in (cells.numbers(), cells.dates()):
+            if np.array_equal(read, cells.filled):
+                return np.where(read, numbers, np.nan)
         raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
 
     # what a column is for
