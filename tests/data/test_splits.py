@@ -147,7 +147,7 @@ def test_store_gives_back_the_split(tmp_path: Path, six: Any) -> None:
 def test_a_split_by_time(tmp_path: Path, form: str) -> None:
     """From the oldest to the newest; dates of a CSV may be written in several ways, and a missing one is in no part."""
     edges, days = np.array([range(9), range(1, 10)]), [3, 1, 2, 5, 4, None, 8, 6, 7, 9]
-    texts = ["NA" if day is None else f"2024-01-{day:02d}" if day % 2 else f"2024/1/{day}" for day in days]
+    texts = ["NA" if day is None else f"2024-01-{day:02d}" if day % 2 else f"2024/01/{day:02d}" for day in days]
     dates = [None if day is None else datetime.date(2024, 1, day) for day in days]
     labels = list("abababcabc")
     for column in ("day", "number"):

@@ -258,9 +258,9 @@ def hash_words(offsets: Any, data: Any, valid: Any, known: Any, places: Any, out
                     out[i, place] += -1.0 if word >> np.uint64(63) else 1.0
                 state = _OFFSET
         square = 0.0
-        for place in range(out.shape[1]):
-            square += np.float64(out[i, place]) * np.float64(out[i, place])
+        for column in range(out.shape[1]):
+            square += np.float64(out[i, column]) * np.float64(out[i, column])
         if square > 0.0:
             norm = np.sqrt(square)
-            for place in range(out.shape[1]):
-                out[i, place] = out[i, place] / norm
+            for column in range(out.shape[1]):
+                out[i, column] = out[i, column] / norm
