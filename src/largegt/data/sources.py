@@ -246,7 +246,7 @@ class FileSource:
 
     def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool = False) -> Source:
         """The source, ready to be read. Tables are copied into the folder `scratch` once, as Parquet. Edges in local
-        Parquet files stay where they are; with `apart`, so do edges in all files, because workers read them in parts."""
+        Parquet files stay where they are; with `apart`, all edges in files do, because workers read them in parts."""
         markers, edges = config.missing_markers, self.edges
         for name, table in self._tables.items():
             table.stage(scratch / f"{name}.parquet", list(dict.fromkeys(self._wanted[name])), memory, threads)
