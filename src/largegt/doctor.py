@@ -36,7 +36,7 @@ EXTRAS = {
 }
 """Of each extra, the package that it brings and what for."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
-_NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "lightning", "torchmetrics", "typer", "rich",
+_NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "torchmetrics", "typer", "rich",
            "safetensors", "xxhash", "matplotlib", "tensorboard")  # fmt: skip
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")

@@ -20,10 +20,10 @@ from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
+from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import evaluate, evaluate_prepared, majority_scores
 from largegt.training.loop import train
 from largegt.training.run import Run
-from largegt.training.setup import make_fabric
 from run_helpers import (
     easy_store,
     final,
@@ -409,7 +409,7 @@ def test_evaluate_is_what_the_loop_said(done: Run, prepared: Prepared) -> None:
     assert evaluate(str(done.path)) == done.metrics["test"]
     model, head = done.load_model(prepared), done.head(prepared)
     assert (
-        evaluate_prepared(make_fabric(done.config.train), model, done.config.train, prepared, "test", head)
+        evaluate_prepared(make_accelerator(done.config.train), model, done.config.train, prepared, "test", head)
         == done.metrics["test"]
     )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import torch
-from lightning.fabric.plugins import Precision
 from pydantic import Field, TypeAdapter
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from ..errors import FormatError, disk_errors, first_line
 from ..io.atomic import require_space
@@ -42,18 +42,17 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     average: WeightAverage | None = None,
-    precision: Precision | None = None,
+    scaler: GradScaler | None = None,
 ) -> None:
-    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one. `precision` is Fabric's:
-    that of 16-mixed holds the scale of the gradients."""
+    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
     with disk_errors(path, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
-        if precision is not None:
-            state["precision"] = precision.state_dict()
+        if scaler is not None:
+            state["scaler"] = scaler.state_dict()
         try:
             _save(state, partial)
             put(path.parents[1], partial, path)
@@ -112,7 +111,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     average: WeightAverage | None = None,
-    precision: Precision | None = None,
+    scaler: GradScaler | None = None,
 ) -> Progress:
     """Restore all of them; no code is run from the file. Of the optimizer only its moments are read: its settings are
     those of the run's configuration, and how it runs is the device's."""
@@ -127,8 +126,8 @@ def load_checkpoint(
         _check_moments(optimizer)
         if average is not None:
             average.load_state_dict(state["average"])
-        if precision is not None and state["precision"]:  # empty where it was written in another precision
-            precision.load_state_dict(state["precision"])
+        if scaler is not None and state["scaler"]:  # empty where it was written in another precision
+            scaler.load_state_dict(state["scaler"])
         return TypeAdapter(Progress).validate_python(state["progress"])
     except Exception as error:
         raise FormatError(

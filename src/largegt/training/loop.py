@@ -1,4 +1,4 @@
-"""The training loop: one page, on Lightning Fabric (devices and precision), for every model.
+"""The training loop: one page, for every model.
 
 Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
 train and valid splits; the test split is read by `evaluate` alone, once, with the weights that were best on valid.
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 
 from ..config import Config, TableConfig, TrainConfig
@@ -42,6 +41,7 @@ from ..text import quoted
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
+from .accelerator import Accelerator, check_precision, make_accelerator
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import put, put_text
@@ -54,17 +54,13 @@ from .run import Run, store_to_train_on
 from .setup import (
     Loader,
     build_model,
-    check_precision,
     is_worth_compiling,
-    make_fabric,
     make_loader,
     make_optimizer,
     num_draws,
-    over_ranks,
-    precision_of,
     set_learning_rate,
 )
-from .step import SealedModel, TrainingStep
+from .step import TrainingStep
 from .views import views_for
 from .weight_average import WeightAverage
 
@@ -118,8 +114,8 @@ def _train_into(
 ) -> Run:  # fmt: skip
     """Prepare what is missing, make the run folder or go on in it."""
     show = progress if progress and ranks.is_first else silent
-    fabric = make_fabric(config.train, ranks)
-    check_place(config.tokens.table, fabric.device)
+    accelerator = make_accelerator(config.train, ranks)
+    check_place(config.tokens.table, accelerator.device)
     with ranks.in_turn():
         prepared = (
             data
@@ -136,25 +132,24 @@ def _train_into(
             _tidy(out, overwrite)
         with ranks.in_turn():
             run = Run.create(out, config, store) if ranks.is_first else Run.open(out)
-        return _train(fabric, run, store, prepared, head, monitor, sign, show, watch, score_test, ranks)
+        return _train(accelerator, run, store, prepared, head, monitor, sign, show, watch, score_test, ranks)
 
 
 def _train(
-    fabric: Fabric, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, monitor: str, sign: float,
-    show: Show, watch: Watch | None, score_test: bool, ranks: Ranks,
+    accelerator: Accelerator, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, monitor: str,
+    sign: float, show: Show, watch: Watch | None, score_test: bool, ranks: Ranks,
 ) -> Run:  # fmt: skip
     config = run.config.train
     torch.manual_seed(config.seed)
     model = build_model(run.config.model, prepared)
-    device = fabric.device
+    device = accelerator.device
+    network = accelerator.distribute(model)
     optimizer = make_optimizer(model, config, device)
-    sealed, optimizer = fabric.setup(over_ranks(SealedModel(model), ranks, device), optimizer)
     average = WeightAverage(model, config.weight_average) if config.weight_average else None
     checkpoint = run.path / "checkpoints" / "last.pt"
     state = Progress()
-    precision = fabric.strategy.precision
     if checkpoint.exists():
-        state = load_checkpoint(checkpoint, model, optimizer, device, average, precision)
+        state = load_checkpoint(checkpoint, model, optimizer, device, average, accelerator.scaler)
     loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, store), ranks=ranks)
     train_rows = prepared.split_rows("train")
     valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
@@ -166,7 +161,7 @@ def _train(
         sizes = {size + views.num_others for size in ranks.shares(config.batch_size)}
         model.compile_for({*sizes, nodes_at_once(loader, config)})
     step = TrainingStep(
-        fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks, views.num_others
+        accelerator, network, optimizer, head, config, bool(model.compiled_sizes), average, views.num_others
     )  # fmt: skip
     budget_s = seconds(config.budget) if config.budget else math.inf
     if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
@@ -201,14 +196,14 @@ def _train(
                 rows = order[start : start + config.batch_size]
                 before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
                 what = f"the loss of step {bad + 1}"
-                raise _not_a_number(what, run, prepared, state, views.loader_of(epoch), rows, device, before)
+                raise _not_a_number(what, run, prepared, state, views.loader_of(epoch), rows, accelerator, before)
             train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
             train_s = time.perf_counter() - epoch_start
             with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
-                valid = score_rows(model, [loader], valid_rows, config, head, fabric, ranks=ranks)
+                valid = score_rows(model, [loader], valid_rows, config, head, accelerator)
                 if not math.isfinite(train_loss + valid.get("loss", 0.0)):
                     what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
-                    raise _not_a_number(what, run, prepared, state, loader, valid_rows, device)
+                    raise _not_a_number(what, run, prepared, state, loader, valid_rows, accelerator)
                 if valid and monitor not in valid:
                     if ranks.is_first:
                         warnings.warn(f"{monitor} is undefined on the validation nodes, which are all of one class: "
@@ -228,12 +223,12 @@ def _train(
                     watch(model, state.epoch, state.elapsed_s)
             is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
             if ranks.is_first and (is_due or state.best_epoch == state.epoch):  # weights and state never disagree
-                save_checkpoint(checkpoint, model, optimizer, state, average, precision)
+                save_checkpoint(checkpoint, model, optimizer, state, average, accelerator.scaler)
             ranks.wait()  # for the first one to have written
     finally:
         log.close()
         views.close()
-    _finish(fabric, run, prepared, loader, head, state, log.history, score_test, ranks)
+    _finish(accelerator, run, prepared, loader, head, state, log.history, score_test, ranks)
     return run
 
 
@@ -250,17 +245,16 @@ def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, 
 
 
 def _not_a_number(
-    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array, device: torch.device,
-    before: Array | None = None,
+    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array,
+    accelerator: Accelerator, before: Array | None = None,
 ) -> ConfigError:  # fmt: skip
     """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
     showed it, those of the steps just `before` may have caused it."""
     config = run.config.train
-    precision = precision_of(config, device.type) if device.type == "cuda" else ""  # no fp16 on a CPU
     shown, earlier = (
         loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
     )
-    cause = likely_cause(config, precision, prepared, shown, earlier)
+    cause = likely_cause(config, accelerator.precision, prepared, shown, earlier)
     kept = "no epoch was finished: start anew with --overwrite"
     if state.epoch:
         kept = (
@@ -271,7 +265,7 @@ def _not_a_number(
 
 
 def _finish(
-    fabric: Fabric, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
+    accelerator: Accelerator, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
     history: list[dict[str, Any]], score_test: bool, ranks: Ranks,
 ) -> None:  # fmt: skip
     """Score the best weights on valid, as while training, and where wanted, for the first time, on test; write them."""
@@ -290,11 +284,11 @@ def _finish(
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
         "draws": draws,
         "devices": ranks.size,
-        "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader, ranks=ranks),
+        "valid": evaluate_prepared(accelerator, best, run.config.train, prepared, "valid", head, loader),
         "test": {},
     }
     if score_test:
-        final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws, ranks)
+        final["test"] = evaluate_prepared(accelerator, best, run.config.train, prepared, "test", head, loader, draws)
     if ranks.is_first:
         put_text(run.path, run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
     ranks.wait()
