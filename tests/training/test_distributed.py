@@ -105,7 +105,7 @@ def _trained(store: GraphStore, folder: Path, name: str) -> list[str]:
 
     def step(self: TrainingStep, *args: Any) -> None:
         real_step(self, *args)
-        state = self.own_model.state_dict().values()
+        state = self.model.state_dict().values()
         digests.append(hashlib.sha256(b"".join(value.numpy().tobytes() for value in state)).hexdigest())
 
     def save(path: Path, model: Any, optimizer: Any, state: Any, *rest: Any) -> None:

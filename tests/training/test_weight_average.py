@@ -111,7 +111,7 @@ def test_what_is_scored_kept_and_watched_is_the_average(
     real = TrainingStep.__call__
 
     def spy(self: TrainingStep, *args: Any) -> None:
-        model = self.model.module.model
+        model = self.model
         if not weights:
             weights.append(weights_of(model))
         assert all(np.array_equal(now, weights[-1][name]) for name, now in weights_of(model).items()), "raw weights"
