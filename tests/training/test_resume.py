@@ -63,7 +63,7 @@ def same(one: Path, other: Path) -> None:
         (loop, "save_weights", 2),  # before the best weights
         (RunLog, "add", 5),  # between weights and log
         (loop, "save_checkpoint", 2),  # between log and checkpoint
-        (loop, "_finish", 1),  # after the last epoch
+        (loop.Trainer, "finish", 1),  # after the last epoch
     ],
 )
 def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(

@@ -153,7 +153,7 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
         (loop, "score_rows", 3),  # with the averaged weights in place
         (loop, "save_weights", 2),
         (loop, "save_checkpoint", 2),
-        (loop, "_finish", 1),
+        (loop.Trainer, "finish", 1),
     ],
 )
 def test_a_resumed_run_has_the_same_bits(

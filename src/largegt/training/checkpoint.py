@@ -1,12 +1,11 @@
 """Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
 
-Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch). A checkpoint replaces the
-one before in a single step, once it is on the disk: there is always a whole one.
+Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -17,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..errors import FormatError, disk_errors, first_line
 from ..io.atomic import require_space
-from .checksums import check_file, put
+from .checksums import check_file
 from .weight_average import WeightAverage
 
 
@@ -27,7 +26,8 @@ class Progress:
 
     epoch: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Epochs finished."""
-    best_score: float | None = None
+    best_valid: dict[str, float] = field(default_factory=dict)
+    """Scores of the best epoch on valid; empty where there is nothing to validate on."""
     best_epoch: int = 0
     stale_epochs: int = 0
     """Epochs since the best."""
@@ -44,20 +44,15 @@ def save_checkpoint(
     average: WeightAverage | None = None,
     scaler: GradScaler | None = None,
 ) -> None:
-    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one."""
-    with disk_errors(path, checkpoint_bytes(model, average)):
+    """Write the whole state of a training to a file."""
+    with disk_errors(path.parent, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
         if scaler is not None:
             state["scaler"] = scaler.state_dict()
-        try:
-            _save(state, partial)
-            put(path.parents[1], partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        _save(state, path)
 
 
 def checkpoint_bytes(model: nn.Module, average: WeightAverage | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Evaluate: scores of a model over a split. The only reader of the test split.
+"""Evaluate: scores of a model over a split.
 
 Enters: a run folder (its best weights) and a split. Leaves: `{"loss": …, "accuracy": …}`.
 """
@@ -28,7 +28,7 @@ from ..types import Array, PathLike
 from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_loader, make_loaders, with_draws
+from .setup import Loader, make_loaders
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -67,26 +67,6 @@ def evaluate(
             f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
         )
     return scores
-
-
-def evaluate_prepared(
-    accelerator: Accelerator,
-    model: NodeModel,
-    config: TrainConfig,
-    prepared: Prepared,
-    split: str,
-    head: TaskHead,
-    loader: Loader | None = None,
-    draws: int = 1,
-) -> dict[str, float]:
-    """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
-    laying out the token table once more."""
-    model = model.to(accelerator.device)
-    loader = loader or make_loader(prepared, model, config, accelerator.device)
-    rows, store = prepared.split_rows(split), prepared.store()
-    rows = accelerator.ranks.batches_of(rows, config.eval_batch_size)
-    loaders = with_draws(loader, prepared, model, config, store, rows, draws)
-    return score_rows(model, loaders, rows, config, head, accelerator)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
