@@ -24,7 +24,8 @@ import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.prepare.prepared import Prepared
 from largegt.threads import num_threads
-from largegt.training.setup import build_model, make_fabric, make_loader
+from largegt.training.accelerator import make_accelerator
+from largegt.training.setup import build_model, make_loader
 
 
 def seeds_per_s(batches: Iterator[Any], device: torch.device) -> float:
@@ -67,11 +68,11 @@ def measured(name: str, args: argparse.Namespace) -> str:
     overrides = ["prepare.positions.method=projection", f"train.epochs={args.epochs}", "train.inference=sampled"]
     config = lg.Config.from_recipe(f"ogbn-products-{name}", [*overrides, *args.overrides])
     prepared: Prepared = lg.prepare(args.out / "store", config.preparation)
-    fabric = make_fabric(config.train)
+    accelerator = make_accelerator(config.train)
     model = build_model(config.model, prepared)
-    loader = make_loader(prepared, model, config.train, fabric.device, config.tokens.table)
+    loader = make_loader(prepared, model, config.train, accelerator.device, config.tokens.table)
     rows = prepared.split_rows("train")
-    drawn = seeds_per_s(loader.batches(rows, config.train.batch_size, 0, 0), fabric.device)
+    drawn = seeds_per_s(loader.batches(rows, config.train.batch_size, 0, 0), accelerator.device)
     run = lg.train(prepared, config, args.out / name, overwrite=True)
     trained = len(rows) / min(entry["train_s"] for entry in run.history[1:])
     words = f"{name}: drawn {drawn:,.0f} seeds/s, trained {trained:,.0f} seeds/s, batches of {config.train.batch_size}"

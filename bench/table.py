@@ -21,8 +21,9 @@ import torch
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.tokens import table as table_module
+from largegt.training.accelerator import make_accelerator
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
+from largegt.training.setup import build_model, make_loader, make_optimizer
 
 
 def prepared_graph(args: argparse.Namespace, config: lg.Config) -> Path:
@@ -41,8 +42,8 @@ class Bench:
     """One model, trained from tables in different places."""
 
     def __init__(self, path: Path, config: lg.Config) -> None:
-        self.path, self.config, self.fabric = path, config, make_fabric(config.train)
-        self.device = self.fabric.device
+        self.path, self.config, self.accelerator = path, config, make_accelerator(config.train)
+        self.device = self.accelerator.device
         prepared = lg.Prepared.open(path)
         self.head = TaskHead.for_training(prepared, config.train)
         self.model = build_model(config.model, prepared).to(self.device)
@@ -54,7 +55,7 @@ class Bench:
         return prepared, make_loader(prepared, self.model, self.config.train, self.device, place)
 
     def step(self, batch: Any) -> None:
-        with self.fabric.autocast():
+        with self.accelerator.autocast():
             output = self.model(batch)
         self.optimizer.zero_grad()
         self.head.loss(output.logits, batch.labels).backward()

@@ -34,9 +34,10 @@ from torch.nn import functional as F
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.prepare.prepared import Prepared
+from largegt.training.accelerator import make_accelerator
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
-from largegt.training.step import SealedModel, TrainingStep
+from largegt.training.setup import build_model, make_loader, make_optimizer
+from largegt.training.step import TrainingStep
 
 RECIPES = {
     "ogbn-products": "ogbn-products-largegt-full",
@@ -91,17 +92,16 @@ class Bare:
 
     def __init__(self, prepared: Prepared, config: lg.Config) -> None:
         self.prepared, self.config = prepared, config
-        self.fabric = make_fabric(config.train)
-        self.device = self.fabric.device
+        self.accelerator = make_accelerator(config.train)
+        self.device = self.accelerator.device
         torch.manual_seed(0)
         self.model = build_model(config.model, prepared).to(self.device).train()
         if config.train.compile == "yes":
             self.model.compile_for({config.train.batch_size, config.train.eval_batch_size})
         self.head = TaskHead.for_training(prepared, config.train)
         self.optimizer = make_optimizer(self.model, config.train, self.device)
-        sealed, optimizer = self.fabric.setup(SealedModel(self.model), self.optimizer)
         record = config.train.compile == "yes"
-        self.step = TrainingStep(self.fabric, sealed, optimizer, self.head, config.train, record)
+        self.step = TrainingStep(self.accelerator, self.model, self.optimizer, self.head, config.train, record)
         self.loader = make_loader(prepared, self.model, config.train, self.device, config.tokens.table)
         self.rows = prepared.split_rows("train")
 
@@ -125,7 +125,7 @@ class Bare:
             wait(self.device)
             begin = time.perf_counter()
             for batch in self.loader.batches(rows, size):
-                with self.fabric.autocast():
+                with self.accelerator.autocast():
                     self.model(batch)
             wait(self.device)
             elapsed_s = time.perf_counter() - begin
@@ -136,14 +136,14 @@ class Bare:
         size = self.config.train.batch_size
         rows = torch.from_numpy(self.rows[:size]).to(self.loader.table.device)
         batch = self.loader.gather(rows)
-        model, fabric = self.model, self.fabric
+        model, accelerator = self.model, self.accelerator
 
         def forward() -> Any:
-            with fabric.autocast():
+            with accelerator.autocast():
                 return model(batch)
 
         def local(backward: bool) -> None:
-            with fabric.autocast():
+            with accelerator.autocast():
                 out = model.local_module(batch.tokens, batch.multiplicity)  # type: ignore[union-attr,operator]
             if backward:
                 out.float().sum().backward()

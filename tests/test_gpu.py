@@ -195,9 +195,10 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
+    from largegt.training.accelerator import make_accelerator
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
-    from largegt.training.step import SealedModel, TrainingStep
+    from largegt.training.setup import build_model, make_loader, make_optimizer
+    from largegt.training.step import TrainingStep
 
     config = lg.Config.from_recipe(
         "plain",
@@ -207,13 +208,13 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     found = []
     for record in (False, True):
         torch.manual_seed(0)
-        fabric = make_fabric(config.train)
+        accelerator = make_accelerator(config.train)
         model = build_model(config.model, prepared)
-        optimizer = make_optimizer(model, config.train, fabric.device)
-        sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+        network = accelerator.distribute(model)
+        optimizer = make_optimizer(model, config.train, accelerator.device)
         head = TaskHead.for_training(prepared, config.train)
-        step = TrainingStep(fabric, sealed, wrapped, head, config.train, record)
-        loader = make_loader(prepared, model, config.train, fabric.device)
+        step = TrainingStep(accelerator, network, optimizer, head, config.train, record)
+        loader = make_loader(prepared, model, config.train, accelerator.device)
         torch.manual_seed(1)
         for batch in loader.batches(prepared.split_rows("train"), 25, 0):
             step([batch])
@@ -304,23 +305,24 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
+    from largegt.training.accelerator import make_accelerator
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
-    from largegt.training.step import SealedModel, TrainingStep
+    from largegt.training.setup import build_model, make_loader, make_optimizer
+    from largegt.training.step import TrainingStep
     from largegt.training.weight_average import WeightAverage
 
     decay = 0.5
     config = lg.Config.from_recipe("plain", ["model.hidden=32", "train.batch_size=12", "train.device=cuda"])
     torch.manual_seed(0)
-    fabric = make_fabric(config.train)
+    accelerator = make_accelerator(config.train)
     model = build_model(config.model, prepared)
-    optimizer = make_optimizer(model, config.train, fabric.device)
-    sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+    network = accelerator.distribute(model)
+    optimizer = make_optimizer(model, config.train, accelerator.device)
     model.compile_for({12, 100})
     average = WeightAverage(model, decay)
     head = TaskHead.for_training(prepared, config.train)
-    step = TrainingStep(fabric, sealed, wrapped, head, config.train, True, average)
-    loader = make_loader(prepared, model, config.train, fabric.device)
+    step = TrainingStep(accelerator, network, optimizer, head, config.train, True, average)
+    loader = make_loader(prepared, model, config.train, accelerator.device)
     expected = [parameter.detach().cpu().double() for parameter in model.parameters()]
     steps = 0
     for epoch in range(2):
@@ -336,7 +338,7 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
             for found, mean in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(found.cpu().double(), mean, rtol=1e-4, atol=1e-6)
             for batch in loader.batches(prepared.split_rows("valid")[:100], 100):
-                with fabric.autocast():
+                with accelerator.autocast():
                     model(batch)
         assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
         model.train()

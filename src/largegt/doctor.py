@@ -36,8 +36,8 @@ EXTRAS = {
 }
 """Of each extra, the package that it brings and what for."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
-_NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "lightning", "torchmetrics", "typer", "rich",
-           "safetensors", "xxhash", "matplotlib", "tensorboard")  # fmt: skip
+_NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "typer", "rich", "safetensors", "xxhash",
+           "matplotlib", "tensorboard")  # fmt: skip
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CGROUP = Path("/sys/fs/cgroup")

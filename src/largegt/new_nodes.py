@@ -58,9 +58,10 @@ from .ranks import ALONE
 from .threads import num_threads
 from .tokens.loader import TokenLoader
 from .tokens.local_labels import LocalLabels
+from .training.accelerator import make_accelerator
 from .training.evaluate import averaged_logits
 from .training.run import Run
-from .training.setup import make_fabric, make_loader, num_draws
+from .training.setup import make_loader, num_draws
 from .types import Array, PathLike
 
 MakeRows = Callable[[Array], Array]
@@ -159,8 +160,8 @@ class NewNodes:
         self.graph = _extended(additions, memory_budget(memory))
         self.prepared = run.prepared(self.show, memory=memory, store=self.store)
         self.engine = Engine(memory_budget(memory))
-        self.fabric = make_fabric(config)
-        self.model = run.load_model(self.prepared).to(self.fabric.device).eval()
+        self.accelerator = make_accelerator(config)
+        self.model = run.load_model(self.prepared).to(self.accelerator.device).eval()
         self.head = run.head(self.prepared)
         self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table
         self.reads_positions = run.config.model.name not in _WITHOUT_POSITIONS
@@ -206,14 +207,14 @@ class NewNodes:
         rows = np.arange(len(nodes))
         with TemporaryDirectory(prefix="largegt-") as folder:
             prepared, drawn = self.prepared_rows(nodes, Path(folder) / "rows")
-            loader = make_loader(prepared, self.model, self.config, self.fabric.device, self.place, self.store)
+            loader = make_loader(prepared, self.model, self.config, self.accelerator.device, self.place, self.store)
             assert isinstance(loader, TokenLoader)
             if self.local_labels is not None:
                 loader = replace(loader, local_labels=self._labels_of(prepared, loader.table.device))
             others = [replace(loader, table=loader.table.with_local_rows(rows, *draw)) for draw in drawn]
             logits = [
                 part for _, part, _ in averaged_logits(
-                    self.model, [loader, *others], rows, self.config, self.head, self.fabric
+                    self.model, [loader, *others], rows, self.config, self.head, self.accelerator
                 )
             ]  # fmt: skip
         return decided(self.head.probabilities(torch.cat(logits)), self.every).cpu().numpy()

@@ -39,10 +39,11 @@ from .ranks import Ranks
 from .streams import pinned_buffer
 from .text import quoted
 from .tokens.rows import is_worth_reusing, with_rows
+from .training.accelerator import make_accelerator
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
+from .training.setup import Loader, is_worth_compiling, make_loader, num_draws, with_draws
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -183,9 +184,9 @@ class Prediction:
         """The nodes that were named, in that order."""
         if ids is not None:
             self.nodes = self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
-        self.fabric = make_fabric(config, self.ranks)
+        self.accelerator = make_accelerator(config, self.ranks)
         self.model, self.head = self.opened_model(opened, prepared)
-        self.model = self.model.to(self.fabric.device)
+        self.model = self.model.to(self.accelerator.device)
         self.every = all_probabilities or self.store.task in ("multilabel", "regression")
         self.all_probabilities = all_probabilities
         self.width = self.row_width()
@@ -204,12 +205,12 @@ class Prediction:
         self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
         """The places among `rows` that are this rank's."""
         place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
-        where, device_used = "auto" if place == "gpu" else place, self.fabric.device
+        where, device_used = "auto" if place == "gpu" else place, self.accelerator.device
         self.loader = self._reusing(
             make_loader(prepared, self.model.eval(), config, device_used, where, self.store), memory
         )
         at_once = nodes_at_once(self.loader, config)
-        if is_worth_compiling(config, self.fabric.device, len(self.own) // at_once):
+        if is_worth_compiling(config, self.accelerator.device, len(self.own) // at_once):
             self.model.compile_for({at_once})
 
     def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
@@ -228,7 +229,7 @@ class Prediction:
         if self.config.reuse == "auto" and not is_worth_reusing(loader, len(self.rows) * draws):
             return loader
         limit = {} if memory is None else {"limit_bytes": memory_budget(memory)}
-        return with_rows(loader, self.model, self.fabric.autocast(), **limit)
+        return with_rows(loader, self.model, self.accelerator.autocast(), **limit)
 
     def tables(self, folder: Path) -> Iterator[pa.Table]:
         """Predictions group by group, in order: on the first rank, those of all. Others keep theirs in `folder` until
@@ -277,7 +278,7 @@ class Prediction:
             self.show(stage, part.start - self.own.start + done, len(self.own))
 
         for _, logits, _ in averaged_logits(
-            self.model, loaders, rows, self.config, self.head, self.fabric, show, "predict"
+            self.model, loaders, rows, self.config, self.head, self.accelerator, show, "predict"
         ):
             yield logits
 

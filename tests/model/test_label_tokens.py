@@ -19,9 +19,10 @@ from largegt.model.largegt import LargeGT
 from largegt.model.local_module import LocalModule, Told
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
+from largegt.training.accelerator import make_accelerator
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer
-from largegt.training.step import SealedModel, TrainingStep
+from largegt.training.setup import build_model, make_loader, make_optimizer
+from largegt.training.step import TrainingStep
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
@@ -278,16 +279,15 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
             "train.learning_rate=1e-3", *more,
         )  # fmt: skip
         torch.manual_seed(0)
-        fabric = make_fabric(config.train)
+        accelerator = make_accelerator(config.train)
         model = build_model(config.model, prepared)
-        optimizer = make_optimizer(model, config.train, fabric.device)
-        sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
+        network = accelerator.distribute(model)
+        optimizer = make_optimizer(model, config.train, accelerator.device)
         if compiles and device == "cuda":
             model.compile_for({10})
-        step = TrainingStep(
-            fabric, sealed, wrapped, TaskHead.for_training(prepared, config.train), config.train, device == "cuda"
-        )
-        loader = make_loader(prepared, model, config.train, fabric.device)
+        head = TaskHead.for_training(prepared, config.train)
+        step = TrainingStep(accelerator, network, optimizer, head, config.train, device == "cuda")
+        loader = make_loader(prepared, model, config.train, accelerator.device)
         assert isinstance(loader, TokenLoader)
         for epoch in range(3):
             for batch in loader.batches(prepared.split_rows("train"), 10, 0, epoch):

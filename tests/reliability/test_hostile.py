@@ -404,7 +404,7 @@ def test_every_string_in_a_table_or_figure_is_only_shown(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"epoch": "two"}, {"epoch": -1}, {"epoch": [1]}, {"best_score": "high"}, {"elapsed_s": None}, {"stopped": 3},
+        {"epoch": "two"}, {"epoch": -1}, {"epoch": [1]}, {"best_valid": "high"}, {"elapsed_s": None}, {"stopped": 3},
         {"stale_epochs": 2.5},
     ],
 )  # fmt: skip

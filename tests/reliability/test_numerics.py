@@ -24,6 +24,7 @@ from largegt.ranks import ALONE
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import token_batches
 from largegt.training import loop
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.numerics import Losses, about_steps, likely_cause, num_spikes
@@ -291,7 +292,8 @@ def test_a_prediction_that_is_no_number_is_no_label(tmp_path: Path) -> None:
     weights = run.load_model(run.prepared())
     with torch.no_grad():
         next(weights.parameters()).fill_(torch.nan)
-    loop.save_weights(run.path / "model.safetensors", weights)
+    with replacing(run.path) as folder:
+        loop.save_weights(folder / "model.safetensors", weights)
     assert "since its weights are not: train it again" in refusal(lambda: predict(run, tmp_path / "p.csv"))
     assert "names the first node" in refusal(lambda: evaluate(run, "train"))
 

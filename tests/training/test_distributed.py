@@ -34,7 +34,7 @@ from largegt.model.largegt import BatchNorm
 from largegt.predict import predict
 from largegt.ranks import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
 from largegt.training import loop
-from largegt.training.checksums import put
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.loop import train
@@ -105,12 +105,12 @@ def _trained(store: GraphStore, folder: Path, name: str) -> list[str]:
 
     def step(self: TrainingStep, *args: Any) -> None:
         real_step(self, *args)
-        state = self.own_model.state_dict().values()
+        state = self.model.state_dict().values()
         digests.append(hashlib.sha256(b"".join(value.numpy().tobytes() for value in state)).hexdigest())
 
     def save(path: Path, model: Any, optimizer: Any, state: Any, *rest: Any) -> None:
         real_save(path, model, optimizer, state, *rest)
-        shutil.copy(path, path.parent.parent / f"epoch{state.epoch}.pt")
+        shutil.copy(path, folder / name / f"epoch{state.epoch}.pt")
 
     TrainingStep.__call__, loop.save_checkpoint = step, save  # type: ignore[method-assign]
     try:
@@ -357,7 +357,9 @@ def test_a_checkpoint_of_one_goes_on_on_two(ones: Path, twos: Path) -> None:
 
 def test_a_checkpoint_of_two_goes_on_on_one(store: GraphStore, ones: Path, twos: Path, tmp_path: Path) -> None:
     shutil.copytree(twos / "layer", tmp_path / "run")
-    put(tmp_path / "run", tmp_path / "run" / "epoch1.pt", tmp_path / "run" / "checkpoints" / "last.pt")
+    with replacing(tmp_path / "run") as folder:
+        (folder / "checkpoints").mkdir()
+        shutil.move(tmp_path / "run" / "epoch1.pt", folder / "checkpoints" / "last.pt")
     train(store, config_of("layer"), tmp_path / "run", resume=True)
     close(history(ones / "layer"), history(tmp_path / "run"), "train", 2e-5)
     assert final(tmp_path / "run")["devices"] == 1

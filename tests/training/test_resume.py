@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision
 
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
+from largegt.training.accelerator import Accelerator
 from largegt.training.evaluate import evaluate
 from largegt.training.log import RunLog
 from largegt.training.loop import train
@@ -64,7 +63,7 @@ def same(one: Path, other: Path) -> None:
         (loop, "save_weights", 2),  # before the best weights
         (RunLog, "add", 5),  # between weights and log
         (loop, "save_checkpoint", 2),  # between log and checkpoint
-        (loop, "_finish", 1),  # after the last epoch
+        (loop.Trainer, "finish", 1),  # after the last epoch
     ],
 )
 def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(
@@ -100,14 +99,14 @@ def test_a_run_killed_twice(prepared: Prepared, alone: Run, tmp_path: Path, monk
 def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float16 on the CPU, which Fabric has no option for. Gradients overflow until their scale has shrunk, and those
+    """In float16 on the CPU, which no setting asks for. Gradients overflow until their scale has shrunk, and those
     steps are skipped: a resumed run that begins with the first scale would skip them again."""
 
-    def in_float16(*_: Any) -> Fabric:
+    def in_float16(*_: Any) -> Accelerator:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4)
-        return Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler))
+        return Accelerator(torch.device("cpu"), "16-mixed", scaler)
 
-    monkeypatch.setattr(loop, "make_fabric", in_float16)
+    monkeypatch.setattr(loop, "make_accelerator", in_float16)
     config = small("train.epochs=4")
     alone = train(prepared, config, tmp_path / "alone")
     with stopped_at(loop, "score_rows", 3):

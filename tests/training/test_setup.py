@@ -17,10 +17,10 @@ from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
-from largegt.training import setup
+from largegt.training.accelerator import check_precision, make_accelerator, precision_of
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
-from largegt.training.setup import build_model, make_fabric, make_loader, make_optimizer, set_learning_rate
+from largegt.training.setup import build_model, make_loader, make_optimizer, set_learning_rate
 from run_helpers import easy_store, history, one_thread, small  # noqa: F401
 
 
@@ -109,16 +109,16 @@ def test_distinct_is_chosen_by_the_device(prepared: Prepared) -> None:
         assert loader.distinct is expected
 
 
-def test_fabric_on_the_cpu() -> None:
-    fabric = make_fabric(TrainConfig(device="cpu"))
-    assert fabric.device.type == "cpu"
-    with fabric.autocast():
+def test_accelerator_on_the_cpu() -> None:
+    accelerator = make_accelerator(TrainConfig(device="cpu"))
+    assert accelerator.device.type == "cpu"
+    with accelerator.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 @pytest.mark.usefixtures("bfloat16_cpu")
 def test_bfloat16_on_the_cpu() -> None:
-    with make_fabric(TrainConfig(device="cpu", precision="bf16-mixed")).autocast():
+    with make_accelerator(TrainConfig(device="cpu", precision="bf16-mixed")).autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
@@ -129,7 +129,7 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 def test_auto_is_float32_on_every_cpu(use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path) -> None:
     """Also where bfloat16 works and is faster, and for a wide model."""
     use_probe(WORKS)
-    assert setup.precision_of(TrainConfig(), "cpu") == "32-true"
+    assert precision_of(TrainConfig(), "cpu") == "32-true"
     settings = ["model.hidden=128", "train.epochs=1", "train.device=cpu"]
     runs = [
         train(prepared, Config.from_recipe("plain", [*settings, f"train.precision={precision}"]), tmp_path / precision)
@@ -144,7 +144,7 @@ def test_bfloat16_is_refused_where_it_does_not_work(
     precision: Any, use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path
 ) -> None:
     use_probe(WORKS)
-    assert setup.precision_of(TrainConfig(precision=precision), "cpu") == precision
+    assert precision_of(TrainConfig(precision=precision), "cpu") == precision
     use_probe(DIES)
     config = Config.from_recipe("plain", ["train.device=cpu", f"train.precision={precision}"])
     with pytest.raises(ConfigError, match=rf"{precision} .* by SIGILL .* use --set train\.precision=32-true") as caught:
@@ -152,7 +152,7 @@ def test_bfloat16_is_refused_where_it_does_not_work(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists(), "refused before anything is written"
     for allowed in ("auto", "32-true"):
-        setup.check_precision(TrainConfig(device="cpu", precision=allowed))
+        check_precision(TrainConfig(device="cpu", precision=allowed))
 
 
 def test_a_run_in_bfloat16_is_evaluated_in_float32_where_that_does_not_work(

@@ -6,28 +6,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.plugins import MixedPrecision
+from torch.amp import GradScaler
 
 from largegt.errors import FormatError
 from largegt.prepare.pipeline import prepare
 from largegt.tokens.loader import token_batches
+from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_fabric, make_optimizer, set_learning_rate
-from largegt.training.step import SealedModel, TrainingStep
+from largegt.training.setup import build_model, make_optimizer, set_learning_rate
+from largegt.training.step import TrainingStep
 from run_helpers import easy_store, small
 
 
 def test_losses_are_summed_over_nodes_and_weights_move(tmp_path: Path) -> None:
     config = small("train.batch_size=40", "model.dropout=0", "model.encoder_dropout=0")
     prepared = prepare(easy_store(tmp_path / "g"), config.prepare)
-    fabric = make_fabric(config.train)
+    accelerator = make_accelerator(config.train)
     torch.manual_seed(0)
     model = build_model(config.model, prepared)
+    network = accelerator.distribute(model)
     head = TaskHead.for_training(prepared, config.train)
-    optimizer = make_optimizer(model, config.train, fabric.device)
-    sealed, wrapped = fabric.setup(SealedModel(model), optimizer)
-    step = TrainingStep(fabric, sealed, wrapped, head, config.train, record=True)
+    optimizer = make_optimizer(model, config.train, accelerator.device)
+    step = TrainingStep(accelerator, network, optimizer, head, config.train, record=True)
     set_learning_rate(optimizer, config.train, 0, 10)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     expected, count = 0.0, 0
@@ -62,22 +63,23 @@ def test_a_checkpoint_keeps_the_scale_of_gradients(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def precision() -> MixedPrecision:
-        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5))
+    def scaler() -> GradScaler:
+        return GradScaler("cpu", init_scale=1024.0, growth_interval=5)
 
-    there, here, cpu = precision(), precision(), torch.device("cpu")
+    there, here, cpu, disabled = scaler(), scaler(), torch.device("cpu"), GradScaler("cpu", enabled=False)
     for factor in (1.0, torch.inf, 1.0):
         optimizer.zero_grad()
-        there.backward(model(torch.ones(1, 2)).sum() * factor, model)
-        there.optimizer_step(optimizer)
+        there.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+        there.step(optimizer)
+        there.update()
     assert (there.state_dict()["scale"], there.state_dict()["_growth_tracker"]) == (512.0, 1)
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), precision=there)
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)
+    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), scaler=there)
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)
     assert here.state_dict() == there.state_dict()
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=MixedPrecision("bf16-mixed", "cpu"))
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), precision=MixedPrecision("bf16-mixed", "cpu"))
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)  # it starts with the scale it has
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=disabled)
+    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), scaler=disabled)
+    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)  # it starts with the scale it has
     assert here.state_dict() == there.state_dict()
     save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress())
     with pytest.raises(FormatError, match="cannot be resumed from"):
-        load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, precision=here)
+        load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)

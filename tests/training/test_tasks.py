@@ -14,11 +14,12 @@ from largegt.config import TrainConfig
 from largegt.data.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
-from largegt.training.evaluate import evaluate, evaluate_prepared
+from largegt.training.accelerator import make_accelerator
+from largegt.training.evaluate import evaluate, score_rows
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
-from largegt.training.setup import make_fabric
+from largegt.training.setup import make_loader
 from run_helpers import easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 
 NAN = float("nan")
@@ -189,9 +190,10 @@ def test_scores_do_not_depend_on_the_batch_size(task: str, weights: str, tmp_pat
     run = train(store, config, tmp_path / "run")
     prepared = run.prepared()
     model, head = run.load_model(prepared), run.head(prepared)
-    fabric, sized = make_fabric(config.train), config.train.model_copy
+    accelerator, sized = make_accelerator(config.train), config.train.model_copy
+    loaders, rows = [make_loader(prepared, model, config.train, accelerator.device)], prepared.split_rows("valid")
     scores = [
-        evaluate_prepared(fabric, model, sized(update={"eval_batch_size": size}), prepared, "valid", head)
+        score_rows(model, loaders, rows, sized(update={"eval_batch_size": size}), head, accelerator)
         for size in (1, 7, 1000)
     ]
     assert scores[0] == pytest.approx(scores[2], rel=1e-4)

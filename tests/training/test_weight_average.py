@@ -111,7 +111,7 @@ def test_what_is_scored_kept_and_watched_is_the_average(
     real = TrainingStep.__call__
 
     def spy(self: TrainingStep, *args: Any) -> None:
-        model = self.model.module.model
+        model = self.model
         if not weights:
             weights.append(weights_of(model))
         assert all(np.array_equal(now, weights[-1][name]) for name, now in weights_of(model).items()), "raw weights"
@@ -153,7 +153,7 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
         (loop, "score_rows", 3),  # with the averaged weights in place
         (loop, "save_weights", 2),
         (loop, "save_checkpoint", 2),
-        (loop, "_finish", 1),
+        (loop.Trainer, "finish", 1),
     ],
 )
 def test_a_resumed_run_has_the_same_bits(

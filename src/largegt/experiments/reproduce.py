@@ -17,9 +17,10 @@ from ..errors import ConfigError, nearest
 from ..io.atomic import write_text_atomically
 from ..model.node_model import NodeModel
 from ..progress import Progress
+from ..training.accelerator import make_accelerator
 from ..training.evaluate import score_rows
 from ..training.run import Run
-from ..training.setup import make_fabric, make_loader
+from ..training.setup import make_loader
 from ..types import PathLike
 from . import figures
 from .output import Cell, Table, places, spread
@@ -180,16 +181,18 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
     if not folder.exists():
         file.unlink(missing_ok=True)
     config = experiment.config(model)
-    fabric = make_fabric(config.train)
+    accelerator = make_accelerator(config.train)
     kept: list[Callable[[NodeModel], dict[str, float]]] = []
 
     def watch(trained: NodeModel, epoch: int, seconds: float) -> None:
         if not kept:
             run = Run.open(folder)
             prepared = run.prepared()
-            loader = make_loader(prepared, trained, config.train, fabric.device, config.tokens.table, experiment.store)
+            loader = make_loader(
+                prepared, trained, config.train, accelerator.device, config.tokens.table, experiment.store
+            )
             rows, head = prepared.split_rows("test"), run.head(prepared)
-            kept.append(lambda m: score_rows(m, [loader], rows, config.train, head, fabric))
+            kept.append(lambda m: score_rows(m, [loader], rows, config.train, head, accelerator))
         before = [entry for entry in read_lines(file) if entry["epoch"] < epoch]
         entries = [*before, {"epoch": epoch, **kept[0](trained)}]
         write_text_atomically(file, "".join(json.dumps(entry) + "\n" for entry in entries))

@@ -31,11 +31,12 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..text import quoted
 from ..tokens.loader import TokenLoader
+from ..training.accelerator import make_accelerator
 from ..training.checksums import check_file
 from ..training.evaluate import averaged_logits
 from ..training.metrics import Scores, TaskHead
 from ..training.run import Run
-from ..training.setup import Loader, make_fabric, make_loaders, with_draws
+from ..training.setup import Loader, make_loaders, with_draws
 from ..types import Array, PathLike
 from . import tallies
 from .attention import attention_use
@@ -116,14 +117,16 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     if device is None and run.config.train.device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
     config = run.train_config(device)
-    fabric = make_fabric(config)
-    model = run.load_model(prepared).to(fabric.device)
+    accelerator = make_accelerator(config)
+    model = run.load_model(prepared).to(accelerator.device)
     head = run.head(prepared)
-    loaders = make_loaders(prepared, model, config, fabric.device, store, rows, config.draws, run.config.tokens.table)
+    loaders = make_loaders(
+        prepared, model, config, accelerator.device, store, rows, config.draws, run.config.tokens.table
+    )
     scores = Scores(head)
     probabilities, truths = [], []
     stage = f"analyse {run.path.name}"
-    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, fabric, progress, stage):
+    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, accelerator, progress, stage):
         scores.add(logits, labels)
         probabilities.append(head.probabilities(logits).cpu().numpy())
         truths.append(labels.cpu().numpy())
@@ -142,7 +145,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         some = _spread(rows, MAX_POINTS)
         draws = with_draws(loaders[0], prepared, model, config, store, some, config.draws)
         vectors = averaged_logits(
-            Embedder(model), draws, some, config, vectors_head(run.config.model.hidden), fabric, progress, stage
+            Embedder(model), draws, some, config, vectors_head(run.config.model.hidden), accelerator, progress, stage
         )
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)

@@ -1,23 +1,22 @@
 """Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
 
-Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch). A checkpoint replaces the
-one before in a single step, once it is on the disk: there is always a whole one.
+Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import torch
-from lightning.fabric.plugins import Precision
 from pydantic import Field, TypeAdapter
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from ..errors import FormatError, disk_errors, first_line
 from ..io.atomic import require_space
-from .checksums import check_file, put
+from .checksums import check_file
 from .weight_average import WeightAverage
 
 
@@ -27,7 +26,8 @@ class Progress:
 
     epoch: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Epochs finished."""
-    best_score: float | None = None
+    best_valid: dict[str, float] = field(default_factory=dict)
+    """Scores of the best epoch on valid; empty where there is nothing to validate on."""
     best_epoch: int = 0
     stale_epochs: int = 0
     """Epochs since the best."""
@@ -42,23 +42,17 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     average: WeightAverage | None = None,
-    precision: Precision | None = None,
+    scaler: GradScaler | None = None,
 ) -> None:
-    """Write aside and rename: a kill at any moment leaves the old checkpoint or the new one. `precision` is Fabric's:
-    that of 16-mixed holds the scale of the gradients."""
-    with disk_errors(path, checkpoint_bytes(model, average)):
+    """Write the whole state of a training to a file."""
+    with disk_errors(path.parent, checkpoint_bytes(model, average)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
         if average is not None:
             state["average"] = average.state_dict()
-        if precision is not None:
-            state["precision"] = precision.state_dict()
-        try:
-            _save(state, partial)
-            put(path.parents[1], partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        if scaler is not None:
+            state["scaler"] = scaler.state_dict()
+        _save(state, path)
 
 
 def checkpoint_bytes(model: nn.Module, average: WeightAverage | None = None) -> int:
@@ -112,7 +106,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     average: WeightAverage | None = None,
-    precision: Precision | None = None,
+    scaler: GradScaler | None = None,
 ) -> Progress:
     """Restore all of them; no code is run from the file. Of the optimizer only its moments are read: its settings are
     those of the run's configuration, and how it runs is the device's."""
@@ -127,8 +121,8 @@ def load_checkpoint(
         _check_moments(optimizer)
         if average is not None:
             average.load_state_dict(state["average"])
-        if precision is not None and state["precision"]:  # empty where it was written in another precision
-            precision.load_state_dict(state["precision"])
+        if scaler is not None and state["scaler"]:  # empty where it was written in another precision
+            scaler.load_state_dict(state["scaler"])
         return TypeAdapter(Progress).validate_python(state["progress"])
     except Exception as error:
         raise FormatError(

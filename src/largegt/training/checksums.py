@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from ..errors import DiskError, FormatError, disk_errors
@@ -28,42 +31,45 @@ _PLACE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
 """Where the store lies is the user's to change in config.toml, and its fingerprint is checked anyway."""
 
 Note = dict[str, Any]
-_placed: dict[Path, Note] = {}
 
 
-def put(run: Path, partial: Path, path: Path) -> None:
-    """Give a finished file its name in the run, noted: a kill at any moment leaves the old file or the new one."""
-    with disk_errors(path):
-        note(run, {path: partial})
-        sync(partial)
-        os.replace(partial, path)
-        _placed[path.absolute()] = noted(run)[path.relative_to(run).as_posix()][-1]
+@contextmanager
+def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
+    """A folder for new files of the run, each under the name that it is to have. At the end they take their places
+    together: a kill at any moment leaves each file old or new, and the checkpoint is the last to be new. `others` are
+    noted as they are."""
+    with disk_errors(run):
+        folder = Path(mkdtemp(prefix=".", suffix=".partial", dir=run))
+        try:
+            yield folder
+            new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
+            files = {run / file.relative_to(folder): file for file in new}
+            for file in new:
+                sync(file)
+            note(run, files | {path: path for path in others})
+            for path, file in files.items():
+                path.parent.mkdir(exist_ok=True)
+                os.replace(file, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_text(run: Path, path: Path, text: str) -> None:
     """Replace a small text file of the run."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with disk_errors(path):
-        try:
-            partial.unlink(missing_ok=True)  # it could be a link to another file
-            partial.write_text(text, encoding="utf-8", newline="")
-            put(run, partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    with replacing(run) as folder:
+        (folder / path.name).write_text(text, encoding="utf-8", newline="")
 
 
 def note(run: Path, files: dict[Path, Path]) -> None:
     """Note what each of these is about to be; its content lies where the value says."""
     notes = noted(run)
-    for path, content in files.items():
-        name = path.relative_to(run).as_posix()
-        known = [one for one in notes.get(name, []) if path.is_file() and _is_now(path, one)]
-        new = _note(path, content)
-        notes[name] = [*(one for one in known[-1:] if one != new), new]
     for name, known in notes.items():  # of those that took their place, what they were is sound no more
-        placed = _placed.get((run / name).absolute())
-        if run / name not in files and placed in known:
-            notes[name] = [placed]
+        if len(known) > 1:
+            notes[name] = [one for one in known if _fault(run / name, one) is None] or known
+    for path, content in files.items():
+        name, new = path.relative_to(run).as_posix(), _note(path, content)
+        old = [one for one in notes.get(name, []) if path.is_file() and one != new]
+        notes[name] = [*old[-1:], new]
     write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), True)
 
 
@@ -103,11 +109,6 @@ def unchecked(run: Path) -> list[str]:
     return [name for name in names if name not in known]
 
 
-def note_all(run: Path, files: Iterable[Path]) -> None:
-    """Note these files as they are."""
-    note(run, {path: path for path in files})
-
-
 def _fault_of(run: Path, path: Path) -> str | None:
     """What is wrong with a file. A training may write between our two looks, so we look again when it did."""
     fault = None
@@ -125,12 +126,6 @@ def _fault_of(run: Path, path: Path) -> str | None:
         if noted(run) == notes:
             break
     return fault
-
-
-def _is_now(path: Path, one: Note) -> bool:
-    """Whether this is the note of the file that is there; what this process has put there it need not read again."""
-    placed = _placed.get(path.absolute())
-    return placed == one if placed is not None else _fault(path, one) is None
 
 
 def _note(path: Path, content: Path) -> Note:

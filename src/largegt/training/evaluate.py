@@ -1,4 +1,4 @@
-"""Evaluate: scores of a model over a split. The only reader of the test split.
+"""Evaluate: scores of a model over a split.
 
 Enters: a run folder (its best weights) and a split. Leaves: `{"loss": …, "accuracy": …}`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +21,14 @@ from ..io.remote import shown
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..progress import Progress, silent
-from ..ranks import ALONE, Ranks
+from ..ranks import Ranks
 from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
+from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_fabric, make_loader, make_loaders, with_draws
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+from .setup import Loader, make_loaders
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -58,38 +56,17 @@ def evaluate(
     if not len(rows):
         raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
     rows = ranks.batches_of(rows, config.eval_batch_size)
-    fabric = make_fabric(config, ranks)
-    model = opened.load_model(prepared).to(fabric.device)
+    accelerator = make_accelerator(config, ranks)
+    model = opened.load_model(prepared).to(accelerator.device)
     table = opened.config.tokens.table
-    loaders = make_loaders(prepared, model, config, fabric.device, opened.store(), rows, draws, table)
-    scores = score_rows(model, loaders, rows, config, opened.head(prepared), fabric, progress, ranks)
+    loaders = make_loaders(prepared, model, config, accelerator.device, opened.store(), rows, draws, table)
+    scores = score_rows(model, loaders, rows, config, opened.head(prepared), accelerator, progress)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
             f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
             f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
         )
     return scores
-
-
-def evaluate_prepared(
-    fabric: Fabric,
-    model: NodeModel,
-    config: TrainConfig,
-    prepared: Prepared,
-    split: str,
-    head: TaskHead,
-    loader: Loader | None = None,
-    draws: int = 1,
-    ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """Scores of a model on a split of a Prepared; empty when the split is. A `loader` of it that is at hand saves
-    laying out the token table once more."""
-    model = model.to(fabric.device)
-    loader = loader or make_loader(prepared, model, config, fabric.device)
-    rows, store = prepared.split_rows(split), prepared.store()
-    rows = ranks.batches_of(rows, config.eval_batch_size)
-    loaders = with_draws(loader, prepared, model, config, store, rows, draws)
-    return score_rows(model, loaders, rows, config, head, fabric, ranks=ranks)
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
@@ -106,16 +83,15 @@ def score_rows(
     rows: Array,
     config: TrainConfig,
     head: TaskHead,
-    fabric: Fabric,
+    accelerator: Accelerator,
     progress: Progress | None = None,
-    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws. With several
     ranks each brings rows of its own, and the scores are those of all."""
     scores = Scores(head)
-    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, fabric, progress, "evaluate"):
+    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, accelerator, progress, "evaluate"):
         scores.add(logits, labels)
-    return scores.result_of(ranks)
+    return scores.result_of(accelerator.ranks)
 
 
 @torch.no_grad()
@@ -125,7 +101,7 @@ def averaged_logits(
     rows: Array,
     config: TrainConfig,
     head: TaskHead,
-    fabric: Fabric,
+    accelerator: Accelerator,
     progress: Progress | None = None,
     stage: str = "",
 ) -> Iterator[Predicted]:
@@ -136,7 +112,7 @@ def averaged_logits(
     if not len(rows):
         return
     num_done = 0
-    for found in zip(*(_predicted(model, loader, rows, config, fabric) for loader in loaders), strict=True):
+    for found in zip(*(_predicted(model, loader, rows, config, accelerator) for loader in loaders), strict=True):
         nodes, _, labels = found[0]
         yield nodes, head.average([logits for _, logits, _ in found]), labels
         num_done += len(nodes)
@@ -144,16 +120,16 @@ def averaged_logits(
 
 
 def _predicted(
-    model: NodeModel, loader: Loader, rows: Array, config: TrainConfig, fabric: Fabric
+    model: NodeModel, loader: Loader, rows: Array, config: TrainConfig, accelerator: Accelerator
 ) -> Iterator[Predicted]:
     if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and config.inference == "full":
-        yield from _over_all_neighbors(model, loader, rows, fabric)
+        yield from _over_all_neighbors(model, loader, rows, accelerator)
         return
     num_left, size = len(rows), nodes_at_once(loader, config)
     if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
         rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
     for batch in loader.batches(rows, size):
-        with fabric.autocast():
+        with accelerator.autocast():
             logits = _in_order(batch, model(batch).logits)
         nodes, labels = (_in_order(batch, values) for values in (batch.nodes, batch.labels))
         count = min(len(nodes), num_left)
@@ -169,16 +145,16 @@ def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
 
 
 def _over_all_neighbors(
-    model: MessagePassing, loader: NeighborLoader, rows: Array, fabric: Fabric
+    model: MessagePassing, loader: NeighborLoader, rows: Array, accelerator: Accelerator
 ) -> Iterator[Predicted]:
     """Every layer once for every node it is needed for."""
     table = loader.table
     at = torch.from_numpy(rows).to(table.device)
-    nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(fabric.device)
+    nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(accelerator.device)
     outputs = layerwise(model, loader.csr, lambda of: loader.features(torch.from_numpy(of)), nodes)
     done = 0
     while True:
-        with fabric.autocast():
+        with accelerator.autocast():
             output = next(outputs, None)
         if output is None:
             return

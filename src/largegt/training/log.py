@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import threading
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError, LargeGTError
-from .checksums import note_all, put_text
+from ..errors import ConfigError
 
 
 class RunLog:
@@ -29,7 +26,6 @@ class RunLog:
             return
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._write()
         self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
         self.wandb = _wandb(config, path) if config.train.wandb else None
@@ -39,7 +35,6 @@ class RunLog:
         self.history.append(entry)
         if not self.writes:
             return
-        self._write()
         flat = flatten(entry)
         for name, value in flat.items():
             if name != "epoch":
@@ -60,19 +55,22 @@ class RunLog:
             self.board.close()
         finally:
             threading.excepthook = self._hook
-        with suppress(LargeGTError, OSError):  # what is not noted is not checked, and nothing is made from it
-            note_all(self.path, sorted(file for file in (self.path / "tensorboard").rglob("*") if file.is_file()))
         if self.wandb is not None:
             self.wandb.finish()
 
-    def _write(self) -> None:
-        put_text(self.path, self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in self.history))
+    def events(self) -> list[Path]:
+        """TensorBoard's files."""
+        return sorted(file for file in (self.path / "tensorboard").rglob("*") if file.is_file())
+
+    def write(self, folder: Path) -> None:
+        """Write metrics.jsonl and metrics.csv into this folder."""
+        lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
+        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
         rows = [flatten(entry) for entry in self.history]
-        stream = io.StringIO(newline="")
-        writer = csv.DictWriter(stream, fieldnames=list({name: None for row in rows for name in row}) or ["epoch"])
-        writer.writeheader()
-        writer.writerows(rows)
-        put_text(self.path, self.path / "metrics.csv", stream.getvalue())
+        with open(folder / "metrics.csv", "w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, fieldnames=list({name: None for row in rows for name in row}))
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The training loop: one page, on Lightning Fabric (devices and precision), for every model.
+"""The training loop, for every model.
 
 Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
-train and valid splits; the test split is read by `evaluate` alone, once, with the weights that were best on valid.
+train and valid splits; the test split is read once, at the end, with the weights that were best on valid.
 
 Several ranks run this same page. Each trains on its part of every batch and scores its part of the validation nodes;
 what one of them decides from, all have; the first alone writes.
@@ -15,17 +15,16 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 
-from ..config import Config, TableConfig, TrainConfig
+from ..config import Config, TableConfig
 from ..data.store import GraphStore
 from ..errors import ConfigError, InputError, disk_errors
 from ..io.atomic import refuse_links_out, remove_partial
@@ -42,11 +41,12 @@ from ..text import quoted
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
+from .accelerator import Accelerator, check_precision, make_accelerator
 from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
-from .checksums import put, put_text
+from .checksums import replacing
 from .consistency import check_model, check_nodes
-from .evaluate import evaluate_prepared, nodes_at_once, score_rows
+from .evaluate import nodes_at_once, score_rows
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .numerics import about_steps, likely_cause
@@ -54,17 +54,14 @@ from .run import Run, store_to_train_on
 from .setup import (
     Loader,
     build_model,
-    check_precision,
     is_worth_compiling,
-    make_fabric,
     make_loader,
     make_optimizer,
     num_draws,
-    over_ranks,
-    precision_of,
     set_learning_rate,
+    with_draws,
 )
-from .step import SealedModel, TrainingStep
+from .step import TrainingStep
 from .views import views_for
 from .weight_average import WeightAverage
 
@@ -91,8 +88,7 @@ def train(
     count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
     another process is making is waited for; without `wait` it is an error. Processes that were started
     together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
-    out = Path(out)
-    config = config or Config()
+    out, config = Path(out), config or Config()
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
         store = data.store()
@@ -106,198 +102,254 @@ def train(
     check_precision(config.train)
     ranks = Ranks.here(config.train.device)
     check_model(config, ranks)
+    show = progress if progress and ranks.is_first else silent
     with Lock(out, "training into") if ranks.is_first else nullcontext():
         if ranks.is_first:
             check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
-        return _train_into(data, store, config, out, overwrite, progress, memory, watch, score_test, ranks, wait)
-
-
-def _train_into(
-    data: Prepared | GraphStore | PathLike, store: GraphStore, config: Config, out: Path, overwrite: bool,
-    progress: Show | None, memory: str | int | None, watch: Watch | None, score_test: bool, ranks: Ranks, wait: bool,
-) -> Run:  # fmt: skip
-    """Prepare what is missing, make the run folder or go on in it."""
-    show = progress if progress and ranks.is_first else silent
-    fabric = make_fabric(config.train, ranks)
-    check_place(config.tokens.table, fabric.device)
-    with ranks.in_turn():
-        prepared = (
-            data
-            if isinstance(data, Prepared)
-            else prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
-        )
-    if not len(prepared.split_rows("train")):
-        raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
-    check_nodes(config, prepared)
-    head = TaskHead.for_training(prepared, config.train)
-    monitor, sign = head.monitor(config.train.monitor)
-    with disk_errors(out):
-        if ranks.is_first:
-            _tidy(out, overwrite)
+        accelerator = make_accelerator(config.train, ranks)
+        check_place(config.tokens.table, accelerator.device)
         with ranks.in_turn():
-            run = Run.create(out, config, store) if ranks.is_first else Run.open(out)
-        return _train(fabric, run, store, prepared, head, monitor, sign, show, watch, score_test, ranks)
+            prepared = (
+                data
+                if isinstance(data, Prepared)
+                else prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
+            )
+        if not len(prepared.split_rows("train")):
+            raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
+        check_nodes(config, prepared)
+        head = TaskHead.for_training(prepared, config.train)
+        head.monitor(config.train.monitor)  # refuses what is no metric
+        with disk_errors(out):
+            run = _begin(out, config, store, overwrite, ranks)
+            trainer = Trainer(run, store, prepared, head, accelerator)
+            trainer.fit(show, watch)
+            trainer.finish(score_test)
+            return run
 
 
-def _train(
-    fabric: Fabric, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, monitor: str, sign: float,
-    show: Show, watch: Watch | None, score_test: bool, ranks: Ranks,
-) -> Run:  # fmt: skip
-    config = run.config.train
-    torch.manual_seed(config.seed)
-    model = build_model(run.config.model, prepared)
-    device = fabric.device
-    optimizer = make_optimizer(model, config, device)
-    sealed, optimizer = fabric.setup(over_ranks(SealedModel(model), ranks, device), optimizer)
-    average = WeightAverage(model, config.weight_average) if config.weight_average else None
-    checkpoint = run.path / "checkpoints" / "last.pt"
-    state = Progress()
-    precision = fabric.strategy.precision
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint, model, optimizer, device, average, precision)
-    loader = replace(make_loader(prepared, model, config, device, run.config.tokens.table, store), ranks=ranks)
-    train_rows = prepared.split_rows("train")
-    valid_rows = ranks.batches_of(prepared.split_rows("valid"), config.eval_batch_size)
-    views = views_for(loader, prepared, model, config, lambda: store)
-    steps_per_epoch = loader.num_batches(len(train_rows), config.batch_size)
-    num_steps = config.epochs * steps_per_epoch
-    is_compiled = is_worth_compiling(config, device, num_steps)
-    if is_compiled and (ranks.size == 1 or run.config.model.norm != "batch"):  # sums over ranks are not compiled
-        sizes = {size + views.num_others for size in ranks.shares(config.batch_size)}
-        model.compile_for({*sizes, nodes_at_once(loader, config)})
-    step = TrainingStep(
-        fabric, sealed, optimizer, head, config, bool(model.compiled_sizes), average, ranks, views.num_others
-    )  # fmt: skip
-    budget_s = seconds(config.budget) if config.budget else math.inf
-    if state.stopped == _OUT_OF_TIME and state.elapsed_s < budget_s:
-        state.stopped = ""
-    if ranks.is_first and state.epoch < config.epochs:
-        require_room(run.path, model, average)
-    log = RunLog(run.path, run.config, run.history, state.epoch, writes=ranks.is_first)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        while state.epoch < config.epochs and not state.stopped:
-            epoch_start = time.perf_counter()
-            epoch = state.epoch
-            torch.manual_seed(_mixed_seed(config.seed, epoch, ranks.rank))
-            model.train()
-            step.restart()
-            for number, batches in enumerate(views.batches(epoch), start=epoch * steps_per_epoch):
-                set_learning_rate(optimizer, config, number, num_steps)
-                if weight := views.weight(number, num_steps):
-                    step.agreement.fill_(weight)
-                step(batches, min(config.batch_size, len(train_rows) - step.num_nodes))
-                if step.losses.look():
-                    break
-                done = epoch * len(train_rows) + step.num_nodes
-                show(_so_far(log, state, config, monitor), done, config.epochs * len(train_rows))
-                if config.budget and ranks.first_says(state.elapsed_s + time.perf_counter() - epoch_start > budget_s):
-                    state.stopped = _OUT_OF_TIME
-                    break
-            if step.losses.finish():
-                bad = step.losses.first_bad or 0
-                order, start = shuffled(train_rows, config.seed, epoch), bad * config.batch_size
-                rows = order[start : start + config.batch_size]
-                before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
-                what = f"the loss of step {bad + 1}"
-                raise _not_a_number(what, run, prepared, state, views.loader_of(epoch), rows, device, before)
-            train_loss = float(ranks.sum_(step.loss_sum)) / step.num_nodes
-            train_s = time.perf_counter() - epoch_start
-            with average.in_place() if average else nullcontext():  # what is scored is what is kept and watched
-                valid = score_rows(model, [loader], valid_rows, config, head, fabric, ranks=ranks)
-                if not math.isfinite(train_loss + valid.get("loss", 0.0)):
-                    what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
-                    raise _not_a_number(what, run, prepared, state, loader, valid_rows, device)
-                if valid and monitor not in valid:
-                    if ranks.is_first:
-                        warnings.warn(f"{monitor} is undefined on the validation nodes, which are all of one class: "
-                                      "the loss picks the best epoch", stacklevel=2)  # fmt: skip
-                    monitor, sign = "loss", -1.0
-                state.epoch += 1
-                state.elapsed_s += time.perf_counter() - epoch_start
-                _judge(state, valid, monitor, sign, config)
-                if state.best_epoch == state.epoch and ranks.is_first:
-                    save_weights(run.path / "model.safetensors", model)
-                log.add({
-                    "epoch": state.epoch, "train": {"loss": train_loss}, "valid": valid,
-                    "learning_rate": float(optimizer.param_groups[0]["lr"]), "train_s": train_s,
-                    "elapsed_s": state.elapsed_s, **about_steps(step.losses.of_all_ranks()),
-                })  # fmt: skip
-                if watch is not None and ranks.is_first:
-                    watch(model, state.epoch, state.elapsed_s)
-            is_due = state.epoch % config.checkpoint_every == 0 or state.stopped or state.epoch == config.epochs
-            if ranks.is_first and (is_due or state.best_epoch == state.epoch):  # weights and state never disagree
-                save_checkpoint(checkpoint, model, optimizer, state, average, precision)
-            ranks.wait()  # for the first one to have written
-    finally:
-        log.close()
-        views.close()
-    _finish(fabric, run, prepared, loader, head, state, log.history, score_test, ranks)
-    return run
+class Trainer:
+    """One training: `fit` trains to the last epoch, `finish` scores the best weights."""
 
+    def __init__(
+        self, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, accelerator: Accelerator
+    ) -> None:
+        """A new training, or one that goes on from the checkpoint of its run."""
+        self.run, self.store, self.prepared, self.head, self.accelerator = run, store, prepared, head, accelerator
+        self.config, self.device, self.ranks = run.config.train, accelerator.device, accelerator.ranks
+        self.monitor, self.sign = head.monitor(self.config.monitor)
+        torch.manual_seed(self.config.seed)
+        self.model = build_model(run.config.model, prepared)
+        network = accelerator.distribute(self.model)
+        self.optimizer = make_optimizer(self.model, self.config, self.device)
+        decay = self.config.weight_average
+        self.average = WeightAverage(self.model, decay) if decay else None
+        self.progress = Progress()
+        checkpoint = run.path / "checkpoints" / "last.pt"
+        if checkpoint.exists():
+            scaler = accelerator.scaler
+            self.progress = load_checkpoint(checkpoint, self.model, self.optimizer, self.device, self.average, scaler)
+        table = run.config.tokens.table
+        loader = make_loader(prepared, self.model, self.config, self.device, table, store)
+        self.loader: Loader = replace(loader, ranks=self.ranks)
+        self.train_rows = prepared.split_rows("train")
+        self.valid_rows = self.ranks.batches_of(prepared.split_rows("valid"), self.config.eval_batch_size)
+        self.views = views_for(self.loader, prepared, self.model, self.config, lambda: store)
+        self.steps_per_epoch = self.loader.num_batches(len(self.train_rows), self.config.batch_size)
+        self.num_steps = self.config.epochs * self.steps_per_epoch
+        self._compile()
+        self.step = TrainingStep(
+            accelerator, network, self.optimizer, head, self.config, bool(self.model.compiled_sizes), self.average,
+            self.views.num_others,
+        )  # fmt: skip
+        self.budget_s = seconds(self.config.budget) if self.config.budget else math.inf
+        if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.budget_s:
+            self.progress.stopped = ""
+        if self.ranks.is_first and self.progress.epoch < self.config.epochs:
+            require_room(run.path, self.model, self.average)
+        self.show: Show = silent
+        self.log = RunLog(run.path, run.config, run.history, self.progress.epoch, writes=self.ranks.is_first)
 
-def _judge(state: Progress, valid: dict[str, float], monitor: str, sign: float, config: TrainConfig) -> None:
-    """Is this epoch the best so far, and is it time to stop?"""
-    if not valid:  # nothing to validate on: the last weights are the best we know
-        state.best_epoch = state.epoch
-    elif state.best_score is None or sign * valid[monitor] > sign * state.best_score:
-        state.best_score, state.best_epoch, state.stale_epochs = valid[monitor], state.epoch, 0
-    else:
-        state.stale_epochs += 1
-        if config.patience is not None and state.stale_epochs >= config.patience:
-            state.stopped = f"no better {monitor} in {config.patience} epochs"
+    def _compile(self) -> None:
+        """Compile the model where that pays; sums over ranks are not compiled."""
+        if not is_worth_compiling(self.config, self.device, self.num_steps):
+            return
+        if self.ranks.size == 1 or self.run.config.model.norm != "batch":
+            sizes = {size + self.views.num_others for size in self.ranks.shares(self.config.batch_size)}
+            self.model.compile_for({*sizes, nodes_at_once(self.loader, self.config)})
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that are scored and kept: their average, where there is one."""
+        return self.average.in_place() if self.average else nullcontext()
 
-def _not_a_number(
-    what: str, run: Run, prepared: Prepared, state: Progress, loader: Loader, rows: Array, device: torch.device,
-    before: Array | None = None,
-) -> ConfigError:  # fmt: skip
-    """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those that
-    showed it, those of the steps just `before` may have caused it."""
-    config = run.config.train
-    precision = precision_of(config, device.type) if device.type == "cuda" else ""  # no fp16 on a CPU
-    shown, earlier = (
-        loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
-    )
-    cause = likely_cause(config, precision, prepared, shown, earlier)
-    kept = "no epoch was finished: start anew with --overwrite"
-    if state.epoch:
-        kept = (
-            f"{run.path} keeps its last checkpoint and its best weights, of epoch {state.best_epoch}, which evaluate "
-            "and predict take; start anew with --overwrite, or into another --out"
+    # epochs
+
+    def fit(self, show: Show = silent, watch: Watch | None = None) -> None:
+        """Train until the last epoch, the end of the budget or the end of patience."""
+        progress, self.show = self.progress, show
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            while progress.epoch < self.config.epochs and not progress.stopped:
+                self._epoch()
+                if watch is not None and self.ranks.is_first:
+                    with self.averaged():
+                        watch(self.model, progress.epoch, progress.elapsed_s)
+                self.ranks.wait()  # for the first one to have written
+        finally:
+            self.log.close()
+            self.views.close()
+
+    def _epoch(self) -> None:
+        """Train on every batch once, validate, and save what came of it."""
+        progress, start = self.progress, time.perf_counter()
+        train_loss = self._train_epoch(start)
+        train_s = time.perf_counter() - start
+        with self.averaged():
+            valid = self._validate(train_loss)
+        progress.epoch += 1
+        progress.elapsed_s += time.perf_counter() - start
+        self._judge(valid)
+        entry = {
+            "epoch": progress.epoch, "train": {"loss": train_loss}, "valid": valid,
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]), "train_s": train_s,
+            "elapsed_s": progress.elapsed_s, **about_steps(self.step.losses.of_all_ranks()),
+        }  # fmt: skip
+        self._save(entry)
+
+    def _train_epoch(self, start: float) -> float:
+        """The mean loss over the training nodes."""
+        config, progress, ranks, step = self.config, self.progress, self.ranks, self.step
+        epoch, num_rows = progress.epoch, len(self.train_rows)
+        torch.manual_seed(_mixed_seed(config.seed, epoch, ranks.rank))
+        self.model.train()
+        step.restart()
+        for number, batches in enumerate(self.views.batches(epoch), start=epoch * self.steps_per_epoch):
+            set_learning_rate(self.optimizer, config, number, self.num_steps)
+            if weight := self.views.weight(number, self.num_steps):
+                step.agreement.fill_(weight)
+            step(batches, min(config.batch_size, num_rows - step.num_nodes))
+            if step.losses.look():
+                break
+            self.show(self._so_far(), epoch * num_rows + step.num_nodes, config.epochs * num_rows)
+            elapsed_s = progress.elapsed_s + time.perf_counter() - start
+            if config.budget and ranks.first_says(elapsed_s > self.budget_s):
+                progress.stopped = _OUT_OF_TIME
+                break
+        if step.losses.finish():
+            raise self._bad_step(step.losses.first_bad or 0)
+        return float(ranks.sum_(step.loss_sum)) / step.num_nodes
+
+    def _validate(self, train_loss: float) -> dict[str, float]:
+        valid = score_rows(self.model, [self.loader], self.valid_rows, self.config, self.head, self.accelerator)
+        if not math.isfinite(train_loss + valid.get("loss", 0.0)):
+            what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
+            raise self._not_a_number(what, self.loader, self.valid_rows)
+        if valid and self.monitor not in valid:
+            if self.ranks.is_first:
+                warnings.warn(f"{self.monitor} is undefined on the validation nodes, which are all of one class: "
+                              "the loss picks the best epoch", stacklevel=2)  # fmt: skip
+            self.monitor, self.sign = "loss", -1.0
+        return valid
+
+    def _judge(self, valid: dict[str, float]) -> None:
+        """Is this epoch the best so far, and is it time to stop?"""
+        progress, best = self.progress, self.progress.best_valid.get(self.monitor)
+        if not valid:  # nothing to validate on: the last weights are the best we know
+            progress.best_epoch = progress.epoch
+        elif best is None or self.sign * valid[self.monitor] > self.sign * best:
+            progress.best_valid, progress.best_epoch, progress.stale_epochs = valid, progress.epoch, 0
+        else:
+            progress.stale_epochs += 1
+            if self.config.patience is not None and progress.stale_epochs >= self.config.patience:
+                progress.stopped = f"no better {self.monitor} in {self.config.patience} epochs"
+
+    def _save(self, entry: dict[str, Any]) -> None:
+        """Weights, log and checkpoint of an epoch take their places together: they never disagree."""
+        progress, run = self.progress, self.run
+        is_best = progress.best_epoch == progress.epoch
+        is_last = bool(progress.stopped) or progress.epoch == self.config.epochs
+        if not self.ranks.is_first:
+            self.log.add(entry)
+            return
+        with replacing(run.path) as folder:
+            if is_best:
+                with self.averaged():
+                    save_weights(folder / "model.safetensors", self.model)
+            self.log.add(entry)
+            self.log.write(folder)
+            if is_best or is_last or progress.epoch % self.config.checkpoint_every == 0:
+                checkpoint, scaler = folder / "checkpoints" / "last.pt", self.accelerator.scaler
+                save_checkpoint(checkpoint, self.model, self.optimizer, progress, self.average, scaler)
+
+    def _so_far(self) -> str:
+        """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
+        parts = [f"train: epoch {self.progress.epoch + 1}/{self.config.epochs}"]
+        if self.log.history:
+            parts.append(f"loss {self.log.history[-1]['train']['loss']:.3f}")
+        if (best := self.progress.best_valid.get(self.monitor)) is not None:
+            parts.append(f"best {self.monitor} {best:.4f}")
+        return ", ".join(parts)
+
+    # what goes wrong
+
+    def _bad_step(self, number: int) -> ConfigError:
+        """The error of a step, from 0 on, whose loss is no number."""
+        config, epoch = self.config, self.progress.epoch
+        order, start = shuffled(self.train_rows, config.seed, epoch), number * config.batch_size
+        rows = order[start : start + config.batch_size]
+        before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
+        return self._not_a_number(f"the loss of step {number + 1}", self.views.loader_of(epoch), rows, before)
+
+    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array | None = None) -> ConfigError:
+        """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
+        that showed it, those of the steps just `before` may have caused it."""
+        config, progress = self.config, self.progress
+        shown, earlier = (
+            loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
         )
-    return ConfigError(f"{what} in epoch {state.epoch + 1} is not a finite number: {cause}; {kept}")
+        cause = likely_cause(config, self.accelerator.precision, self.prepared, shown, earlier)
+        kept = "no epoch was finished: start anew with --overwrite"
+        if progress.epoch:
+            kept = (
+                f"{self.run.path} keeps its last checkpoint and its best weights, of epoch {progress.best_epoch}, "
+                "which evaluate and predict take; start anew with --overwrite, or into another --out"
+            )
+        return ConfigError(f"{what} in epoch {progress.epoch + 1} is not a finite number: {cause}; {kept}")
 
+    # the end
 
-def _finish(
-    fabric: Fabric, run: Run, prepared: Prepared, loader: Loader, head: TaskHead, state: Progress,
-    history: list[dict[str, Any]], score_test: bool, ranks: Ranks,
-) -> None:  # fmt: skip
-    """Score the best weights on valid, as while training, and where wanted, for the first time, on test; write them."""
-    best = run.load_model(prepared)
-    draws = num_draws(best, run.config.train, run.config.train.draws)
-    final = {
-        "model": run.config.model.name,
-        "dataset": prepared.meta["name"],
-        "seed": run.config.train.seed,
-        "num_parameters": sum(parameter.numel() for parameter in best.parameters()),
-        "best_epoch": state.best_epoch,
-        "epochs": state.epoch,
-        "stopped": state.stopped,
-        "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
-        "train_time_s": state.elapsed_s,
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated(loader.device) if loader.device.type == "cuda" else 0,
-        "draws": draws,
-        "devices": ranks.size,
-        "valid": evaluate_prepared(fabric, best, run.config.train, prepared, "valid", head, loader, ranks=ranks),
-        "test": {},
-    }
-    if score_test:
-        final["test"] = evaluate_prepared(fabric, best, run.config.train, prepared, "test", head, loader, draws, ranks)
-    if ranks.is_first:
-        put_text(run.path, run.path / "metrics.json", json.dumps(final, indent=1) + "\n")
-    ranks.wait()
+    def finish(self, score_test: bool = True) -> None:
+        """Load the best weights, score them on test where that is wanted, and write the final scores."""
+        config, progress, history = self.config, self.progress, self.log.history
+        self.run.load_weights(self.model)
+        draws = num_draws(self.model, config, config.draws)
+        final = {
+            "model": self.run.config.model.name,
+            "dataset": self.prepared.meta["name"],
+            "seed": config.seed,
+            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "best_epoch": progress.best_epoch,
+            "epochs": progress.epoch,
+            "stopped": progress.stopped,
+            "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
+            "train_time_s": progress.elapsed_s,
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            "draws": draws,
+            "devices": self.ranks.size,
+            "valid": progress.best_valid,
+            "test": {},
+        }
+        if score_test:
+            final["test"] = self._test_scores(draws)
+        if self.ranks.is_first:
+            with replacing(self.run.path, self.log.events()) as folder:
+                (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
+        self.ranks.wait()
+
+    def _test_scores(self, draws: int) -> dict[str, float]:
+        rows = self.ranks.batches_of(self.prepared.split_rows("test"), self.config.eval_batch_size)
+        loaders = with_draws(self.loader, self.prepared, self.model, self.config, self.store, rows, draws)
+        return score_rows(self.model, loaders, rows, self.config, self.head, self.accelerator)
 
 
 # the parts ------------------------------------------------------------------------------------------------------
@@ -306,14 +358,8 @@ def _finish(
 def save_weights(path: Path, model: nn.Module) -> None:
     from safetensors.torch import save_model
 
-    aside = path.with_name(f".{path.name}.partial")  # a folder: safetensors writes to a name of its own choice first
-    with disk_errors(path, sum(tensor.nbytes for tensor in model.state_dict().values())):
-        try:
-            aside.mkdir(exist_ok=True)
-            save_model(model, str(aside / path.name))
-            put(path.parent, aside / path.name, path)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with disk_errors(path.parent, sum(tensor.nbytes for tensor in model.state_dict().values())):
+        save_model(model, str(path))
 
 
 def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
@@ -322,20 +368,19 @@ def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _so_far(log: RunLog, state: Progress, config: TrainConfig, monitor: str) -> str:
-    """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
-    parts = [f"train: epoch {state.epoch + 1}/{config.epochs}"]
-    if log.history:
-        parts.append(f"loss {log.history[-1]['train']['loss']:.3f}")
-    if state.best_score is not None:
-        parts.append(f"best {monitor} {state.best_score:.4f}")
-    return ", ".join(parts)
-
-
 def _but_for_budget(config: Config) -> Config:
     """A run may go on with another budget or token table; every other setting would make it another run."""
     train = config.train.model_copy(update={"budget": None})
     return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
+
+
+def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks: Ranks) -> Run:
+    """The run folder, new or as it is."""
+    with ranks.in_turn():
+        if not ranks.is_first:
+            return Run.open(out)
+        _tidy(out, overwrite)
+        return Run.create(out, config, store)
 
 
 def _tidy(out: Path, overwrite: bool) -> None:
@@ -345,8 +390,7 @@ def _tidy(out: Path, overwrite: bool) -> None:
         out.replace(out.parent / f".{out.name}.old")
     shutil.rmtree(out.parent / f".{out.name}.old", ignore_errors=True)
     refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
-    for folder in (out, out / "checkpoints"):
-        remove_partial(folder)
+    remove_partial(out)
 
 
 def _is_partial(name: str) -> bool:

@@ -194,26 +194,20 @@ class Scores:
 
 
 def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, float]:
-    """The task's metrics, by torchmetrics; imported here because importing it takes seconds."""
-    from torchmetrics import functional as m
-
     if head.task == "multiclass":
-        classes = max(2, head.num_outputs)
-        return {
-            "accuracy": float((predicted == truth).double().mean()),
-            "macro_f1": float(m.f1_score(predicted, truth.long(), "multiclass", num_classes=classes, average="macro")),
-        }
+        accuracy = float((predicted == truth).double().mean())
+        return {"accuracy": accuracy, "macro_f1": _macro_f1(predicted, truth.long(), head.num_outputs)}
     if head.task == "regression":
         predicted, truth = predicted.double(), truth.double()  # squares of large targets leave float32
         error = predicted - truth
         found = {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
         if len(truth) > 1 and bool((truth != truth[0]).any()):
-            found["r2"] = float(m.r2_score(predicted, truth))
+            found["r2"] = float(1 - error.square().sum() / (truth - truth.mean()).square().sum())
         return found
     truth = truth.float().nan_to_num(-1.0).long()
     ranked = {
-        "roc_auc": _mean_over_labels(m.classification.binary_auroc, predicted, truth),
-        "average_precision": _mean_over_labels(m.classification.binary_average_precision, predicted, truth),
+        "roc_auc": _mean_over_labels(_roc_auc, predicted, truth),
+        "average_precision": _mean_over_labels(_average_precision, predicted, truth),
     }
     found = {name: value for name, value in ranked.items() if value is not None}
     known = truth >= 0
@@ -232,6 +226,34 @@ def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Ten
         if bool((wanted == 1).any()) and bool((wanted == 0).any()):
             values.append(float(metric(column[known], wanted[known])))
     return float(np.mean(values)) if values else None
+
+
+def _roc_auc(score: Tensor, truth: Tensor) -> Tensor:
+    """Area under the ROC curve, by trapezoids: equal scores count half."""
+    positives, negatives = (F.pad(counts, (1, 0)) for counts in _counts_by_threshold(score, truth))
+    return torch.trapezoid(positives / positives[-1], negatives / negatives[-1])
+
+
+def _average_precision(score: Tensor, truth: Tensor) -> Tensor:
+    """Precision at each threshold, weighted by the recall gained there."""
+    positives, negatives = (counts.flip(0) for counts in _counts_by_threshold(score, truth))
+    recall, precision = positives / positives[0], positives / (positives + negatives)
+    return ((recall - F.pad(recall[1:], (0, 1))) * precision).sum()
+
+
+def _counts_by_threshold(score: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """True and false positives at each distinct score, from the highest down."""
+    score, order = score.sort(descending=True)
+    last = torch.cat([score.diff().nonzero()[:, 0], torch.tensor([len(score) - 1], device=score.device)])
+    positives = truth[order].cumsum(0)[last]
+    return positives, last + 1 - positives
+
+
+def _macro_f1(predicted: Tensor, truth: Tensor, num_classes: int) -> float:
+    """Mean F1 score of the classes that occur, as labels or as predictions."""
+    hits = truth[predicted == truth].bincount(minlength=num_classes)
+    total = truth.bincount(minlength=num_classes) + predicted.bincount(minlength=num_classes)
+    return float((2.0 * hits / total.clamp(min=1))[total > 0].double().mean())
 
 
 def _balanced(task: Task, labels: np.ndarray, num_outputs: int) -> Tensor:

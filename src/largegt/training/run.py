@@ -176,20 +176,24 @@ class Run:
 
     def load_model(self, prepared: Prepared) -> NodeModel:
         """The model with the weights of the best epoch."""
+        model = build_model(self.config.model, prepared)
+        self.load_weights(model)
+        return model.eval()
+
+    def load_weights(self, model: NodeModel) -> None:
+        """Give a model of this run the weights of the best epoch."""
         from safetensors.torch import load
 
         file = self.path / "model.safetensors"
         if not file.is_file():
             raise InputError(f"{self.path} has no weights yet: train it to its first validation")
         check_file(self.path, file)
-        model = build_model(self.config.model, prepared)
         try:
             model.load_state_dict(load(file.read_bytes()))  # its reader of files keeps some memory of every one
         except Exception as error:
             raise FormatError(
                 f"{file} does not fit the model of {self.path / 'config.toml'}: {first_line(error)}"
             ) from error
-        return model.eval()
 
 
 def _store_of(path: Path, data: dict[str, Any]) -> Path:

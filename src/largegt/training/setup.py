@@ -1,17 +1,13 @@
-"""From a configuration to the parts of a training: model, device and precision, loader, optimizer, step size."""
+"""From a configuration to the parts of a training: model, loader, optimizer, step size."""
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..baselines.gat import GAT
 from ..baselines.goat import GOAT
@@ -29,12 +25,12 @@ from ..errors import ConfigError
 from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared, sample_rows
-from ..ranks import ALONE, Ranks
-from ..runtime.hardware import ability, usable
+from ..runtime.hardware import usable
 from ..tokens.loader import TokenLoader
 from ..tokens.local_labels import LocalLabels
 from ..tokens.table import Place, TokenForm, TokenTable
 from ..types import Array
+from .accelerator import precision_of
 
 _BASELINES = {
     "mlp": MLP, "sgc": SGC, "sign": SIGN, "linkx": LINKX, "graphsage": GraphSAGE, "gat": GAT, "gt-sparse": GTSparse,
@@ -42,8 +38,6 @@ _BASELINES = {
 }  # fmt: skip
 _FEATURES_PER_TILE = 64
 _STEPS_WORTH_COMPILING = 4000
-_BFLOAT16_ON_CPU = ("bf16-mixed", "16-mixed")
-"""Lightning computes both in bfloat16 on a CPU."""
 
 
 def kind_of(config: ModelConfig) -> Any:
@@ -55,48 +49,6 @@ def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     """The model that `config.name` names, in the shape that fits the data."""
     model: NodeModel = kind_of(config).for_prepared(prepared, config)
     return model
-
-
-def make_fabric(config: TrainConfig, ranks: Ranks = ALONE) -> Fabric:
-    """One device, chosen at run time, with the precision that suits it. Each rank has one of its own."""
-    accelerator = _accelerator(config)
-    precision: Any = precision_of(config, accelerator)
-    if precision == "bf16-mixed":
-        torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
-    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):  # they announce the precision at every start
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if ranks.size == 1 or accelerator == "cpu":
-        return Fabric(accelerator=accelerator, devices=1, precision=precision)
-    torch.cuda.set_device(ranks.gpu)
-    return Fabric(accelerator=accelerator, devices=[ranks.gpu], precision=precision)
-
-
-def _accelerator(config: TrainConfig) -> str:
-    cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not cuda:
-        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
-    return "cuda" if cuda and config.device != "cpu" else "cpu"
-
-
-def check_precision(config: TrainConfig) -> None:
-    """Refuse to train in a precision that this CPU cannot compute in."""
-    if _accelerator(config) == "cuda" or config.precision not in _BFLOAT16_ON_CPU:
-        return
-    if (found := ability("bfloat16_cpu")).works is False:
-        raise ConfigError(
-            f"train.precision={config.precision} computes in bfloat16 on a CPU, which does not work on this one "
-            f"({found.reason}): use --set train.precision=32-true"
-        )
-
-
-def precision_of(config: TrainConfig, accelerator: str) -> str:
-    """The precision to compute in. `auto` is float32 on every CPU: results must not depend on how fast it is. A run
-    that was trained in bfloat16 elsewhere is evaluated in float32 where bfloat16 does not work."""
-    if config.precision == "auto":
-        return "bf16-mixed" if accelerator == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
-    if accelerator == "cpu" and config.precision in _BFLOAT16_ON_CPU:
-        return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"
-    return config.precision
 
 
 def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
@@ -151,17 +103,6 @@ def make_loaders(
         raise ConfigError(f"draws is {draws}: it must be at least 1")
     first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table, store)
     return with_draws(first, prepared, model, config, store, rows, draws)
-
-
-def over_ranks(network: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The network with its gradients averaged over the ranks (PyTorch's DDP); as it is for one alone. What a model
-    keeps beside its weights is the same on every rank by itself, so nothing else needs to travel."""
-    if ranks.size == 1:
-        return network
-    ranks.attach(network)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # its new name is not in every torch we take
-        return DistributedDataParallel(network.to(device), broadcast_buffers=False)
 
 
 def with_draws(

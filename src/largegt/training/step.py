@@ -14,19 +14,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from ..config import TrainConfig
 from ..errors import first_line
 from ..model.node_model import NodeModel, NodeOutput
-from ..ranks import ALONE, Ranks
 from ..runtime.hardware import usable
 from ..streams import side_stream
 from ..tokens.input_tokens import TokenBatch
+from .accelerator import Accelerator
 from .metrics import TaskHead
 from .numerics import Losses
 from .weight_average import WeightAverage
@@ -39,25 +38,24 @@ class TrainingStep:
     training nodes' losses since the last `restart`: this rank's part of it, where there are several."""
 
     def __init__(
-        self, fabric: Fabric, model: Any, optimizer: Any, head: TaskHead, config: TrainConfig, record: bool,
-        average: WeightAverage | None = None, ranks: Ranks = ALONE, num_others: int = 0,
+        self, accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer, head: TaskHead,
+        config: TrainConfig, record: bool, average: WeightAverage | None = None, num_others: int = 0,
     ) -> None:  # fmt: skip
-        """`model` is a SealedModel (`over_ranks`, where there are several), and it and the optimizer are set up by
-        `fabric`. `average` is kept up with it. So many nodes at the end of a batch, `num_others`, are not trained on:
-        their views are to agree."""
-        self.fabric, self.model, self.optimizer, self.config = fabric, model, optimizer, config
-        self.average, self.ranks, self.num_others = average, ranks, num_others
-        self.own_model: NodeModel = next(part for part in model.modules() if isinstance(part, NodeModel))
-        self.head = head.on(fabric.device)
-        self.loss_sum = torch.zeros((), device=fabric.device)
-        self.losses = Losses(fabric.device, ranks)
+        """`network` is the model as `accelerator.distribute` gives it. `average` is kept up with it. So many nodes at
+        the end of a batch, `num_others`, are not trained on: their views are to agree."""
+        self.accelerator, self.network, self.optimizer, self.config = accelerator, network, optimizer, config
+        self.average, self.ranks, self.num_others = average, accelerator.ranks, num_others
+        self.model: NodeModel = next(part for part in network.modules() if isinstance(part, NodeModel))
+        self.head = head.on(accelerator.device)
+        self.loss_sum = torch.zeros((), device=accelerator.device)
+        self.losses = Losses(accelerator.device, self.ranks)
         self.num_nodes = 0
-        self.agreement = torch.zeros((), device=fabric.device)
+        self.agreement = torch.zeros((), device=accelerator.device)
         """Weight of the views' agreement; on the device, where a recorded step reads it."""
-        can_record = fabric.device.type == "cuda" and config.precision != "16-mixed" and ranks.size == 1
+        can_record = accelerator.device.type == "cuda" and config.precision != "16-mixed" and self.ranks.size == 1
         self._record = record and can_record and usable("cuda_graphs", "steps are not replayed, since recording fails")
         self._num_steps = 0
-        self._aside = side_stream(fabric.device, "step") if self._record else None
+        self._aside = side_stream(accelerator.device, "step") if self._record else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: list[TokenBatch] = []
 
@@ -87,19 +85,27 @@ class TrainingStep:
 
     def _compute(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
         self.optimizer.zero_grad()
-        outputs: list[NodeOutput] = [self.model(Sealed(view)).value for view in views]
+        outputs = [self._forward(view) for view in views]
         loss, total = self._losses(views, [output.logits for output in outputs])
-        self.fabric.backward(total if self.ranks.size == 1 else total * self.ranks.size)  # DDP takes the ranks' mean
+        scaler = self.accelerator.scaler
+        scaled: Tensor = scaler.scale(total if self.ranks.size == 1 else total * self.ranks.size)
+        scaled.backward()  # type: ignore[no-untyped-call]  # DDP takes the mean over ranks
         if self.config.clip_norm is not None:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=self.config.clip_norm, error_if_nonfinite=False
-            )
-        self.optimizer.step()
+            scaler.unscale_(self.optimizer)
+            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+            clip_grad_norm_(parameters, self.config.clip_norm)
+        scaler.step(self.optimizer)
+        scaler.update()
         if self.average is not None:
             self.average.update()
-        self.own_model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
+        self.model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
         self.loss_sum += loss.detach() * num_nodes
         self.losses.add(total)
+
+    def _forward(self, view: TokenBatch) -> NodeOutput:
+        with self.accelerator.autocast():
+            output: NodeOutput = self.network(view)
+        return output
 
     def _losses(self, views: Sequence[TokenBatch], logits: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The loss of the training nodes, and what is made smaller."""
@@ -159,23 +165,3 @@ class TrainingStep:
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
         return graph
-
-
-class Sealed:
-    """Carries a batch or an output past Fabric, which would copy and cast the fields of a dataclass."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class SealedModel(nn.Module):
-    """The model behind sealed hand-overs."""
-
-    def __init__(self, model: NodeModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Sealed) -> Sealed:
-        return Sealed(self.model(batch.value))
