@@ -126,7 +126,7 @@ def _node_bytes(store: GraphStore, config: PrepareConfig, num_rows: int) -> tupl
     """Bytes per node that LocalNodes, context features and labels hold, beside their blocks."""
     item = np.dtype(index_dtype(store.num_nodes)).itemsize
     rings = config.tokens.hops * len(directions_of(config)) if num_rows < store.num_nodes else 0
-    return 1 + 2 * item, 1 + item * (1 + rings), 26 if store.task == "regression" else 5
+    return 1 + 2 * item, 1 + item * (1 + rings), 22 if store.task == "regression" else 1
 
 
 def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
@@ -292,7 +292,7 @@ def _surroundings(
     if config.labels.local:
         width = num_count_columns(store.task, store.num_outputs)
         lists = Neighbors(*store.csr("both"), self_loops=False)
-        kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 2)
+        kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 1)
         at_once, sources = plan(token_rows, store.num_nodes, width, budget)
         elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
         memory = held + block_bytes(at_once, sources, width)

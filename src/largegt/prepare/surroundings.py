@@ -33,7 +33,7 @@ from .engines.engine import Engine
 from .engines.local import run_chunks
 from .features import as_range
 from .kernels import in_rows
-from .label_contexts import TrainingLabels, known_around, num_count_columns
+from .label_contexts import TrainingLabels, num_count_columns
 
 _CHUNK = 512
 _RANGE = 1 << 20
@@ -99,20 +99,17 @@ def write_label_counts(
     num_counts = num_count_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
     dtype = counts_dtype(neighbors, own.scale is not None)
-    out = writer.grow("label_counts", dtype.name, (num_counts + 2,))
-    require_space(writer.path, dtype.itemsize * (num_counts + 2) * (len(nodes) - out.rows), "labels around local nodes")
+    out = writer.grow("label_counts", dtype.name, (num_counts + 1,))
+    require_space(writer.path, dtype.itemsize * (num_counts + 1) * (len(nodes) - out.rows), "labels around local nodes")
+
+    def finish(first: int, last: int, sums: Array) -> None:
+        counts = np.empty((last - first, num_counts + 1), dtype=dtype)
+        counts[:, :-1] = sums
+        counts[:, -1] = neighbors.degrees(nodes[first:last])
+        out.append(counts)
+        writer.commit()
+
     if out.rows < len(nodes):
-        known = known_around(own, neighbors, engine)
-
-        def finish(first: int, last: int, sums: Array) -> None:
-            some = np.asarray(nodes[first:last], dtype=np.int64)
-            counts = np.empty((len(some), num_counts + 2), dtype=dtype)
-            counts[:, :-2] = sums
-            counts[:, -2] = known[some]
-            counts[:, -1] = neighbors.degrees(some)
-            out.append(counts)
-            writer.commit()
-
         engine.sums(neighbors, nodes, None, own, num_counts, finish, "labels around local nodes", out.rows)
     writer.close("label_counts")
 
