@@ -19,9 +19,9 @@ import numpy as np
 from ..io.remote_array import window
 from ..memory import rows_within
 from ..progress import Progress, silent
+from ..threads import run_chunks
 from ..types import Array
 from . import kernels
-from .engines.local import run_chunks
 
 Load = Callable[[int, int, Array], None]
 """`load(first, last, out)` fills out [last - first, width] with these rows of X."""

@@ -35,11 +35,10 @@ from ..io.atomic import require_space
 from ..types import Array, Task
 from .blocks import Neighbors
 from .engines.engine import Engine
-from .engines.local import run_chunks
 from .features import as_range
 
 _COUNTS = "scratch_label_counts"
-_RANGE, _CHUNK = 1 << 16, 512
+_RANGE = 1 << 20
 STEPS, _MOST_STEPS = 32, 256
 """Steps in a standard deviation of a regression's values, and the most steps from the mean that one counts for."""
 
@@ -66,11 +65,42 @@ def write_label_contexts(
         everyone = range(store.num_nodes)
         engine.sums(neighbors, everyone, None, own, num_counts, finish, "labels around", counted.rows)
     task = _Rows(neighbors, counted.so_far(), own, hops)
-    for rows in engine.lots(task, nodes, hops * (num_labels + 1), out.rows):
+    for rows in engine.rows(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
         writer.commit()
     writer.close("label_contexts")
     writer.drop(_COUNTS)
+
+
+def write_label_counts(
+    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
+) -> None:
+    """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
+    when not all of the training split."""
+    own = own or TrainingLabels.of(store)
+    num_counts = num_count_columns(store.task, store.num_outputs)
+    neighbors = Neighbors(*store.csr("both"), self_loops=False)
+    dtype = counts_dtype(neighbors, own.scale is not None)
+    out = writer.grow("label_counts", dtype.name, (num_counts + 1,))
+    require_space(writer.path, dtype.itemsize * (num_counts + 1) * (len(nodes) - out.rows), "labels around local nodes")
+
+    def finish(first: int, last: int, sums: Array) -> None:
+        counts = np.empty((last - first, num_counts + 1), dtype=dtype)
+        counts[:, :-1] = sums
+        counts[:, -1] = neighbors.degrees(nodes[first:last])
+        out.append(counts)
+        writer.commit()
+
+    if out.rows < len(nodes):
+        engine.sums(neighbors, nodes, None, own, num_counts, finish, "labels around local nodes", out.rows)
+    writer.close("label_counts")
+
+
+def counts_dtype(neighbors: Neighbors, are_values: bool) -> np.dtype[Any]:
+    """The narrowest that holds the counts: values count for many steps each."""
+    starts = range(0, neighbors.num_nodes, _RANGE)
+    largest = max((int(np.diff(neighbors.indptr[low : low + _RANGE + 1]).max()) for low in starts), default=0)
+    return np.dtype("int32" if are_values or largest >= 1 << 15 else "int16")
 
 
 def num_count_columns(task: Task, num_outputs: int) -> int:
@@ -159,7 +189,7 @@ class _Rows:
     own: TrainingLabels
     hops: int
 
-    def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
+    def __call__(self, nodes: Array, memory: int | None) -> Array:
         """float16 [n, hops, c + 1]."""
         nodes, neighbors = np.asarray(nodes, dtype=np.int64), self.neighbors.around(nodes)
         rows = np.zeros((len(nodes), self.hops, self.counts.shape[1]), dtype=np.float32)
@@ -167,31 +197,23 @@ class _Rows:
         rows[:, 0, :-1] = counts[:, :-1] / np.maximum(counts[:, -1:], 1)
         rows[:, 0, -1] = counts[:, -1] / np.maximum(degrees, 1)
         if self.hops > 1:
-            self._add_second_hop(rows[:, 1], nodes, neighbors, threads, memory)
+            self._add_second_hop(rows[:, 1], nodes, neighbors, memory)
         if self.own.scale is not None:
             half = self.own.scale.half[nodes]
             rows = np.stack([rows[np.arange(len(nodes)), :, half] / STEPS, rows[:, :, -1]], axis=2)
         return rows.astype(np.float16)
 
-    def _add_second_hop(
-        self, rows: Array, nodes: Array, neighbors: Neighbors, threads: int | None, memory: int | None
-    ) -> None:
+    def _add_second_hop(self, rows: Array, nodes: Array, neighbors: Neighbors, memory: int | None) -> None:
         mine = np.empty((len(nodes), self.counts.shape[1]), dtype=np.float32)
         mine[:, :-1], mine[:, -1] = self.own.rows(nodes, mine.shape[1] - 1), self.own.is_train[nodes]
         cursor, num_nodes = neighbors.indptr[nodes], neighbors.num_nodes
         block = num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
         for low in range(0, num_nodes, block):
             high = min(num_nodes, low + block)
-            counts, starts = self.counts[low:high], self.neighbors.indptr[low : high + 1]
-
-            def part(first: int, last: int, low: int = low, counts: Array = counts, starts: Array = starts) -> None:
-                some = slice(first, last)
-                _add_walks(
-                    neighbors.indptr, neighbors.indices, nodes[some], cursor[some], low, counts, starts,
-                    mine[some], rows[some],
-                )  # fmt: skip
-
-            run_chunks(part, len(nodes), _CHUNK, threads)
+            _add_walks(
+                neighbors.indptr, neighbors.indices, nodes, cursor, low, self.counts[low:high],
+                self.neighbors.indptr[low : high + 1], mine, rows,
+            )  # fmt: skip
         _shares(rows, neighbors.degrees(nodes))
 
 

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from ..config import LocalNodesConfig
 from ..data.pair_runs import index_dtype
 from ..data.weights import as_weights, in_memory
 from ..errors import ConfigError, InputError
 from ..progress import Progress
+from ..threads import run_chunks
 from ..types import Array, Direction
 from . import sampler
-from .engines.local import run_chunks
 from .fetched_nodes import BUFFER_BYTES, fetched_rows
-from .neighbor_lists import NeighborLists
+from .neighbor_lists import MappedCSR, NeighborLists
 from .weighted_sampler import weighted_rows
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _CHUNK_NODES = 1024
 _CHECKED_BYTES = 1 << 30
 _FETCHED_NODES = 1 << 14
+_SLOTS_AT_ONCE = 1 << 16
+"""Slots of local nodes that are looked up among the neighbours at once; four times as many of lists elsewhere."""
 
 
 def local_nodes(
@@ -102,6 +105,42 @@ def local_nodes(
 
     run_chunks(work, len(wanted), chunk, threads, progress, "local nodes")
     return rows
+
+
+def sample(
+    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int,
+    threads: int | None = None, buffer_bytes: int = BUFFER_BYTES,
+) -> Array:  # fmt: skip
+    """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
+    weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
+    return local_nodes(
+        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_share,
+        buffer_bytes=buffer_bytes, weighted=weighted,
+    )  # fmt: skip
+
+
+def near_of(
+    graph: GraphStore | NeighborLists, nodes: Array, local_nk: Array, direction: Direction, threads: int | None = None
+) -> Array:
+    """Boolean [n, K]: which local nodes an edge joins to the node, whichever way."""
+    is_elsewhere = isinstance(graph, NeighborLists)
+    lists = graph if isinstance(graph, NeighborLists) else MappedCSR.of_store(graph, direction)
+    sides = [lists] if lists.reverse is lists else [lists, lists.reverse]
+    nodes, near_nk = np.asarray(nodes, dtype=np.int64), np.empty(local_nk.shape, dtype=np.bool_)
+
+    def work(start: int, stop: int) -> None:
+        owners, others = np.repeat(nodes[start:stop], local_nk.shape[1]), local_nk[start:stop].reshape(-1)
+        found = np.logical_or.reduce([side.has(owners, others) for side in sides])
+        near_nk[start:stop] = found.reshape(-1, local_nk.shape[1])
+
+    at_once = (4 if is_elsewhere else 1) * _SLOTS_AT_ONCE // local_nk.shape[1]
+    run_chunks(work, len(nodes), max(1, at_once), threads)
+    return near_nk
+
+
+def packed(near_nk: Array) -> Array:
+    """uint8 [n, ⌈K/8⌉]: a bit per local node, the lowest first."""
+    return np.packbits(near_nk, axis=1, bitorder="little")
 
 
 def refuse_weights(weighted: bool) -> None:

@@ -40,15 +40,13 @@ from .cache_key import (
     state_as_of,
 )
 from .context import ContextFeatures
-from .edge_means import EdgeMeans
 from .engines.engine import SEGMENT_NODES, Engine
 from .estimate import least_memory
-from .features import NodeFeatures, feature_scale
+from .features import EdgeMeans, NodeFeatures, feature_scale
 from .incremental import Earlier, Rows, merge, same_sample, same_token_rows, same_training_labels
-from .label_contexts import TrainingLabels, write_label_contexts
+from .label_contexts import TrainingLabels, write_label_contexts, write_label_counts
 from .positions import write_positions
 from .prepared import KIND, STAGE, Prepared, siblings_of
-from .surroundings import write_label_counts, write_near
 
 _SAMPLED = "scratch_sampled"
 
@@ -122,17 +120,13 @@ class _Preparation:
         """Make the stages that are missing, and the folder that names them."""
         store, config, engine, nodes = self.store, self.config, self.engine, self.nodes
         direction = config.local_nodes.direction
-        local = self._stage("local_nodes", lambda writer: _write_local_nodes(self, writer))
-        token_nodes = local.array("token_nodes")
+        token_nodes = self._stage("local_nodes", lambda writer: _write_local_nodes(self, writer)).array("token_nodes")
         self._stage("tokens", lambda writer: _write_tokens(self, writer, token_nodes))
         self._stage(
             "positions", lambda writer: write_positions(writer, store, nodes, config.positions, direction, engine)
         )
         if config.labels.hops:
             self._stage("label_contexts", lambda writer: _write_label_contexts(self, writer))
-        if config.local_nodes.near:
-            rows = local.array("local_rows")
-            self._stage("near", lambda writer: write_near(writer, store, nodes, rows, token_nodes, engine))
         if config.labels.local:
             self._stage(
                 "label_counts",
@@ -263,7 +257,7 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     rows = writer.grow("local_rows", dtype.name, (k,))
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
-    sampled = nodes[:, None] if k == 1 else _sampled(making, writer)
+    sampled = _sampled(making, writer)
     at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
         used = _within_two_hops(store, nodes, config.local_nodes.direction, engine)
@@ -280,6 +274,7 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
             rows.append(row_of[sampled[low : min(low + at_once, stop)]])
         writer.commit()
     writer.close("local_rows")
+    writer.close("near")
     writer.drop(_SAMPLED)
 
 
@@ -298,19 +293,24 @@ def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engi
 
 
 def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
-    """LocalNodes as node numbers [n, K], a scratch array, mapped."""
+    """LocalNodes as node numbers [n, K], a scratch array, mapped; and `near`, which of them are neighbours."""
     store, nodes, engine = making.store, making.nodes, making.engine
     settings, show = making.config.local_nodes, engine.progress or silent
+    near = writer.grow("near", "uint8", (-(-settings.k // 8),))
+    if settings.k == 1:
+        near.append(np.zeros((len(nodes) - near.rows, 1), dtype=np.uint8))
+        return nodes[:, None]
     sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
     show("local nodes", sampled.rows, len(nodes))
     earlier = making.earlier(lambda prepared, _: same_sample(prepared, making.config))
     if earlier is None:
-        segments = engine.local_nodes(store, nodes[sampled.rows :], settings, 0)
+        segments = engine.local_nodes(store, nodes[sampled.rows :], settings)
     else:
         rows, segments = earlier.local_nodes(nodes[sampled.rows :], settings, engine)
         making.note("local nodes", rows)
-    for segment in segments:
-        sampled.append(segment)
+    for local_nk, near_bits in segments:
+        sampled.append(local_nk)
+        near.append(near_bits)
         writer.commit()
         show("local nodes", sampled.rows, len(nodes))
     return sampled.so_far()

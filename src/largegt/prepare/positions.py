@@ -27,11 +27,11 @@ from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import format_bytes
 from ..progress import Progress, silent
+from ..threads import run_chunks
 from ..types import Array, Direction
 from . import kernels
 from .blocks import Load, Neighbors
 from .engines.engine import Engine
-from .engines.local import run_chunks
 from .laplacian import laplacian, laplacian_bytes
 
 if TYPE_CHECKING:
