@@ -33,7 +33,7 @@ from ..memory import rows_within
 from ..progress import silent
 from ..threads import run_chunks
 from ..types import OPPOSITE, Array, Direction
-from .blocks import Finish, Load, Neighbors, marked_numbers
+from .blocks import Finish, Load, Neighbors, NeighborSums, marked_numbers
 from .engines.engine import Engine
 from .features import EdgeMeans, NodeFeatures, as_range, degrees_of
 
@@ -204,7 +204,7 @@ class ContextFeatures:
             load = _FeatureRows(self.features, self.shift[:width], walk.reverse_degrees, sources)
         else:
             load = _ContextRows(walk.contexts[hop - 2], walk.reverse_degrees, sources)
-        self.engine.sums(walk.neighbors, nodes, sources, load, width, finish, f"context {name}", start)
+        self.engine.sums(NeighborSums(walk.neighbors, nodes, load, width, sources), finish, f"context {name}", start)
 
     def _context_rows(self, walk: _Walk, nodes: Array | range, sums: Array, hop: int) -> Array:
         """Sums over neighbours, which are changed, as rows of a context; those of the first hop are of features without

@@ -23,7 +23,7 @@ from ..data.store import GraphStore
 from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
 from ..types import Array, Direction
-from .blocks import Neighbors, block_bytes, block_sums, plan
+from .blocks import Neighbors, NeighborSums, block_bytes, block_sums, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
 from .engines.engine import SEGMENT_NODES, Engine
 from .features import NodeFeatures
@@ -168,7 +168,7 @@ class _Speed:
 
         def sum_s(times: int) -> float:
             begin = time.perf_counter()
-            block_sums(rows, np.tile(np.arange(count), times), None, load, 64, forget, _SUM_BYTES, threads)
+            block_sums(NeighborSums(rows, np.tile(np.arange(count), times), load, 64), forget, _SUM_BYTES, threads)
             return time.perf_counter() - begin
 
         sum_s(1)  # compiled by now

@@ -159,13 +159,10 @@ def same_sample(prepared: Prepared, config: PrepareConfig) -> bool:
     return {**ours, "nodes": ""} == {**theirs, "nodes": ""}
 
 
-def same_token_rows(
-    prepared: Prepared, theirs: PrepareConfig, config: PrepareConfig, shift: Array, gain: Array
-) -> bool:
-    """Whether token rows were made as these settings say, with this scale, for whichever nodes. `theirs` and `config`
-    are settled."""
-    ours, others = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, theirs))
-    same = ours == others and config.local_nodes.direction == theirs.local_nodes.direction
+def same_token_rows(prepared: Prepared, config: PrepareConfig, shift: Array, gain: Array) -> bool:
+    """Whether token rows were made as these settings say, with this scale, for whichever nodes."""
+    ours, theirs = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, prepared.config))
+    same = ours == theirs and config.local_nodes.direction == prepared.config.local_nodes.direction
     scale = [prepared.array(name) for name in ("feature_shift", "feature_gain")]
     return same and np.array_equal(scale[0], shift) and np.array_equal(scale[1], gain)
 

@@ -33,7 +33,7 @@ from ..data.versions import State, labels_as_of
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..types import Array, Task
-from .blocks import Neighbors
+from .blocks import Neighbors, NeighborSums
 from .engines.engine import Engine
 from .features import as_range
 
@@ -62,8 +62,8 @@ def write_label_contexts(
         writer.commit()
 
     if counted.rows < store.num_nodes:
-        everyone = range(store.num_nodes)
-        engine.sums(neighbors, everyone, None, own, num_counts, finish, "labels around", counted.rows)
+        everyone = NeighborSums(neighbors, range(store.num_nodes), own, num_counts)
+        engine.sums(everyone, finish, "labels around", counted.rows)
     task = _Rows(neighbors, counted.so_far(), own, hops)
     for rows in engine.rows(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
@@ -92,7 +92,7 @@ def write_label_counts(
         writer.commit()
 
     if out.rows < len(nodes):
-        engine.sums(neighbors, nodes, None, own, num_counts, finish, "labels around local nodes", out.rows)
+        engine.sums(NeighborSums(neighbors, nodes, own, num_counts), finish, "labels around local nodes", out.rows)
     writer.close("label_counts")
 
 

@@ -49,6 +49,8 @@ from .positions import write_positions
 from .prepared import KIND, STAGE, Prepared, siblings_of
 
 _SAMPLED = "scratch_sampled"
+_SHOWN = {"tokens": "token rows", "label_contexts": "label contexts"}
+"""What users read of these arrays."""
 
 
 def prepare(
@@ -206,14 +208,20 @@ class _Preparation:
     def earlier(self, serves: Callable[[Prepared, State], bool]) -> Earlier | None:
         return Earlier.find(self.store, self.siblings, serves)
 
-    def note(self, name: str, rows: Rows) -> None:
-        kept = int(rows.kept.sum())
-        self.reused[name] = kept, len(rows.before) - kept
-
-    def note_all(self, name: str, rows: Rows | None) -> None:
-        """That all were made, where some could have been kept."""
+    def keep_or_make(
+        self, writer: ArrayWriter, name: str, before: tuple[Earlier | None, Rows | None], nodes: Array,
+        make: Callable[[Array, ArrayWriter], None],
+    ) -> None:  # fmt: skip
+        """Write the array `name`, a row for each of `nodes`: those that an earlier preparation has are kept, where they
+        are many, and the others are what `make(nodes, writer)` writes."""
+        earlier, rows = before
+        if earlier is None or rows is None or not rows.is_worth_it:
+            make(nodes, writer)
+        else:
+            merge(writer, name, rows, earlier.prepared.array(name), lambda which, scratch: make(nodes[which], scratch))
         if rows is not None:
-            self.reused[name] = 0, len(rows.before)
+            kept = int(rows.kept.sum()) if rows.is_worth_it else 0
+            self.reused[_SHOWN[name]] = kept, len(nodes) - kept
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
@@ -307,7 +315,7 @@ def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
         segments = engine.local_nodes(store, nodes[sampled.rows :], settings)
     else:
         rows, segments = earlier.local_nodes(nodes[sampled.rows :], settings, engine)
-        making.note("local nodes", rows)
+        making.reused["local nodes"] = int(rows.kept.sum()), int((~rows.kept).sum())
     for local_nk, near_bits in segments:
         sampled.append(local_nk)
         near.append(near_bits)
@@ -338,16 +346,9 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter, token_nodes: Array)
             target, config.tokens.dtype, config.tokens.hops
         )
 
-    earlier = making.earlier(
-        lambda prepared, _: same_token_rows(prepared, settled(store, prepared.config), config, shift, gain)
-    )
+    earlier = making.earlier(lambda prepared, _: same_token_rows(prepared, config, shift, gain))
     rows = None if earlier is None else earlier.token_rows(token_nodes, config, directions_of(config), engine)
-    if earlier is None or rows is None or not rows.is_worth_it:
-        write(token_nodes, writer)
-        making.note_all("token rows", rows)
-        return
-    making.note("token rows", rows)
-    merge(writer, "tokens", rows, earlier.prepared.tokens, lambda which, scratch: write(token_nodes[which], scratch))
+    making.keep_or_make(writer, "tokens", (earlier, rows), token_nodes, write)
 
 
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
@@ -360,10 +361,4 @@ def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     ours = making.then or State.of(store)
     earlier = making.earlier(lambda prepared, state: same_training_labels(prepared, state, store, own, ours, hops))
     rows = None if earlier is None else earlier.label_rows(making.nodes, hops, engine)
-    if earlier is None or rows is None or not rows.is_worth_it:
-        write(making.nodes, writer)
-        making.note_all("label contexts", rows)
-        return
-    making.note("label contexts", rows)
-    before = earlier.prepared.label_contexts
-    merge(writer, "label_contexts", rows, before, lambda which, scratch: write(making.nodes[which], scratch))
+    making.keep_or_make(writer, "label_contexts", (earlier, rows), making.nodes, write)

@@ -7,17 +7,18 @@ not depend on who made them, so every engine leaves the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...config import LocalNodesConfig
 from ...memory import held_bytes, release_freed, rows_within
-from ...progress import Progress
+from ...progress import Progress, silent
 from ...threads import num_threads, run_ahead
 from ...types import Array, Direction
 from .. import kernels
-from ..blocks import Finish, Load, Neighbors, block_sums
+from ..blocks import Finish, Neighbors, NeighborSums, block_sums
 from ..local_nodes import near_of, packed, sample
 from ..neighbor_lists import NeighborLists
 
@@ -91,14 +92,10 @@ class Engine:
         """Set `marked` [N] at every neighbour of `nodes`."""
         kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
 
-    def sums(
-        self, neighbors: Neighbors, nodes: Array | range, sources: Array | None, load: Load, width: int,
-        finish: Finish, stage: str, start: int,
-    ) -> None:  # fmt: skip
+    def sums(self, wanted: NeighborSums, finish: Finish, stage: str, start: int) -> None:
         """Sums over neighbours, as `block_sums` has them."""
-        block_sums(
-            neighbors, nodes, sources, load, width, finish, self.room(), self.threads, self.progress, stage, start
-        )
+        show = partial(self.progress or silent, stage)
+        block_sums(wanted, finish, self.room(), self.threads, show, start)
 
 
 def mark_bits(neighbors: Neighbors, nodes: Array) -> Array:

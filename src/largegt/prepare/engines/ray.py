@@ -18,6 +18,7 @@ import mmap
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from ...memory import format_bytes
 from ...progress import Progress, silent
 from ...ray_cluster import connect
 from ...types import Array, Direction
-from ..blocks import Finish, Load, Neighbors, block_sums, numbers
+from ..blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
 from ..local_nodes import near_of, packed, refuse_weights, sample
 from ..neighbor_lists import NeighborLists
@@ -113,20 +114,17 @@ class RayEngine(Engine):
         for bits in self.run(partial(mark_bits, neighbors), parts):
             marked |= np.unpackbits(bits, count=len(marked)).view(np.bool_)
 
-    def sums(
-        self, neighbors: Neighbors, nodes: Array | range, sources: Array | None, load: Load, width: int,
-        finish: Finish, stage: str, start: int,
-    ) -> None:  # fmt: skip
+    def sums(self, wanted: NeighborSums, finish: Finish, stage: str, start: int) -> None:
         """A task sums for a range of nodes, over all sources, block after block of them within its memory: a third of
         it is for the result, a half for what that is made from."""
         show = self.progress or silent
-        ranges = self._ranges(len(nodes), width, start)
-        task = _Sum(neighbors, sources, load, width, self.memory // 2)
-        show(stage, start, len(nodes))
-        made = self.run(task, ((_some(nodes, *bounds),) for bounds in ranges), self.memory)
+        ranges = self._ranges(len(wanted.nodes), wanted.width, start)
+        task = partial(_sum, replace(wanted, nodes=range(0)), self.memory // 2)
+        show(stage, start, len(wanted.nodes))
+        made = self.run(task, ((_some(wanted.nodes, *bounds),) for bounds in ranges), self.memory)
         for (low, high), rows in zip(ranges, made, strict=True):
             finish(low, high, np.array(rows))  # a result of Ray's is read-only
-            show(stage, high, len(nodes))
+            show(stage, high, len(wanted.nodes))
 
     def _ranges(self, num_nodes: int, width: int, start: int) -> list[tuple[int, int]]:
         """As few tasks as keep the cluster busy, because each reads all sources."""
@@ -168,21 +166,14 @@ def _sample(lists: NeighborLists, settings: LocalNodesConfig, buffer_bytes: int,
     return local_nk, packed(near_of(lists, nodes, local_nk, settings.direction, 1))
 
 
-class _Sum:
-    """Sums over the neighbours of some nodes."""
+def _sum(wanted: NeighborSums, memory: int, nodes: Array | range) -> Array:
+    rows = np.empty((len(nodes), wanted.width), dtype=np.float32)
 
-    def __init__(self, neighbors: Neighbors, sources: Array | None, load: Load, width: int, memory: int) -> None:
-        self.neighbors, self.sources, self.load, self.width, self.memory = neighbors, sources, load, width, memory
+    def finish(first: int, last: int, sums: Array) -> None:
+        rows[first:last] = sums
 
-    def __call__(self, nodes: Array | range) -> Array:
-        rows = np.empty((len(nodes), self.width), dtype=np.float32)
-
-        def finish(first: int, last: int, sums: Array) -> None:
-            rows[first:last] = sums
-
-        neighbors = self.neighbors.around(nodes)
-        block_sums(neighbors, nodes, self.sources, self.load, self.width, finish, self.memory, 1)
-        return rows
+    block_sums(replace(wanted, neighbors=wanted.neighbors.around(nodes), nodes=nodes), finish, memory, 1)
+    return rows
 
 
 def _some(nodes: Array | range, low: int, high: int) -> Array | range:
