@@ -24,7 +24,7 @@ from ..threads import run_chunks
 from ..types import Array, Direction
 from . import sampler
 from .fetched_nodes import BUFFER_BYTES, fetched_rows
-from .neighbor_lists import MappedCSR, NeighborLists
+from .neighbor_lists import NeighborLists
 from .weighted_sampler import weighted_rows
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _CHUNK_NODES = 1024
 _CHECKED_BYTES = 1 << 30
 _FETCHED_NODES = 1 << 14
-_SLOTS_AT_ONCE = 1 << 16
-"""Slots of local nodes that are looked up among the neighbours at once; four times as many of lists elsewhere."""
+_SLOTS_ASKED = 1 << 18
+"""Slots of local nodes that lists elsewhere are asked about at once."""
 
 
 def local_nodes(
@@ -123,18 +123,23 @@ def near_of(
     graph: GraphStore | NeighborLists, nodes: Array, local_nk: Array, direction: Direction, threads: int | None = None
 ) -> Array:
     """Boolean [n, K]: which local nodes an edge joins to the node, whichever way."""
+    nodes, near_nk = np.asarray(nodes, dtype=np.int64), np.zeros(local_nk.shape, dtype=np.bool_)
+
+    def look_up(start: int, stop: int) -> None:
+        some = slice(start, stop)
+        if isinstance(graph, NeighborLists):
+            owners, others = np.repeat(nodes[some], local_nk.shape[1]), local_nk[some].reshape(-1)
+            for lists in (graph,) if graph.reverse is graph else (graph, graph.reverse):
+                near_nk[some] |= lists.has(owners, others).reshape(-1, local_nk.shape[1])
+            return
+        one_way = graph.directed and direction != "both"
+        for csr in (graph.csr(direction), graph.reverse_csr(direction)) if one_way else (graph.csr(direction),):
+            sampler.mark_near(*csr, nodes[some], local_nk[some], near_nk[some])
+
     is_elsewhere = isinstance(graph, NeighborLists)
-    lists = graph if isinstance(graph, NeighborLists) else MappedCSR.of_store(graph, direction)
-    sides = [lists] if lists.reverse is lists else [lists, lists.reverse]
-    nodes, near_nk = np.asarray(nodes, dtype=np.int64), np.empty(local_nk.shape, dtype=np.bool_)
-
-    def work(start: int, stop: int) -> None:
-        owners, others = np.repeat(nodes[start:stop], local_nk.shape[1]), local_nk[start:stop].reshape(-1)
-        found = np.logical_or.reduce([side.has(owners, others) for side in sides])
-        near_nk[start:stop] = found.reshape(-1, local_nk.shape[1])
-
-    at_once = (4 if is_elsewhere else 1) * _SLOTS_AT_ONCE // local_nk.shape[1]
-    run_chunks(work, len(nodes), max(1, at_once), threads)
+    run_chunks(
+        look_up, len(nodes), max(1, _SLOTS_ASKED // local_nk.shape[1]) if is_elsewhere else _CHUNK_NODES, threads
+    )
     return near_nk
 
 
