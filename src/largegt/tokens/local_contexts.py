@@ -2,7 +2,7 @@
 
 Axes: b nodes of a batch, k local nodes, n prepared nodes, c classes or labels.
 
-Enters: counts [b, k, c + 2] of training labels around local nodes (prepare/surroundings.py), and which local nodes are
+Enters: counts [b, k, c + 2] of training labels around local nodes (prepare/label_contexts.py), and which local nodes are
 neighbours. Leaves: float32 [b, k, c + 1], as label contexts have it: the share of each label among the neighbours in
 the training split, and the share of the neighbours that are in it. For a regression c = 1: the mean of the values, in
 the scale that the node reads them in (LabelScale); the counts have that of either half.
