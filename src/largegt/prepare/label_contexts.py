@@ -14,9 +14,10 @@ holds their mean. float32 holds whole numbers up to 2²⁴: the counts of so man
 steps at most.
 
 For models that read labels around local nodes too: label_counts [t, c + 2], of the nodes behind the token table. How
-often each label stands among a node's neighbours in the training split, how many such neighbours there are, and how many in
-all; of a regression c = 2, sums of values in the scale of either half. A node counts around each of its neighbours; who
-reads these counts takes it out (tokens/local_contexts.py), which leaves nothing of it, as they are whole numbers.
+often each label stands among a node's neighbours in the training split, how many such neighbours there are, and how
+many in all; of a regression c = 2, sums of values in the scale of either half. A node counts around each of its
+neighbours; who reads these counts takes it out (tokens/local_contexts.py), which leaves nothing of it, as they are
+whole numbers.
 
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
 counts, 4·N·(c + 1) bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts,
