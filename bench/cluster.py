@@ -40,7 +40,7 @@ from ray.cluster_utils import Cluster
 
 import largegt as lg
 from largegt.memory import format_bytes, held_bytes
-from largegt.prepare.blocks import Neighbors, block_sums
+from largegt.prepare.blocks import Neighbors, NeighborSums, block_sums
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.engines.ray import RayEngine
 from largegt.prepare.neighbor_lists import NeighborLists
@@ -236,10 +236,10 @@ def rates(store: Any, shards: int, num_nodes: int) -> None:
     def load(first: int, last: int, out: np.ndarray) -> None:
         out[:] = x[first:last]
 
-    block_sums(neighbors, range(10), None, load, width, lambda a, b, c: None, 1 << 30, 1)  # compiles
+    block_sums(NeighborSums(neighbors, range(10), load, width), lambda a, b, c: None, 1 << 30, 1)  # compiles
     for memory in (1 << 30, x.nbytes // 3):
         start = time.perf_counter()
-        block_sums(neighbors, range(store.num_nodes), None, load, width, lambda a, b, c: None, memory, 1)
+        block_sums(NeighborSums(neighbors, range(store.num_nodes), load, width), lambda a, b, c: None, memory, 1)
         elapsed_s, edges = time.perf_counter() - start, len(neighbors.indices) + store.num_nodes
         print(
             f"sums, width {width}, memory {format_bytes(memory)}: {store.num_nodes / elapsed_s:,.0f} rows/s, "

@@ -21,7 +21,7 @@ import torch
 from largegt.datasets.synthetic import synthesize
 from largegt.io.array_writer import ArrayWriter
 from largegt.memory import parse_bytes
-from largegt.prepare.blocks import Neighbors, block_sums
+from largegt.prepare.blocks import Neighbors, NeighborSums, block_sums
 from largegt.prepare.context import ContextFeatures, feature_scale
 
 warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
@@ -56,7 +56,8 @@ def main() -> None:
     def sums(memory: int) -> float:
         begin = time.perf_counter()
         width = features.shape[1]
-        block_sums(neighbors, range(store.num_nodes), None, load, width, lambda first, last, sums: None, memory)
+        wanted = NeighborSums(neighbors, range(store.num_nodes), load, width)
+        block_sums(wanted, lambda first, last, sums: None, memory)
         return time.perf_counter() - begin
 
     def context(memory: int) -> float:

@@ -73,7 +73,7 @@ class LocalNodesConfig(Settings):
     weighted: bool | Literal["auto"] = "auto"
     """Draw neighbours in proportion to edge weights. auto: where the store has weights."""
     near: bool = False
-    """Also note which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
+    """Read which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
 
     def relevant(self) -> dict[str, Any]:
         """The settings that a sample depends on: where nothing is sampled, not those of the sample."""

@@ -36,7 +36,6 @@ from .io.array_writer import ArrayWriter
 from .memory import memory_budget
 from .predict import Written, decided, prediction_table, prediction_width, write_rows
 from .prediction_files import check_prediction_file
-from .prepare.blocks import Neighbors
 from .prepare.cache_key import directions_of
 from .prepare.context import ContextFeatures
 from .prepare.cutout import (
@@ -47,12 +46,12 @@ from .prepare.cutout import (
     scratch_folder,
     token_rows,
 )  # fmt: skip
-from .prepare.engines.engine import Engine, sample_from
+from .prepare.engines.engine import Engine
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
 from .prepare.label_contexts import TrainingLabels
+from .prepare.local_nodes import near_of, packed, sample
 from .prepare.prepared import KIND, Drawn, Prepared
-from .prepare.surroundings import is_near, packed
 from .progress import Progress, silent
 from .ranks import ALONE
 from .threads import num_threads
@@ -231,9 +230,13 @@ class NewNodes:
         config, index = self.prepared.config, self.prepared.nodes.dtype
         settings = config.local_nodes.model_copy(update={"k": self._k})
         lists = self.graph.lists(settings.direction)
-        sampled = [sample_from(lists, nodes, settings, draw) for draw in range(self.draws)]
+        sampled = [sample(lists, nodes, settings, draw) for draw in range(self.draws)]
         used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows in sampled)]))
-        first, *others = (Drawn(np.searchsorted(used, rows).astype(index), self._near(nodes, rows)) for rows in sampled)
+        near = [near_of(lists, nodes, rows, settings.direction) for rows in sampled]
+        first, *others = (
+            Drawn(np.searchsorted(used, rows).astype(index), bits if config.local_nodes.near else None)
+            for rows, bits in zip(sampled, near, strict=True)
+        )
         labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
         with ArrayWriter(path, KIND) as writer:
             writer.save("nodes", nodes.astype(index))
@@ -247,8 +250,7 @@ class NewNodes:
             writer.save("positions", self._positions(nodes))
             if config.labels.hops:
                 writer.save("label_contexts", self._label_contexts(nodes))
-            if first.near is not None:
-                writer.save("near", packed(first.near))
+            writer.save("near", packed(near[0]))
             if config.labels.local:
                 writer.save("label_counts", self._label_counts(used))
             meta = self.prepared.folder.meta
@@ -283,7 +285,7 @@ class NewNodes:
                 return np.array(made.array("tokens"))
 
         def of_new(new: Array) -> Array:
-            return token_rows(self.graph, new, shift, gain, config, directions, engine)
+            return token_rows(self.graph, new, shift, gain, config, engine)
 
         return self._rows(nodes, prepared.tokens, prepared.tokens.dtype, of_old, of_new)
 
@@ -295,13 +297,6 @@ class NewNodes:
             return projected_positions(self.graph, nodes, prepared.config, self.engine)
         direction = "both" if settings.method == "laplacian" else prepared.config.local_nodes.direction
         return mean_positions(self.graph, nodes, direction, prepared.rows_of, prepared.positions)
-
-    def _near(self, nodes: Array, local_nk: Array) -> Array | None:
-        """[n, K] which local nodes are neighbours, where a model is told that."""
-        if not self.prepared.config.local_nodes.near:
-            return None
-        lists = Neighbors(*self.graph.lists("both").neighbors(nodes), self_loops=False)
-        return is_near(lists, np.arange(len(nodes)), local_nk)
 
     def _label_counts(self, nodes: Array) -> Array:
         none = self.graph.new_features[:0]

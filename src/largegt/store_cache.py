@@ -43,7 +43,7 @@ from .progress import Progress
 from .types import Array, PathLike
 
 _OF_LABELS = ("labels", "split")
-_WITHOUT_LABELS = ("local_nodes", "tokens", "positions", "near")
+_WITHOUT_LABELS = ("local_nodes", "tokens", "positions")
 
 
 @dataclass(frozen=True)

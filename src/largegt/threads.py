@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .progress import Progress, silent
 from .types import Array
 
 
@@ -36,6 +37,18 @@ def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: 
         return
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda pair: task(*pair), ranges)
+
+
+def run_chunks(
+    work: Callable[[int, int], None], total: int, chunk: int, threads: int | None = None,
+    progress: Progress | None = None, stage: str = "",
+) -> None:  # fmt: skip
+    """Call `work(start, stop)` over `range(total)` in chunks: small ones, so that hubs leave no thread idle. The first
+    error stops the rest."""
+    show = progress or silent
+    show(stage, 0, total)
+    for number, _ in enumerate(run_ranges(work, [*range(0, total, chunk), total], threads), start=1):
+        show(stage, min(total, number * chunk), total)
 
 
 def take_rows(source: Array, at: Array, out: Array, rows_per_task: int, threads: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largegt.prepare import blocks as home
-from largegt.prepare.blocks import Neighbors, block_bytes, block_sums, plan
+from largegt.prepare.blocks import Neighbors, NeighborSums, block_bytes, block_sums, plan
 
 
 def rows_of(dense: np.ndarray, self_loops: bool) -> Neighbors:
@@ -29,7 +29,7 @@ def sums(neighbors: Neighbors, nodes: Any, sources: Any, x: np.ndarray, memory: 
         out[first:last] = part
         part[:] = np.nan  # it is ours to spoil
 
-    block_sums(neighbors, nodes, sources, load, x.shape[1], finish, memory, **more)
+    block_sums(NeighborSums(neighbors, nodes, load, x.shape[1], sources), finish, memory, **more)
     return out
 
 
@@ -87,7 +87,9 @@ def test_sources_are_loaded_once_when_they_fit(monkeypatch: pytest.MonkeyPatch) 
         loads.clear()
         seen: list[tuple[int, int]] = []
         neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
-        block_sums(neighbors, range(50), None, load, 4, lambda low, high, _: seen.append((low, high)), memory, 1)
+        block_sums(
+            NeighborSums(neighbors, range(50), load, 4), lambda low, high, _: seen.append((low, high)), memory, 1
+        )
         return seen
 
     monkeypatch.setattr(home, "_SMALL_LOT", 20)
@@ -104,4 +106,4 @@ def test_an_error_behind_the_scenes_is_raised() -> None:
 
     neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
     with pytest.raises(OSError, match="no room"):
-        block_sums(neighbors, range(50), None, lambda first, last, into: None, 4, finish, 500)
+        block_sums(NeighborSums(neighbors, range(50), lambda first, last, into: None, 4), finish, 500)

@@ -143,9 +143,9 @@ def test_a_nodes_own_label_is_no_part_of_its_row(graph: str, tmp_path: Path) -> 
 class InBlocks(Engine):
     """Gives a task room for a few rows of counts at a time, as a cluster does."""
 
-    def lots(self, task: Any, nodes: np.ndarray, width: int, start: int) -> Iterator[np.ndarray]:
+    def rows(self, task: Any, nodes: np.ndarray, width: int, start: int) -> Iterator[np.ndarray]:
         for low in range(start, len(nodes), 11):
-            yield task(nodes[low : low + 11], 1, self.memory)
+            yield task(nodes[low : low + 11], self.memory)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

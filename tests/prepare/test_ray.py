@@ -192,7 +192,7 @@ def die_once(mark: str, number: int) -> int:
 def test_a_task_whose_worker_dies_runs_again(cluster: Any, tmp_path: Path) -> None:
     calls = [(number,) for number in range(12)]
     task = partial(die_once, str(tmp_path / "died"))
-    assert list(RayEngine()._run(task, calls)) == [number * number for number in range(12)]
+    assert list(RayEngine().run(task, calls)) == [number * number for number in range(12)]
     assert (tmp_path / "died").exists()
 
 
@@ -218,7 +218,7 @@ def refuse(number: int) -> int:
 
 def test_an_error_of_the_users_comes_back_as_it_was(cluster: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        list(RayEngine()._run(refuse, [(7,)]))
+        list(RayEngine().run(refuse, [(7,)]))
     assert str(caught.value) == "number 7 is wrong"
 
 

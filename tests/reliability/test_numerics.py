@@ -18,8 +18,8 @@ from largegt.config import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.predict import predict
+from largegt.prepare.local_nodes import sample
 from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import sample
 from largegt.ranks import ALONE
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import token_batches

@@ -15,8 +15,8 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.experiments.reproduce import reproduce
 from largegt.predict import predict
+from largegt.prepare.local_nodes import sample
 from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import sample
 from largegt.report.groups import open_runs
 from largegt.report.settings import listing
 from largegt.tokens.loader import token_batches

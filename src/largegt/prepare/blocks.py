@@ -18,10 +18,9 @@ import numpy as np
 
 from ..io.remote_array import window
 from ..memory import rows_within
-from ..progress import Progress, silent
+from ..threads import run_chunks
 from ..types import Array
 from . import kernels
-from .engines.local import run_chunks
 
 Load = Callable[[int, int, Array], None]
 """`load(first, last, out)` fills out [last - first, width] with these rows of X."""
@@ -82,49 +81,55 @@ def marked_numbers(marked: Array, dtype: np.dtype[Any]) -> Array:
     return found
 
 
-def block_sums(
-    neighbors: Neighbors,
-    nodes: Array | range,
-    sources: Array | None,
-    load: Load,
-    width: int,
-    finish: Finish,
-    memory: int,
-    threads: int | None = None,
-    progress: Progress | None = None,
-    stage: str = "",
-    start: int = 0,
-) -> None:
-    """`finish(first, last, sums)` with the float32 sums over the neighbours of nodes[first:last], lot after lot, from
-    nodes[start] on.
+@dataclass(frozen=True)
+class NeighborSums:
+    """The sums over the neighbours of `nodes`, which are sorted numbers or a range, of rows of X that `load` fills in,
+    `width` wide. `sources` are the nodes that X has rows of, sorted (None: every node); all neighbours must be among
+    them."""
 
-    `nodes` are sorted numbers, or a range. `sources` are the nodes that X has rows of, sorted (None: every node); all
-    neighbours must be among them. The sums are for `finish` to change and to write; where lots are small that happens
-    in the background, one lot at a time and in order, while the next one is summed.
+    neighbors: Neighbors
+    nodes: Array | range
+    load: Load
+    width: int
+    sources: Array | None = None
+
+    @property
+    def num_sources(self) -> int:
+        return self.neighbors.num_nodes if self.sources is None else len(self.sources)
+
+
+def block_sums(
+    wanted: NeighborSums, finish: Finish, memory: int, threads: int | None = None,
+    show: Callable[[int, int], None] | None = None, start: int = 0,
+) -> None:  # fmt: skip
+    """`finish(first, last, sums)` with the float32 sums of nodes[first:last], lot after lot, from nodes[start] on.
+
+    The sums are for `finish` to change and to write; where lots are small that happens in the background, one lot at a
+    time and in order, while the next one is summed.
     """
-    show = progress or silent
-    num_sources = neighbors.num_nodes if sources is None else len(sources)
+    neighbors, nodes, sources, width = wanted.neighbors, wanted.nodes, wanted.sources, wanted.width
+    show, num_sources = show or _nothing_shown, wanted.num_sources
     at_once, source_rows = plan(len(nodes), num_sources, width, memory)
     dense = np.empty((source_rows, width), dtype=np.float32)
     rooms = [np.empty((at_once, width), dtype=np.float32) for _ in range(2 if at_once <= _SMALL_LOT else 1)]
     loaded = -1
-    show(stage, start, len(nodes))
+    show(start, len(nodes))
     with ThreadPoolExecutor(1) as behind:
         waiting: Future[None] | None = None
         for number, first in enumerate(range(start, len(nodes), at_once)):
             last = min(len(nodes), first + at_once)
-            wanted = numbers(nodes[first:last])
-            cursor = neighbors.indptr[wanted]
+            some = numbers(nodes[first:last])
+            cursor = neighbors.indptr[some]
             sums = rooms[number % len(rooms)][: last - first]
             for begin in range(0, num_sources, source_rows):
                 end = min(num_sources, begin + source_rows)
                 low, high = _range(sources, begin, end, neighbors.num_nodes)
                 place_of = _places(sources, begin, end, low, high)
                 if loaded != begin:
-                    _fill(load, begin, end, dense, threads)
+                    _fill(wanted.load, begin, end, dense, threads)
                     loaded = begin
-                _add(neighbors, wanted, cursor, low, high, dense, place_of, sums, begin == 0, threads)
-                show(stage, first + (last - first) * end // num_sources, len(nodes))
+                _add(neighbors, (some, cursor, sums), (low, high, dense, place_of), threads)
+                show(first + (last - first) * end // num_sources, len(nodes))
             if waiting is not None:
                 waiting.result()
             waiting = behind.submit(_finish_in_pieces, finish, first, sums)
@@ -191,11 +196,15 @@ def _fill(load: Load, begin: int, end: int, dense: Array, threads: int | None) -
 
 
 def _add(
-    neighbors: Neighbors, nodes: Array, cursor: Array, low: int, high: int, dense: Array, place_of: Array,
-    sums: Array, is_first: bool, threads: int | None,
-) -> None:  # fmt: skip
+    neighbors: Neighbors, rows: tuple[Array, Array, Array], block: tuple[int, int, Array, Array], threads: int | None
+) -> None:
+    """Add to the rows (their nodes, where their lists go on, their sums) what a block of X brings (the nodes from and
+    to which it has rows, the rows, and where in it each node is). The first block finds anything in the sums."""
+    nodes, cursor, sums = rows
+    low, high, dense, place_of = block
+
     def part(first: int, last: int) -> None:
-        if is_first:
+        if low == 0:
             sums[first:last] = 0
         some = (nodes[first:last], cursor[first:last], low, high, neighbors.self_loops, dense, place_of)
         if neighbors.weights is None:
@@ -206,3 +215,7 @@ def _add(
             )
 
     run_chunks(part, len(nodes), _CHUNK_ROWS, threads)
+
+
+def _nothing_shown(done: int, total: int) -> None:
+    """Where nobody looks."""

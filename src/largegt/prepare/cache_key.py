@@ -22,7 +22,7 @@ from ..types import Array, Direction
 from .blocks import marked_numbers
 
 _VERSIONS = {
-    "nodes": 1, "local_nodes": 1, "tokens": 2, "positions": 1, "label_contexts": 1, "near": 1, "label_counts": 1,
+    "nodes": 1, "local_nodes": 2, "tokens": 2, "positions": 1, "label_contexts": 1, "label_counts": 1,
 }  # fmt: skip
 """Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 
@@ -72,8 +72,7 @@ def directions_read(config: PrepareConfig) -> set[Direction]:
     if along & {"in", "out"}:
         along |= {"in", "out"}  # degrees of the other side
     reads_labels = bool(config.labels.hops) or config.labels.local
-    reads_both = reads_labels or config.local_nodes.near or config.positions.method == "laplacian"
-    return along | ({"both"} if reads_both else set())
+    return along | ({"both"} if reads_labels or config.positions.method == "laplacian" else set())
 
 
 def _edge_sides(store: GraphStore, config: PrepareConfig) -> list[str]:
@@ -152,8 +151,6 @@ def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> 
     }
     if config.labels.hops:
         depends["label_contexts"] = [structure, labels, config.labels.hops]
-    if config.local_nodes.near:
-        depends["near"] = sampled
     if config.labels.local:
         depends["label_counts"] = [rows_of, labels]
     return {stage: fingerprint([stage, _VERSIONS[stage], inputs]) for stage, inputs in depends.items()}

@@ -10,6 +10,11 @@ For the undirected view both are the same and Ã is the usual symmetric normalis
 them in place of ones, divided by their mean: an average edge counts as much as the node itself, weights that are all
 alike change nothing, and neither does their unit.
 
+Where edges have features, e are their means over the edges at each node, brought to the scale of the other columns (the
+paper, section 3: by "using edge features during message passing to update node representations"):
+
+  H_i = [H_i, 0]    C⁰_i = [(ÃH)_i, e_i]    C¹_i = [(Ã²H)_i, (Ãe)_i]    and so on
+
 Along several directions a row is [H, Ã_out H, Ã_in H, Ã_out² H, Ã_in² H, …]: by hop, and within a hop by direction.
 """
 
@@ -26,12 +31,11 @@ from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import rows_within
 from ..progress import silent
+from ..threads import run_chunks
 from ..types import OPPOSITE, Array, Direction
-from .blocks import Finish, Load, Neighbors, marked_numbers
-from .edge_means import EdgeMeans
+from .blocks import Finish, Load, Neighbors, NeighborSums, marked_numbers
 from .engines.engine import Engine
-from .engines.local import run_chunks
-from .features import NodeFeatures, as_range, degrees_of
+from .features import EdgeMeans, NodeFeatures, as_range, degrees_of
 
 _CHUNK_ROWS = 1 << 14
 
@@ -110,8 +114,8 @@ class ContextFeatures:
         self, features: NodeFeatures, nodes: Array, shift: Array, gain: Array, directions: Sequence[Direction],
         engine: Engine, weighted: bool = False, edge_features: bool = False,
     ) -> None:  # fmt: skip
-        """`shift` and `gain` [d] are of the features, and behind them of the means of edge features (edge_means.py)
-        where contexts have these."""
+        """`shift` and `gain` [d] are of the features, and behind them of the means of edge features where contexts have
+        these."""
         self.features, self.nodes, self.shift, self.gain = features, nodes, shift, gain
         self.directions, self.engine, self.weighted = directions, engine, weighted
         self.edge_width = features.store.num_edge_features if edge_features else 0
@@ -200,7 +204,7 @@ class ContextFeatures:
             load = _FeatureRows(self.features, self.shift[:width], walk.reverse_degrees, sources)
         else:
             load = _ContextRows(walk.contexts[hop - 2], walk.reverse_degrees, sources)
-        self.engine.sums(walk.neighbors, nodes, sources, load, width, finish, f"context {name}", start)
+        self.engine.sums(NeighborSums(walk.neighbors, nodes, load, width, sources), finish, f"context {name}", start)
 
     def _context_rows(self, walk: _Walk, nodes: Array | range, sums: Array, hop: int) -> Array:
         """Sums over neighbours, which are changed, as rows of a context; those of the first hop are of features without

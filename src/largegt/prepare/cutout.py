@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -27,14 +28,17 @@ from ..errors import ConfigError
 from ..io.array_writer import ArrayWriter
 from ..memory import format_bytes
 from ..types import Array, Direction
+from .cache_key import directions_of
 from .context import ContextFeatures
 from .engines.engine import Engine
 from .extended import Extended
 from .features import NodeFeatures
-from .label_contexts import TrainingLabels, write_label_contexts
+from .label_contexts import TrainingLabels, write_label_contexts, write_label_counts
 from .neighbor_lists import index_type
 from .positions import write_positions
-from .surroundings import write_label_counts
+
+Given = ParamSpec("Given")
+Make = Callable[Concatenate[Extended, Array, Given], Array]
 
 
 class TooLargeError(ConfigError):
@@ -114,29 +118,27 @@ def scratch_folder() -> Iterator[ArrayWriter]:
         yield writer
 
 
+def in_parts(make: Make[Given]) -> Make[Given]:
+    """`make` for some nodes at a time where what they all depend on does not fit."""
+
+    @wraps(make)
+    def made(graph: Extended, nodes: Array, /, *args: Given.args, **options: Given.kwargs) -> Array:
+        try:
+            return make(graph, nodes, *args, **options)
+        except TooLargeError:
+            if len(nodes) < 2:
+                raise
+        return np.concatenate([made(graph, half, *args, **options) for half in np.array_split(nodes, 2)])
+
+    return made
+
+
+@in_parts
 def token_rows(
-    graph: Extended, nodes: Array, shift: Array, gain: Array, config: PrepareConfig,
-    directions: Sequence[Direction], engine: Engine,
-) -> Array:  # fmt: skip
+    graph: Extended, nodes: Array, shift: Array, gain: Array, config: PrepareConfig, engine: Engine
+) -> Array:
     """[n, 1 + contexts, d] token rows of `nodes` (sorted)."""
-    return _made(lambda some: _token_rows(graph, some, shift, gain, config, directions, engine), nodes)
-
-
-def _made(make: Callable[[Array], Array], nodes: Array) -> Array:
-    """`make(nodes)`, some at a time where what they depend on does not fit."""
-    try:
-        return make(nodes)
-    except TooLargeError:
-        if len(nodes) < 2:
-            raise
-    return np.concatenate([_made(make, half) for half in np.array_split(nodes, 2)])
-
-
-def _token_rows(
-    graph: Extended, nodes: Array, shift: Array, gain: Array, config: PrepareConfig,
-    directions: Sequence[Direction], engine: Engine,
-) -> Array:  # fmt: skip
-    tokens = config.tokens
+    tokens, directions = config.tokens, directions_of(config)
     cutout = Cutout(graph, nodes, directions, tokens.hops, engine.memory // 2)
     with scratch_folder() as writer:
         features, places = _Features(cutout, tokens.degrees), cutout.places(nodes)
@@ -144,12 +146,9 @@ def _token_rows(
         return np.array(writer.array("tokens"))
 
 
+@in_parts
 def projected_positions(graph: Extended, nodes: Array, config: PrepareConfig, engine: Engine) -> Array:
     """[n, p] encodings of `nodes` (sorted) by projection."""
-    return _made(lambda some: _projected(graph, some, config, engine), nodes)
-
-
-def _projected(graph: Extended, nodes: Array, config: PrepareConfig, engine: Engine) -> Array:
     direction, settings = config.local_nodes.direction, config.positions
     cutout = Cutout(graph, nodes, (direction,), len(settings.projection_weights), engine.memory // 2)
     with scratch_folder() as writer:
@@ -157,17 +156,23 @@ def _projected(graph: Extended, nodes: Array, config: PrepareConfig, engine: Eng
         return np.array(writer.array("positions"))
 
 
+@in_parts
 def label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
     """[n, hops, c + 1] labels around `nodes` (sorted). `own` are the training labels of the store's nodes; new ones
     have none."""
-    return _made(lambda some: _label_contexts(graph, some, hops, own, engine), nodes)
-
-
-def _label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
     cutout = Cutout(graph, nodes, ("both",), hops, engine.memory // 2)
     with scratch_folder() as writer:
         write_label_contexts(writer, cutout, cutout.places(nodes), hops, engine, _labels_in(cutout, own))
         return np.array(writer.array("label_contexts"))
+
+
+@in_parts
+def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
+    """[n, c + 2] counts of labels around `nodes` (sorted); `own` as above."""
+    cutout = Cutout(graph, nodes, ("both",), 1, engine.memory // 2)
+    with scratch_folder() as writer:
+        write_label_counts(writer, cutout, cutout.places(nodes), engine, _labels_in(cutout, own))
+        return np.array(writer.array("label_counts"))
 
 
 def _labels_in(cutout: Cutout, own: TrainingLabels) -> TrainingLabels:
@@ -177,18 +182,6 @@ def _labels_in(cutout: Cutout, own: TrainingLabels) -> TrainingLabels:
     is_train = own.is_train[known] & (cutout.numbers < num_old)
     scale = own.scale and replace(own.scale, half=np.where(is_train, own.scale.half[known], np.uint8(0)))
     return TrainingLabels(np.asarray(own.labels[known]), is_train, scale)
-
-
-def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
-    """[n, c + 2] counts of labels around `nodes` (sorted); `own` as above."""
-    return _made(lambda some: _label_counts(graph, some, own, engine), nodes)
-
-
-def _label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
-    cutout = Cutout(graph, nodes, ("both",), 1, engine.memory // 2)
-    with scratch_folder() as writer:
-        write_label_counts(writer, cutout, cutout.places(nodes), engine, _labels_in(cutout, own))
-        return np.array(writer.array("label_counts"))
 
 
 def mean_positions(graph: Extended, nodes: Array, direction: Direction, rows_of: Any, positions: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,16 +22,15 @@ from ..data.pair_runs import index_dtype
 from ..data.store import GraphStore
 from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
-from ..types import Array
-from .blocks import Neighbors, block_bytes, block_sums, plan
+from ..types import Array, Direction
+from .blocks import Neighbors, NeighborSums, block_bytes, block_sums, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
 from .engines.engine import SEGMENT_NODES, Engine
 from .features import NodeFeatures
-from .label_contexts import num_count_columns
+from .label_contexts import counts_dtype, num_count_columns
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors
+from .local_nodes import sample
 from .positions import node2vec_bytes
-from .prepared import sample
-from .surroundings import counts_dtype
 
 _SAMPLE_NODES = 1 << 14
 _SUM_NODES = 1 << 13
@@ -43,8 +43,6 @@ _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
 """Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
 _LANCZOS_EDGE_CORE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
 """Of a step: core seconds per edge, and seconds per node and vector that the new one is made orthogonal to."""
-_SEARCH_CORE_S = 1e-7
-"""Core seconds to look for a local node among the neighbours."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +87,10 @@ def estimate(
     nodes = nodes_to_prepare(store, config)
     engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
-    measured = _Speed(store, config, threads)
+    speed = _Speed(store, config, threads)
     release_freed()
-    room, held = engine.room, held_bytes()  # with the kernels loaded
-    own, rings, labels = (size * store.num_nodes for size in _node_bytes(store, config, len(nodes)))
-    stages = (
-        _local_nodes(store, nodes, config, draw_s, token_rows, held + own),
-        _tokens(store, config, token_rows, room(rings), measured, held + rings),
-        _positions(store, nodes, config, room(), measured, held),
-        *_label_contexts(store, nodes, config, room(labels), measured, held + labels),
-        *_surroundings(store, nodes, config, token_rows, room(labels), measured, held + labels),
-    )
+    made = _Stages(store, config, len(nodes), token_rows, speed, engine.room, held_bytes())  # with the kernels loaded
+    stages = (made.local_nodes(draw_s), made.tokens(), made.positions(), *made.labels())
     kept = peak = 0
     for stage in stages:
         peak = max(peak, kept + stage.disk_bytes + stage.scratch_bytes)
@@ -126,7 +117,7 @@ def _node_bytes(store: GraphStore, config: PrepareConfig, num_rows: int) -> tupl
     """Bytes per node that LocalNodes, context features and labels hold, beside their blocks."""
     item = np.dtype(index_dtype(store.num_nodes)).itemsize
     rings = config.tokens.hops * len(directions_of(config)) if num_rows < store.num_nodes else 0
-    return 1 + 2 * item, 1 + item * (1 + rings), 26 if store.task == "regression" else 5
+    return 1 + 2 * item, 1 + item * (1 + rings), 22 if store.task == "regression" else 1
 
 
 def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
@@ -159,10 +150,8 @@ class _Speed:
     """How fast rows are summed here."""
 
     def __init__(self, store: GraphStore, config: PrepareConfig, threads: int | None) -> None:
-        indptr, indices = store.csr(config.local_nodes.direction)
-        self.num_edges = len(indices)
-        """Along the direction of the local nodes, which positions follow too."""
-        self.threads = num_threads(threads)
+        self.store, self.threads = store, num_threads(threads)
+        indptr, _ = store.csr(config.local_nodes.direction)
         count = min(store.num_nodes, _SUM_NODES)
         first = (store.num_nodes - count) // 2
         edges = int(indptr[first + count] - indptr[first]) + count
@@ -179,122 +168,116 @@ class _Speed:
 
         def sum_s(times: int) -> float:
             begin = time.perf_counter()
-            block_sums(rows, np.tile(np.arange(count), times), None, load, 64, forget, _SUM_BYTES, threads)
+            block_sums(NeighborSums(rows, np.tile(np.arange(count), times), load, 64), forget, _SUM_BYTES, threads)
             return time.perf_counter() - begin
 
         sum_s(1)  # compiled by now
         self.floats_per_s = 3 * 64 * edges / max(1e-6, sum_s(4) - sum_s(1))
 
-    def passes_s(self, passes: float, num_edges: int, width: int) -> float:
-        """Seconds to sum rows of this width along so many edges so many times."""
-        return passes * num_edges * width / self.floats_per_s
+    def passes_s(self, num_rows: int, direction: Direction, width: int) -> float:
+        """Seconds to sum the neighbours of so many nodes, rows of this width."""
+        num_edges = len(self.store.csr(direction)[1])
+        return num_rows / self.store.num_nodes * num_edges * width / self.floats_per_s
 
 
-def _local_nodes(
-    store: GraphStore, nodes: Array, config: PrepareConfig, draw_s: float, token_rows: int, held: int
-) -> StageEstimate:
-    item = np.dtype(index_dtype(store.num_nodes)).itemsize
-    sampled = len(nodes) * config.local_nodes.k * item
-    scratch = sampled if config.local_nodes.k > 1 else 0
-    elapsed_s = draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S
-    segment = 2 * min(len(nodes), SEGMENT_NODES) * config.local_nodes.k * item
-    return StageEstimate("local nodes", sampled + token_rows * item, scratch, held + segment, elapsed_s)
+@dataclass(frozen=True)
+class _Stages:
+    """What each stage of a preparation will take."""
 
+    store: GraphStore
+    config: PrepareConfig
+    num_rows: int
+    """Nodes that get a row."""
+    token_rows: int
+    speed: _Speed
+    room: Callable[[int], int]
+    """What blocks may hold beside so many bytes."""
+    held: int
+    """What the process holds now."""
 
-def _tokens(
-    store: GraphStore, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
-) -> StageEstimate:
-    width, hops, directions = (
-        NodeFeatures(store, config.tokens.degrees).width,
-        config.tokens.hops,
-        directions_of(config),
-    )
-    width += store.num_edge_features if config.tokens.edge_features is True else 0
-    kept = token_rows * (1 + hops * len(directions)) * width * np.dtype(config.tokens.dtype).itemsize
-    stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
-    read = (stored if config.tokens.standardize else 0) + stored
-    memory, scratch, sum_s = 0, 0, 0.0
-    for direction in directions if hops else ():
-        num_edges = len(store.csr(direction)[1])
-        rows_of_hop = [token_rows]
-        for _ in range(hops - 1):
-            rows_of_hop.insert(0, int(min(store.num_nodes, rows_of_hop[0] * (1 + num_edges / store.num_nodes))))
-        aside = rows_of_hop[:-1] if direction == directions[-1] else rows_of_hop
-        scratch += 4 * width * sum(aside)
-        source_bytes = stored
-        for rows in rows_of_hop:
-            at_once, sources = plan(rows, store.num_nodes, width, budget)
-            blocks = -(-rows // at_once) if sources < store.num_nodes else 1
-            read += blocks * source_bytes
-            memory = max(memory, block_bytes(at_once, sources, width))
-            source_bytes = 4 * rows * width
-        sum_s += speed.passes_s(sum(rows_of_hop) / store.num_nodes, num_edges, width)
-    elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
-    return StageEstimate("context features", kept, scratch, held + memory, elapsed_s)
+    def _blocks(self, rows: int, width: int, aside: int = 0) -> tuple[int, int]:
+        """(bytes held, times that the sources are read) while so many rows are summed."""
+        num_nodes = self.store.num_nodes
+        at_once, sources = plan(rows, num_nodes, width, self.room(aside))
+        return aside + block_bytes(at_once, sources, width), -(-rows // at_once) if sources < num_nodes else 1
 
+    @property
+    def _node_bytes(self) -> list[int]:
+        return [size * self.store.num_nodes for size in _node_bytes(self.store, self.config, self.num_rows)]
 
-def _positions(
-    store: GraphStore, nodes: Array, config: PrepareConfig, budget: int, speed: _Speed, held: int
-) -> StageEstimate:
-    positions = config.positions
-    if positions.method == "none":
-        return StageEstimate("positions", 0, 0, held, 0.0)
-    kept = 4 * len(nodes) * positions.dim
-    if positions.method == "node2vec":
-        work = positions.walks_per_node * positions.walk_length * positions.context * positions.dim
-        core_s = store.num_nodes * work * (1 + positions.negatives) * positions.epochs * _NODE2VEC_CORE_S
-        memory = held + node2vec_bytes(store.num_nodes, positions)
-        return StageEstimate("positions, node2vec", kept, 0, memory, core_s / speed.threads)
-    if positions.method == "laplacian":
-        step_s = (
-            len(store.csr("both")[1]) * _LANCZOS_EDGE_CORE_S / speed.threads
-            + store.num_nodes * num_lanczos_vectors(positions.dim) * _LANCZOS_NODE_S
-        )
-        memory = held + laplacian_bytes(store.num_nodes, positions.dim)
-        return StageEstimate("positions, laplacian", kept, 0, memory, STEPS_PER_VECTOR * positions.dim * step_s)
-    whole = 4 * store.num_nodes * positions.dim
-    powers = len(positions.projection_weights)
-    at_once, sources = plan(store.num_nodes, store.num_nodes, positions.dim, budget)
-    blocks = -(-store.num_nodes // at_once) if sources < store.num_nodes else 1
-    passes = powers - 1 + len(nodes) / store.num_nodes
-    elapsed_s = (
-        speed.passes_s(passes, speed.num_edges, positions.dim)
-        + (powers - 1) * whole * (blocks / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
-    )  # fmt: skip
-    memory = held + block_bytes(at_once, sources, positions.dim)
-    return StageEstimate("positions, projection", kept, min(2, powers - 1) * whole + kept, memory, elapsed_s)
+    def local_nodes(self, draw_s: float) -> StageEstimate:
+        k, item = self.config.local_nodes.k, np.dtype(index_dtype(self.store.num_nodes)).itemsize
+        sampled = self.num_rows * k * item
+        scratch = sampled if k > 1 else 0
+        kept = sampled + self.num_rows * -(-k // 8) + self.token_rows * item
+        segment = 2 * min(self.num_rows, SEGMENT_NODES) * k * item
+        elapsed_s = draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S
+        return StageEstimate("local nodes", kept, scratch, self.held + self._node_bytes[0] + segment, elapsed_s)
 
+    def tokens(self) -> StageEstimate:
+        store, tokens, directions = self.store, self.config.tokens, directions_of(self.config)
+        width, hops, num_nodes = NodeFeatures(store, tokens.degrees).width, tokens.hops, store.num_nodes
+        width += store.num_edge_features if tokens.edge_features is True else 0
+        kept = self.token_rows * (1 + hops * len(directions)) * width * np.dtype(tokens.dtype).itemsize
+        stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
+        read = (stored if tokens.standardize else 0) + stored
+        memory, scratch, sum_s = self._node_bytes[1], 0, 0.0
+        for direction in directions if hops else ():
+            num_edges = len(store.csr(direction)[1])
+            rows_of_hop = [self.token_rows]
+            for _ in range(hops - 1):
+                rows_of_hop.insert(0, int(min(num_nodes, rows_of_hop[0] * (1 + num_edges / num_nodes))))
+            scratch += 4 * width * sum(rows_of_hop[:-1] if direction == directions[-1] else rows_of_hop)
+            source_bytes = stored
+            for rows in rows_of_hop:
+                held, times = self._blocks(rows, width, self._node_bytes[1])
+                read += times * source_bytes
+                memory = max(memory, held)
+                source_bytes = 4 * rows * width
+            sum_s += self.speed.passes_s(sum(rows_of_hop), direction, width)
+        elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
+        return StageEstimate("context features", kept, scratch, self.held + memory, elapsed_s)
 
-def _label_contexts(
-    store: GraphStore, nodes: Array, config: PrepareConfig, budget: int, speed: _Speed, held: int
-) -> list[StageEstimate]:
-    hops = config.labels.hops
-    if not hops:
-        return []
-    width = num_count_columns(store.task, store.num_outputs)
-    kept = 2 * len(nodes) * hops * (num_label_columns(store.task, store.num_outputs) + 1)
-    counts = 4 * store.num_nodes * width
-    at_once, sources = plan(store.num_nodes, store.num_nodes, width, budget)
-    num_edges = len(store.csr("both")[1])
-    passes = 1 + (hops - 1) * len(nodes) / store.num_nodes
-    elapsed_s = speed.passes_s(passes, num_edges, width) + counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
-    return [StageEstimate("label contexts", kept, counts, held + block_bytes(at_once, sources, width), elapsed_s)]
+    def positions(self) -> StageEstimate:
+        settings, num_nodes, threads = self.config.positions, self.store.num_nodes, self.speed.threads
+        scratch, memory, elapsed_s, kept = 0, 0, 0.0, 4 * self.num_rows * settings.dim
+        if settings.method == "none":
+            kept = 0
+        elif settings.method == "node2vec":
+            work = settings.walks_per_node * settings.walk_length * settings.context * settings.dim
+            work *= (1 + settings.negatives) * settings.epochs
+            elapsed_s = num_nodes * work * _NODE2VEC_CORE_S / threads
+            memory = node2vec_bytes(num_nodes, settings)
+        elif settings.method == "laplacian":
+            step_s = len(self.store.csr("both")[1]) * _LANCZOS_EDGE_CORE_S / threads
+            step_s += num_nodes * num_lanczos_vectors(settings.dim) * _LANCZOS_NODE_S
+            elapsed_s = STEPS_PER_VECTOR * settings.dim * step_s
+            memory = laplacian_bytes(num_nodes, settings.dim)
+        else:
+            whole, more = 4 * num_nodes * settings.dim, len(settings.projection_weights) - 1
+            memory, times = self._blocks(num_nodes, settings.dim)
+            scratch = min(2, more) * whole + kept
+            rows = more * num_nodes + self.num_rows
+            elapsed_s = self.speed.passes_s(rows, self.config.local_nodes.direction, settings.dim)
+            elapsed_s += more * whole * (times / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
+        name = "positions" if settings.method == "none" else f"positions, {settings.method}"
+        return StageEstimate(name, kept, scratch, self.held + memory, elapsed_s)
 
-
-def _surroundings(
-    store: GraphStore, nodes: Array, config: PrepareConfig, token_rows: int, budget: int, speed: _Speed, held: int
-) -> list[StageEstimate]:
-    found = []
-    if config.local_nodes.near:
-        kept = len(nodes) * -(-config.local_nodes.k // 8)
-        searched_s = len(nodes) * config.local_nodes.k * _SEARCH_CORE_S / speed.threads
-        found.append(StageEstimate("distances", kept, 0, held, searched_s + kept / _WRITE_BYTES_PER_S))
-    if config.labels.local:
-        width = num_count_columns(store.task, store.num_outputs)
-        lists = Neighbors(*store.csr("both"), self_loops=False)
-        kept = counts_dtype(lists, store.task == "regression").itemsize * token_rows * (width + 2)
-        at_once, sources = plan(token_rows, store.num_nodes, width, budget)
-        elapsed_s = speed.passes_s(token_rows / store.num_nodes, len(store.csr("both")[1]), width)
-        memory = held + block_bytes(at_once, sources, width)
-        found.append(StageEstimate("label surroundings", kept, 0, memory, elapsed_s + kept / _WRITE_BYTES_PER_S))
-    return found
+    def labels(self) -> list[StageEstimate]:
+        store, hops, found = self.store, self.config.labels.hops, []
+        width, beside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
+        if hops:
+            kept = 2 * self.num_rows * hops * (num_label_columns(store.task, store.num_outputs) + 1)
+            counts, memory = 4 * store.num_nodes * width, self.held + self._blocks(store.num_nodes, width, beside)[0]
+            elapsed_s = self.speed.passes_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
+            elapsed_s += counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
+            found.append(StageEstimate("label contexts", kept, counts, memory, elapsed_s))
+        if self.config.labels.local:
+            dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
+            kept, memory = (
+                dtype.itemsize * self.token_rows * (width + 1),
+                self._blocks(self.token_rows, width, beside)[0],
+            )
+            elapsed_s = self.speed.passes_s(self.token_rows, "both", width) + kept / _WRITE_BYTES_PER_S
+            found.append(StageEstimate("label surroundings", kept, 0, self.held + memory, elapsed_s))
+        return found

@@ -49,6 +49,18 @@ class NodeFeatures:
         return rows
 
 
+class EdgeMeans(NodeFeatures):
+    """Rows [n, f] of what the edges of a node along a direction have for features, their mean; zeros where there are
+    none."""
+
+    def __init__(self, store: GraphStore, direction: Direction) -> None:
+        super().__init__(store)
+        self.direction, self.width = direction, store.num_edge_features
+
+    def rows(self, nodes: slice | Array) -> Array:
+        return self.store.edge_features(self.direction)[nodes if isinstance(nodes, slice) else as_range(nodes)]
+
+
 @dataclass(frozen=True)
 class _Moments:
     """Sums of x - pilot and of its square over a range of nodes; of each of the first `counted` features, how many
@@ -91,7 +103,7 @@ def feature_scale(
     total, square = np.zeros(width), np.zeros(width)
     there, nodes_with_any = np.zeros(counted, dtype=np.int64), 0
     bounds = [*range(0, num_nodes, _CHUNK_ROWS), num_nodes]
-    for part, part_square, part_there, part_nodes in engine.map(_Moments(features, pilot, counted), bounds):
+    for part, part_square, part_there, part_nodes in engine.run(_Moments(features, pilot, counted), pairwise(bounds)):
         total += part  # in order: always the same bits
         square += part_square
         there += part_there

@@ -105,7 +105,9 @@ class Earlier:
 
     # local nodes
 
-    def local_nodes(self, nodes: Array, settings: LocalNodesConfig, engine: Engine) -> tuple[Rows, Iterator[Array]]:
+    def local_nodes(
+        self, nodes: Array, settings: LocalNodesConfig, engine: Engine
+    ) -> tuple[Rows, Iterator[tuple[Array, Array]]]:
         """LocalNodes of `nodes`, segment after segment, as the engine makes them; and which are kept."""
         before = self.prepared.rows_of(nodes)
         before[self.changed((settings.direction,), 1, engine)[nodes]] = -1
@@ -117,15 +119,20 @@ class Earlier:
             before[some[depends]] = -1
         return Rows(before), self._local_nodes(nodes, before, settings, engine)
 
-    def _local_nodes(self, nodes: Array, before: Array, settings: LocalNodesConfig, engine: Engine) -> Iterator[Array]:
-        earlier = self.prepared
-        made = _Stream(engine.local_nodes(self.store, nodes[before < 0], settings, 0))
+    def _local_nodes(
+        self, nodes: Array, before: Array, settings: LocalNodesConfig, engine: Engine
+    ) -> Iterator[tuple[Array, Array]]:
+        earlier, made = self.prepared, _Stream(engine.local_nodes(self.store, nodes[before < 0], settings))
         for start in range(0, len(nodes), SEGMENT_NODES):
             places = before[start : start + SEGMENT_NODES]
-            rows = np.empty((len(places), settings.k), dtype=earlier.local_rows.dtype)
-            rows[places >= 0] = earlier.token_nodes[earlier.local_rows[places[places >= 0]]]
-            rows[places < 0] = made.take(int((places < 0).sum()), rows[:0])
-            yield rows
+            kept = places[places >= 0]
+            local_nk = np.empty((len(places), settings.k), dtype=earlier.local_rows.dtype)
+            near_bits = np.empty((len(places), -(-settings.k // 8)), dtype=np.uint8)
+            local_nk[places >= 0] = earlier.token_nodes[earlier.local_rows[kept]]
+            near_bits[places >= 0] = earlier.array("near")[kept]
+            if len(kept) < len(places):
+                local_nk[places < 0], near_bits[places < 0] = made.take(len(places) - len(kept))
+            yield local_nk, near_bits
 
     # rows by node
 
@@ -152,13 +159,10 @@ def same_sample(prepared: Prepared, config: PrepareConfig) -> bool:
     return {**ours, "nodes": ""} == {**theirs, "nodes": ""}
 
 
-def same_token_rows(
-    prepared: Prepared, theirs: PrepareConfig, config: PrepareConfig, shift: Array, gain: Array
-) -> bool:
-    """Whether token rows were made as these settings say, with this scale, for whichever nodes. `theirs` and `config`
-    are settled."""
-    ours, others = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, theirs))
-    same = ours == others and config.local_nodes.direction == theirs.local_nodes.direction
+def same_token_rows(prepared: Prepared, config: PrepareConfig, shift: Array, gain: Array) -> bool:
+    """Whether token rows were made as these settings say, with this scale, for whichever nodes."""
+    ours, theirs = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, prepared.config))
+    same = ours == theirs and config.local_nodes.direction == prepared.config.local_nodes.direction
     scale = [prepared.array(name) for name in ("feature_shift", "feature_gain")]
     return same and np.array_equal(scale[0], shift) and np.array_equal(scale[1], gain)
 
@@ -210,21 +214,21 @@ def merge(
 
 
 class _Stream:
-    """Rows that come in segments, taken in other portions."""
+    """Rows of several arrays that come in segments, taken in other portions."""
 
-    def __init__(self, segments: Iterator[Array]) -> None:
+    def __init__(self, segments: Iterator[tuple[Array, ...]]) -> None:
         self._segments = segments
-        self._left: Array | None = None
+        self._left: tuple[Array, ...] | None = None
 
-    def take(self, count: int, none: Array) -> Array:
-        parts = [none]
+    def take(self, count: int) -> tuple[Array, ...]:
+        parts = []
         while count:
-            if self._left is None or not len(self._left):
+            if self._left is None or not len(self._left[0]):
                 self._left = next(self._segments)
-            parts.append(self._left[:count])
-            self._left = self._left[count:]
-            count -= len(parts[-1])
-        return np.concatenate(parts)
+            parts.append(tuple(rows[:count] for rows in self._left))
+            self._left = tuple(rows[count:] for rows in self._left)
+            count -= len(parts[-1][0])
+        return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
 @njit(nogil=True, cache=True)

@@ -13,9 +13,15 @@ of a regression are standardised (LabelScale) and rounded to steps of 1/32, so t
 holds their mean. float32 holds whole numbers up to 2²⁴: the counts of so many neighbours, and of 2¹⁶ for values, of 256
 steps at most.
 
+For models that read labels around local nodes too: label_counts [t, c + 2], of the nodes behind the token table. How
+often each label stands among a node's neighbours in the training split, how many such neighbours there are, and how
+many in all; of a regression c = 2, sums of values in the scale of either half. A node counts around each of its
+neighbours; who reads these counts takes it out (tokens/local_contexts.py), which leaves nothing of it, as they are
+whole numbers.
+
 Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
-counts, 4·N·c bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts, and 5
-bytes per node are held.
+counts, 4·N·(c + 1) bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts,
+and a byte per node is held.
 """
 
 from __future__ import annotations
@@ -33,13 +39,12 @@ from ..data.versions import State, labels_as_of
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..types import Array, Task
-from .blocks import Neighbors
+from .blocks import Neighbors, NeighborSums
 from .engines.engine import Engine
-from .engines.local import run_chunks
 from .features import as_range
 
 _COUNTS = "scratch_label_counts"
-_RANGE, _CHUNK = 1 << 16, 512
+_RANGE = 1 << 20
 STEPS, _MOST_STEPS = 32, 256
 """Steps in a standard deviation of a regression's values, and the most steps from the mean that one counts for."""
 
@@ -63,20 +68,51 @@ def write_label_contexts(
         writer.commit()
 
     if counted.rows < store.num_nodes:
-        everyone = range(store.num_nodes)
-        engine.sums(neighbors, everyone, None, own, num_counts, finish, "labels around", counted.rows)
-    known = known_around(own, neighbors, engine)
-    task = _Rows(neighbors, counted.so_far(), known, own, hops)
-    for rows in engine.lots(task, nodes, hops * (num_labels + 1), out.rows):
+        everyone = NeighborSums(neighbors, range(store.num_nodes), own, num_counts)
+        engine.sums(everyone, finish, "labels around", counted.rows)
+    task = _Rows(neighbors, counted.so_far(), own, hops)
+    for rows in engine.rows(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
         writer.commit()
     writer.close("label_contexts")
     writer.drop(_COUNTS)
 
 
+def write_label_counts(
+    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
+) -> None:
+    """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
+    when not all of the training split."""
+    own = own or TrainingLabels.of(store)
+    num_counts = num_count_columns(store.task, store.num_outputs)
+    neighbors = Neighbors(*store.csr("both"), self_loops=False)
+    dtype = counts_dtype(neighbors, own.scale is not None)
+    out = writer.grow("label_counts", dtype.name, (num_counts + 1,))
+    require_space(writer.path, dtype.itemsize * (num_counts + 1) * (len(nodes) - out.rows), "labels around local nodes")
+
+    def finish(first: int, last: int, sums: Array) -> None:
+        counts = np.empty((last - first, num_counts + 1), dtype=dtype)
+        counts[:, :-1] = sums
+        counts[:, -1] = neighbors.degrees(nodes[first:last])
+        out.append(counts)
+        writer.commit()
+
+    if out.rows < len(nodes):
+        engine.sums(NeighborSums(neighbors, nodes, own, num_counts), finish, "labels around local nodes", out.rows)
+    writer.close("label_counts")
+
+
+def counts_dtype(neighbors: Neighbors, are_values: bool) -> np.dtype[Any]:
+    """The narrowest that holds the counts: values count for many steps each."""
+    starts = range(0, neighbors.num_nodes, _RANGE)
+    largest = max((int(np.diff(neighbors.indptr[low : low + _RANGE + 1]).max()) for low in starts), default=0)
+    return np.dtype("int32" if are_values or largest >= 1 << 15 else "int16")
+
+
 def num_count_columns(task: Task, num_outputs: int) -> int:
-    """Columns that training labels are counted in: one per label, or the two scales of a regression's values."""
-    return 2 if task == "regression" else num_label_columns(task, num_outputs)
+    """Columns that training nodes are counted in: one per label, or the two scales of a regression's values; and one
+    for the nodes themselves."""
+    return 1 + (2 if task == "regression" else num_label_columns(task, num_outputs))
 
 
 @dataclass(frozen=True)
@@ -131,8 +167,9 @@ class TrainingLabels:
         return cls(labels, is_train, LabelScale.fit(labels, is_train) if task == "regression" else None)
 
     def __call__(self, first: int, last: int, out: Array) -> None:
-        """Fill `out` [last - first, c] with the rows of a range of nodes."""
-        out[:] = self.rows(np.arange(first, last), out.shape[1])
+        """Fill `out` [last - first, c + 1] with the rows of a range of nodes, and whether each is a training node."""
+        out[:, :-1] = self.rows(np.arange(first, last), out.shape[1] - 1)
+        out[:, -1] = self.is_train[first:last]
 
     def rows(self, nodes: Array, width: int) -> Array:
         """[n, c]; zeros for others than training nodes."""
@@ -148,30 +185,6 @@ class TrainingLabels:
         return out
 
 
-def known_around(own: TrainingLabels, neighbors: Neighbors, engine: Engine) -> Array:
-    """[N] how many of a node's neighbours are training nodes."""
-    known, at = np.empty(neighbors.num_nodes, dtype=np.int32), 0
-    bounds = [*range(0, len(known), _RANGE), len(known)]
-    for part in engine.map(_Known(neighbors, own.is_train), bounds):
-        known[at : at + len(part)] = part
-        at += len(part)
-    return known
-
-
-@dataclass(frozen=True)
-class _Known:
-    """How many neighbours of each node of a range are training nodes."""
-
-    neighbors: Neighbors
-    is_train: Array
-
-    def __call__(self, first: int, last: int) -> Array:
-        known = np.empty(last - first, dtype=np.int32)
-        neighbors = self.neighbors.around(range(first, last))
-        _count_known(neighbors.indptr, neighbors.indices, self.is_train, first, known)
-        return known
-
-
 @dataclass(frozen=True)
 class _Rows:
     """The label contexts of some nodes, from the counts around every node. The counts are read from front to back, in
@@ -179,62 +192,46 @@ class _Rows:
 
     neighbors: Neighbors
     counts: Array
-    known: Array
     own: TrainingLabels
     hops: int
 
-    def __call__(self, nodes: Array, threads: int | None, memory: int | None) -> Array:
+    def __call__(self, nodes: Array, memory: int | None) -> Array:
         """float16 [n, hops, c + 1]."""
         nodes, neighbors = np.asarray(nodes, dtype=np.int64), self.neighbors.around(nodes)
-        rows = np.zeros((len(nodes), self.hops, self.counts.shape[1] + 1), dtype=np.float32)
-        degrees, here = neighbors.degrees(nodes).astype(np.float32), self.known[nodes].astype(np.float32)
-        rows[:, 0, :-1] = self.counts[as_range(nodes)] / np.maximum(here, 1)[:, None]
-        rows[:, 0, -1] = here / np.maximum(degrees, 1)
+        rows = np.zeros((len(nodes), self.hops, self.counts.shape[1]), dtype=np.float32)
+        counts, degrees = self.counts[as_range(nodes)], neighbors.degrees(nodes).astype(np.float32)
+        rows[:, 0, :-1] = counts[:, :-1] / np.maximum(counts[:, -1:], 1)
+        rows[:, 0, -1] = counts[:, -1] / np.maximum(degrees, 1)
         if self.hops > 1:
-            self._add_second_hop(rows[:, 1], nodes, neighbors, threads, memory)
+            self._add_second_hop(rows[:, 1], nodes, neighbors, memory)
         if self.own.scale is not None:
             half = self.own.scale.half[nodes]
             rows = np.stack([rows[np.arange(len(nodes)), :, half] / STEPS, rows[:, :, -1]], axis=2)
         return rows.astype(np.float16)
 
-    def _add_second_hop(
-        self, rows: Array, nodes: Array, neighbors: Neighbors, threads: int | None, memory: int | None
-    ) -> None:
-        mine, is_train = self.own.rows(nodes, self.counts.shape[1]), self.own.is_train[nodes]
+    def _add_second_hop(self, rows: Array, nodes: Array, neighbors: Neighbors, memory: int | None) -> None:
+        mine = np.empty((len(nodes), self.counts.shape[1]), dtype=np.float32)
+        mine[:, :-1], mine[:, -1] = self.own.rows(nodes, mine.shape[1] - 1), self.own.is_train[nodes]
         cursor, num_nodes = neighbors.indptr[nodes], neighbors.num_nodes
         block = num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
         for low in range(0, num_nodes, block):
             high = min(num_nodes, low + block)
-            counts, starts = self.counts[low:high], self.neighbors.indptr[low : high + 1]
-
-            def part(first: int, last: int, low: int = low, counts: Array = counts, starts: Array = starts) -> None:
-                some = slice(first, last)
-                _add_walks(
-                    neighbors.indptr, neighbors.indices, nodes[some], cursor[some], low, counts, starts, self.known,
-                    mine[some], is_train[some], rows[some],
-                )  # fmt: skip
-
-            run_chunks(part, len(nodes), _CHUNK, threads)
+            _add_walks(
+                neighbors.indptr, neighbors.indices, nodes, cursor, low, self.counts[low:high],
+                self.neighbors.indptr[low : high + 1], mine, rows,
+            )  # fmt: skip
         _shares(rows, neighbors.degrees(nodes))
-
-
-@numba.njit(nogil=True, cache=True)
-def _count_known(indptr: Array, indices: Array, is_train: Array, first: int, known: Array) -> None:
-    for n in range(len(known)):
-        total = 0
-        for place in range(indptr[first + n], indptr[first + n + 1]):
-            total += is_train[indices[place]]
-        known[n] = total
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _add_walks(
-    indptr: Array, indices: Array, nodes: Array, cursor: Array, low: int, counts: Any, starts: Array, known: Array,
-    mine: Array, is_train: Array, out: Array,
+    indptr: Array, indices: Array, nodes: Array, cursor: Array, low: int, counts: Any, starts: Array, mine: Array,
+    out: Array,
 ) -> None:  # fmt: skip
     """Add walks of two steps that do not end where they began, over the neighbours that `counts` has rows of, from
-    node `low` on: to out[n] their labels, and to its last place how likely they are. cursor[n] is where in `indices` to
-    begin, and is left where to go on. Row r of `counts` has a list from starts[r] to starts[r + 1]."""
+    node `low` on: to out[n] their labels, and to its last place how likely they are. mine[n] is what nodes[n] counts
+    for. cursor[n] is where in `indices` to begin, and is left where to go on. Row r of `counts` has a list from
+    starts[r] to starts[r + 1]."""
     width, high = mine.shape[1], low + len(counts)
     for n in range(len(nodes)):
         place, end = cursor[n], indptr[nodes[n] + 1]
@@ -242,14 +239,12 @@ def _add_walks(
         while place < end and indices[place] < high:
             j = indices[place]
             place += 1
-            others = known[j] - is_train[n]
-            if others == 0:
+            around = counts[j - low]
+            if around[width - 1] == own[width - 1]:
                 continue
             step = np.float32(1) / np.float32(starts[j - low + 1] - starts[j - low])
-            around = counts[j - low]
             for c in range(width):
                 row[c] += step * (around[c] - own[c])
-            row[width] += step * np.float32(others)
         cursor[n] = place
 
 

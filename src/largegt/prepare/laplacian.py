@@ -20,9 +20,9 @@ import numpy as np
 from ..data.store import GraphStore
 from ..errors import ConfigError
 from ..progress import Progress, silent
+from ..threads import run_chunks
 from ..types import Array
 from . import kernels
-from .engines.local import run_chunks
 
 STEPS_PER_VECTOR = 30
 """Rough: products with A per eigenvector, as seen on graphs of some hundred thousand nodes."""

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from ..config import LocalNodesConfig
 from ..data.pair_runs import index_dtype
 from ..data.weights import as_weights, in_memory
 from ..errors import ConfigError, InputError
 from ..progress import Progress
+from ..threads import run_chunks
 from ..types import Array, Direction
 from . import sampler
-from .engines.local import run_chunks
 from .fetched_nodes import BUFFER_BYTES, fetched_rows
 from .neighbor_lists import NeighborLists
 from .weighted_sampler import weighted_rows
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _CHUNK_NODES = 1024
 _CHECKED_BYTES = 1 << 30
 _FETCHED_NODES = 1 << 14
+_SLOTS_ASKED = 1 << 18
+"""Slots of local nodes that lists elsewhere are asked about at once."""
 
 
 def local_nodes(
@@ -102,6 +105,47 @@ def local_nodes(
 
     run_chunks(work, len(wanted), chunk, threads, progress, "local nodes")
     return rows
+
+
+def sample(
+    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int,
+    threads: int | None = None, buffer_bytes: int = BUFFER_BYTES,
+) -> Array:  # fmt: skip
+    """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
+    weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
+    return local_nodes(
+        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_share,
+        buffer_bytes=buffer_bytes, weighted=weighted,
+    )  # fmt: skip
+
+
+def near_of(
+    graph: GraphStore | NeighborLists, nodes: Array, local_nk: Array, direction: Direction, threads: int | None = None
+) -> Array:
+    """Boolean [n, K]: which local nodes an edge joins to the node, whichever way."""
+    nodes, near_nk = np.asarray(nodes, dtype=np.int64), np.zeros(local_nk.shape, dtype=np.bool_)
+
+    def look_up(start: int, stop: int) -> None:
+        some = slice(start, stop)
+        if isinstance(graph, NeighborLists):
+            owners, others = np.repeat(nodes[some], local_nk.shape[1]), local_nk[some].reshape(-1)
+            for lists in (graph,) if graph.reverse is graph else (graph, graph.reverse):
+                near_nk[some] |= lists.has(owners, others).reshape(-1, local_nk.shape[1])
+            return
+        one_way = graph.directed and direction != "both"
+        for csr in (graph.csr(direction), graph.reverse_csr(direction)) if one_way else (graph.csr(direction),):
+            sampler.mark_near(*csr, nodes[some], local_nk[some], near_nk[some])
+
+    is_elsewhere = isinstance(graph, NeighborLists)
+    run_chunks(
+        look_up, len(nodes), max(1, _SLOTS_ASKED // local_nk.shape[1]) if is_elsewhere else _CHUNK_NODES, threads
+    )
+    return near_nk
+
+
+def packed(near_nk: Array) -> Array:
+    """uint8 [n, ⌈K/8⌉]: a bit per local node, the lowest first."""
+    return np.packbits(near_nk, axis=1, bitorder="little")
 
 
 def refuse_weights(weighted: bool) -> None:

@@ -66,7 +66,8 @@ class MappedCSR(NeighborLists):
 
     @classmethod
     def of_store(cls, store: GraphStore, direction: Direction) -> MappedCSR:
-        return cls(*store.csr(direction), cls(*store.reverse_csr(direction)))
+        both_ways = direction == "both" or not store.directed
+        return cls(*store.csr(direction), None if both_ways else cls(*store.reverse_csr(direction)))
 
     @property
     def reverse(self) -> MappedCSR:

@@ -40,17 +40,17 @@ from .cache_key import (
     state_as_of,
 )
 from .context import ContextFeatures
-from .edge_means import EdgeMeans
 from .engines.engine import SEGMENT_NODES, Engine
 from .estimate import least_memory
-from .features import NodeFeatures, feature_scale
+from .features import EdgeMeans, NodeFeatures, feature_scale
 from .incremental import Earlier, Rows, merge, same_sample, same_token_rows, same_training_labels
-from .label_contexts import TrainingLabels, write_label_contexts
+from .label_contexts import TrainingLabels, write_label_contexts, write_label_counts
 from .positions import write_positions
 from .prepared import KIND, STAGE, Prepared, siblings_of
-from .surroundings import write_label_counts, write_near
 
 _SAMPLED = "scratch_sampled"
+_SHOWN = {"tokens": "token rows", "label_contexts": "label contexts"}
+"""What users read of these arrays."""
 
 
 def prepare(
@@ -122,17 +122,13 @@ class _Preparation:
         """Make the stages that are missing, and the folder that names them."""
         store, config, engine, nodes = self.store, self.config, self.engine, self.nodes
         direction = config.local_nodes.direction
-        local = self._stage("local_nodes", lambda writer: _write_local_nodes(self, writer))
-        token_nodes = local.array("token_nodes")
+        token_nodes = self._stage("local_nodes", lambda writer: _write_local_nodes(self, writer)).array("token_nodes")
         self._stage("tokens", lambda writer: _write_tokens(self, writer, token_nodes))
         self._stage(
             "positions", lambda writer: write_positions(writer, store, nodes, config.positions, direction, engine)
         )
         if config.labels.hops:
             self._stage("label_contexts", lambda writer: _write_label_contexts(self, writer))
-        if config.local_nodes.near:
-            rows = local.array("local_rows")
-            self._stage("near", lambda writer: write_near(writer, store, nodes, rows, token_nodes, engine))
         if config.labels.local:
             self._stage(
                 "label_counts",
@@ -212,14 +208,20 @@ class _Preparation:
     def earlier(self, serves: Callable[[Prepared, State], bool]) -> Earlier | None:
         return Earlier.find(self.store, self.siblings, serves)
 
-    def note(self, name: str, rows: Rows) -> None:
-        kept = int(rows.kept.sum())
-        self.reused[name] = kept, len(rows.before) - kept
-
-    def note_all(self, name: str, rows: Rows | None) -> None:
-        """That all were made, where some could have been kept."""
+    def keep_or_make(
+        self, writer: ArrayWriter, name: str, before: tuple[Earlier | None, Rows | None], nodes: Array,
+        make: Callable[[Array, ArrayWriter], None],
+    ) -> None:  # fmt: skip
+        """Write the array `name`, a row for each of `nodes`: those that an earlier preparation has are kept, where they
+        are many, and the others are what `make(nodes, writer)` writes."""
+        earlier, rows = before
+        if earlier is None or rows is None or not rows.is_worth_it:
+            make(nodes, writer)
+        else:
+            merge(writer, name, rows, earlier.prepared.array(name), lambda which, scratch: make(nodes[which], scratch))
         if rows is not None:
-            self.reused[name] = 0, len(rows.before)
+            kept = int(rows.kept.sum()) if rows.is_worth_it else 0
+            self.reused[_SHOWN[name]] = kept, len(nodes) - kept
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
@@ -263,7 +265,7 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     rows = writer.grow("local_rows", dtype.name, (k,))
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
-    sampled = nodes[:, None] if k == 1 else _sampled(making, writer)
+    sampled = _sampled(making, writer)
     at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
         used = _within_two_hops(store, nodes, config.local_nodes.direction, engine)
@@ -280,6 +282,7 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
             rows.append(row_of[sampled[low : min(low + at_once, stop)]])
         writer.commit()
     writer.close("local_rows")
+    writer.close("near")
     writer.drop(_SAMPLED)
 
 
@@ -298,19 +301,24 @@ def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engi
 
 
 def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
-    """LocalNodes as node numbers [n, K], a scratch array, mapped."""
+    """LocalNodes as node numbers [n, K], a scratch array, mapped; and `near`, which of them are neighbours."""
     store, nodes, engine = making.store, making.nodes, making.engine
     settings, show = making.config.local_nodes, engine.progress or silent
+    near = writer.grow("near", "uint8", (-(-settings.k // 8),))
+    if settings.k == 1:
+        near.append(np.zeros((len(nodes) - near.rows, 1), dtype=np.uint8))
+        return nodes[:, None]
     sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
     show("local nodes", sampled.rows, len(nodes))
     earlier = making.earlier(lambda prepared, _: same_sample(prepared, making.config))
     if earlier is None:
-        segments = engine.local_nodes(store, nodes[sampled.rows :], settings, 0)
+        segments = engine.local_nodes(store, nodes[sampled.rows :], settings)
     else:
         rows, segments = earlier.local_nodes(nodes[sampled.rows :], settings, engine)
-        making.note("local nodes", rows)
-    for segment in segments:
-        sampled.append(segment)
+        making.reused["local nodes"] = int(rows.kept.sum()), int((~rows.kept).sum())
+    for local_nk, near_bits in segments:
+        sampled.append(local_nk)
+        near.append(near_bits)
         writer.commit()
         show("local nodes", sampled.rows, len(nodes))
     return sampled.so_far()
@@ -338,16 +346,9 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter, token_nodes: Array)
             target, config.tokens.dtype, config.tokens.hops
         )
 
-    earlier = making.earlier(
-        lambda prepared, _: same_token_rows(prepared, settled(store, prepared.config), config, shift, gain)
-    )
+    earlier = making.earlier(lambda prepared, _: same_token_rows(prepared, config, shift, gain))
     rows = None if earlier is None else earlier.token_rows(token_nodes, config, directions_of(config), engine)
-    if earlier is None or rows is None or not rows.is_worth_it:
-        write(token_nodes, writer)
-        making.note_all("token rows", rows)
-        return
-    making.note("token rows", rows)
-    merge(writer, "tokens", rows, earlier.prepared.tokens, lambda which, scratch: write(token_nodes[which], scratch))
+    making.keep_or_make(writer, "tokens", (earlier, rows), token_nodes, write)
 
 
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
@@ -360,10 +361,4 @@ def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     ours = making.then or State.of(store)
     earlier = making.earlier(lambda prepared, state: same_training_labels(prepared, state, store, own, ours, hops))
     rows = None if earlier is None else earlier.label_rows(making.nodes, hops, engine)
-    if earlier is None or rows is None or not rows.is_worth_it:
-        write(making.nodes, writer)
-        making.note_all("label contexts", rows)
-        return
-    making.note("label contexts", rows)
-    before = earlier.prepared.label_contexts
-    merge(writer, "label_contexts", rows, before, lambda which, scratch: write(making.nodes[which], scratch))
+    making.keep_or_make(writer, "label_contexts", (earlier, rows), making.nodes, write)

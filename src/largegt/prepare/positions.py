@@ -27,11 +27,11 @@ from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import format_bytes
 from ..progress import Progress, silent
+from ..threads import run_chunks
 from ..types import Array, Direction
 from . import kernels
-from .blocks import Load, Neighbors
+from .blocks import Load, Neighbors, NeighborSums
 from .engines.engine import Engine
-from .engines.local import run_chunks
 from .laplacian import laplacian, laplacian_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def write_positions(
 ) -> None:
     """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`.
     `numbers` are those that random signs are drawn by, where the store is a part of a graph (cutout.py)."""
-    engine.check_positions(config.method)
     memory, threads, progress = engine.memory, engine.threads, engine.progress
     if config.method == "none":
         writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
@@ -133,8 +132,8 @@ class _Projection:
                 made.append(rows)
             writer.commit()
 
-        stage = f"positions, power {power}"
-        self.engine.sums(self.neighbors, wanted, None, self._load(power), self.width, finish, stage, start)
+        sums = NeighborSums(self.neighbors, wanted, self._load(power), self.width)
+        self.engine.sums(sums, finish, f"positions, power {power}", start)
         if made is not None:
             writer.close(self._power(power))
         writer.close(self._total(power))
@@ -153,10 +152,7 @@ class _Signs:
     numbers: Array | None = None
 
     def __call__(self, first: int, last: int, out: Array) -> None:
-        if self.numbers is None:
-            kernels.random_signs(first, self.seed, out)
-            return
-        numbers = self.numbers[first:last]
+        numbers = np.arange(first, last) if self.numbers is None else self.numbers[first:last]
         ends = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]
         for low, high in pairwise(ends):  # numbers that follow each other
             kernels.random_signs(numbers[low], self.seed, out[low:high])

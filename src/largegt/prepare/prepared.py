@@ -10,6 +10,7 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
     labels [n] or [n, c], split [n]     as in the store
   local_nodes:
     local_rows [n, K]  LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
+    near [n, ⌈K/8⌉]    which of them an edge joins to the node, whichever way: a bit each, the lowest first
     token_nodes [t]    node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
   tokens:
     tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
@@ -17,8 +18,7 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
     feature_shift [d], feature_gain [d] what standardising did
   positions:           positions [n, p], positional encodings
   label_contexts:      [n, h, c + 1], training labels around each node (label_contexts.py), where they were asked for
-  near:                [n, ⌈K/8⌉], which local nodes are neighbours, and
-  label_counts:        [t, c + 2], training labels around the nodes behind `tokens` (surroundings.py), likewise
+  label_counts:        [t, c + 2], training labels around the nodes behind `tokens`, likewise
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config import LocalNodesConfig, ModelConfig, PrepareConfig
+from ..config import ModelConfig, PrepareConfig
 from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
 from ..data.versions import State
@@ -39,14 +39,12 @@ from ..io.checksums import is_checker
 from ..progress import Progress
 from ..settings import build
 from ..types import Array, ModelName, PathLike
-from .blocks import Neighbors
 from .cache_key import directions_of, directions_read, settled
 from .context import context_names
-from .engines.engine import sample_from
-from .surroundings import is_near
+from .local_nodes import near_of, sample
 
 KIND, STAGE = "prepared", "stage"
-STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "near", "label_counts")
+STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "label_counts")
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
@@ -76,9 +74,8 @@ class Prepared:
     def open(cls, path: PathLike) -> Prepared:
         prepared = cls(ArrayFolder(path, KIND))
         n, t = (*prepared.shape("nodes"), 0)[0], prepared.shape("tokens")
-        lengths = {"nodes": n, "local_rows": n, "positions": n, "labels": n, "split": n}
+        lengths = {"nodes": n, "local_rows": n, "near": n, "positions": n, "labels": n, "split": n}
         lengths |= {"label_contexts": n} if prepared.config.labels.hops else {}
-        lengths |= {"near": n} if prepared.config.local_nodes.near else {}
         lengths |= {"label_counts": (*t, 0)[0]} if prepared.config.labels.local else {}
         lengths |= {"token_nodes": (*t, 0)[0], "feature_shift": (0, *t)[-1], "feature_gain": (0, *t)[-1]}
         for name, rows in lengths.items():
@@ -198,7 +195,7 @@ class Prepared:
 
     @property
     def near(self) -> Array:
-        """Of no local nodes where it was not asked for."""
+        """Of no local nodes where no model asked for it."""
         if self.config.local_nodes.near:
             return self.array("near")
         return np.zeros((len(self.nodes), 0), dtype=np.uint8)
@@ -338,14 +335,6 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     return f"{store.place} was prepared with {', '.join(fewest)}"
 
 
-def sample(
-    store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int,
-    threads: int | None = None, progress: Progress | None = None,
-) -> Array:  # fmt: skip
-    """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
-    return sample_from(store, nodes, settings, draw, threads, progress)
-
-
 class Drawn(NamedTuple):
     """Local nodes of some rows of a Prepared."""
 
@@ -363,7 +352,7 @@ def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, t
     nodes = sample(store, own, prepared.config.local_nodes, draw, threads)
     near = None
     if prepared.config.local_nodes.near:
-        near = is_near(Neighbors(*store.csr("both"), self_loops=False), own, nodes, threads)
+        near = near_of(store, own, nodes, prepared.config.local_nodes.direction, threads)
     if len(prepared.token_nodes) == store.num_nodes:
         return Drawn(nodes, near)
     return Drawn(np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype), near)

@@ -50,6 +50,8 @@ class RayShards(NeighborLists):
 
     @property
     def reverse(self) -> RayShards:
+        if self.opposite == self.direction:
+            return self
         return RayShards(self.shards, self.bounds, self.opposite, self.direction, self.num_nodes)
 
     def neighbors(self, nodes: Array) -> tuple[Array, Array]:

@@ -93,6 +93,19 @@ def meets_neighbor(
     return False
 
 
+@njit(nogil=True, cache=True)
+def mark_near(indptr: Any, indices: Any, nodes: Any, rows: Any, near: Any) -> None:
+    """Set near[n, k] where rows[n, k] is a neighbour of nodes[n]."""
+    bits = np.zeros(FILTER_BITS // 64, np.uint64)
+    for n in range(len(nodes)):
+        start, stop = indptr[nodes[n]], indptr[nodes[n] + 1]
+        fill_filter(bits, indices, start, stop)
+        for k in range(rows.shape[1]):
+            if is_neighbor(bits, indices, start, stop, rows[n, k]):
+                near[n, k] = True
+        clear_filter(bits, indices, start, stop)
+
+
 # the rows being filled -------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,10 @@
 
 Axes: b nodes of a batch, k local nodes, n prepared nodes, c classes or labels.
 
-Enters: counts [b, k, c + 2] of training labels around local nodes (prepare/surroundings.py), and which local nodes are
-neighbours. Leaves: float32 [b, k, c + 1], as label contexts have it: the share of each label among the neighbours in
-the training split, and the share of the neighbours that are in it. For a regression c = 1: the mean of the values, in
-the scale that the node reads them in (LabelScale); the counts have that of either half.
+Enters: counts [b, k, c + 2] of training labels around local nodes (prepare/label_contexts.py), and which local nodes
+are neighbours. Leaves: float32 [b, k, c + 1], as label contexts have it: the share of each label among the neighbours
+in the training split, and the share of the neighbours that are in it. For a regression c = 1: the mean of the values,
+in the scale that the node reads them in (LabelScale); the counts have that of either half.
 
 A node of the training split is counted around each of its neighbours. Its own label and itself are taken out of those
 counts before anything is divided: they are whole numbers, so not a bit of what a node receives depends on its own

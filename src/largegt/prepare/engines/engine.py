@@ -6,19 +6,20 @@ not depend on who made them, so every engine leaves the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...config import LocalNodesConfig
 from ...memory import held_bytes, release_freed, rows_within
-from ...progress import Progress
-from ...threads import num_threads, run_ranges
+from ...progress import Progress, silent
+from ...threads import num_threads, run_ahead
 from ...types import Array, Direction
 from .. import kernels
-from ..blocks import Finish, Load, Neighbors, block_sums
-from ..local_nodes import local_nodes
+from ..blocks import Finish, Neighbors, NeighborSums, block_sums
+from ..local_nodes import near_of, packed, sample
 from ..neighbor_lists import NeighborLists
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ _LEAST_ROOM = 1 << 25
 _THREAD_BYTES = 1 << 21
 """Of the pieces that a thread copies at once."""
 
-MakeRows = Callable[[Array, int | None, int | None], Array]
-"""`make(nodes, threads, memory)`: their rows, made within `memory` bytes; as is best for mapped files when None."""
+MakeRows = Callable[[Array, int | None], Array]
+"""`make(nodes, memory)`: their rows, made within `memory` bytes; as is best for mapped files when None."""
 
 
 class Engine:
@@ -70,46 +71,31 @@ class Engine:
 
         return RedisLists(self.neighbors, direction, store.structure_fingerprint)
 
-    def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int) -> Iterator[Array]:
-        """LocalNodes of `nodes`, segment after segment."""
+    def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig) -> Iterator[tuple[Array, Array]]:
+        """LocalNodes of `nodes` and, packed, which of them are neighbours, segment after segment."""
         lists = self.lists(store, settings.direction)
         for start in range(0, len(nodes), SEGMENT_NODES):
-            yield sample_from(lists, nodes[start : start + SEGMENT_NODES], settings, draw, self.threads)
+            some = nodes[start : start + SEGMENT_NODES]
+            local_nk = sample(lists, some, settings, 0, self.threads)
+            yield local_nk, packed(near_of(lists, some, local_nk, settings.direction, self.threads))
 
-    def map(self, task: Callable[[int, int], Any], bounds: list[int]) -> Iterator[Any]:
-        """`task(low, high)` for each pair of neighbouring bounds; results in order."""
-        yield from run_ranges(task, bounds, self.threads)
+    def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
+        """`task(*call)` for each call, results in order. `memory` is what each may hold, where that is asked for."""
+        return run_ahead(lambda call: task(*call), calls, self.threads)
 
-    def lots(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
+    def rows(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
         """Rows of `width` numbers that `task` makes for `nodes`, lot after lot, from nodes[start] on."""
         size = min(SEGMENT_NODES, rows_within(width))
-        for low in range(start, len(nodes), size):
-            yield task(nodes[low : low + size], self.threads, None)
+        return self.run(task, ((nodes[low : low + size], None) for low in range(start, len(nodes), size)))
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
         """Set `marked` [N] at every neighbour of `nodes`."""
         kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
 
-    def sums(
-        self, neighbors: Neighbors, nodes: Array | range, sources: Array | None, load: Load, width: int,
-        finish: Finish, stage: str, start: int,
-    ) -> None:  # fmt: skip
+    def sums(self, wanted: NeighborSums, finish: Finish, stage: str, start: int) -> None:
         """Sums over neighbours, as `block_sums` has them."""
-        block_sums(
-            neighbors, nodes, sources, load, width, finish, self.room(), self.threads, self.progress, stage, start
-        )
-
-
-def sample_from(
-    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int,
-    threads: int | None = None, progress: Progress | None = None,
-) -> Array:  # fmt: skip
-    """LocalNodes as configured."""
-    weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
-    return local_nodes(
-        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, progress, settings.hop1_share,
-        weighted=weighted,
-    )  # fmt: skip
+        show = partial(self.progress or silent, stage)
+        block_sums(wanted, finish, self.room(), self.threads, show, start)
 
 
 def mark_bits(neighbors: Neighbors, nodes: Array) -> Array:

@@ -18,8 +18,8 @@ import mmap
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,9 @@ from ...memory import format_bytes
 from ...progress import Progress, silent
 from ...ray_cluster import connect
 from ...types import Array, Direction
-from ..blocks import Finish, Load, Neighbors, block_sums, numbers
+from ..blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
 from ..fetched_nodes import BUFFER_BYTES
-from ..local_nodes import local_nodes, refuse_weights
+from ..local_nodes import near_of, packed, refuse_weights, sample
 from ..neighbor_lists import NeighborLists
 from .engine import SEGMENT_NODES, Engine, MakeRows, mark_bits
 
@@ -94,48 +94,37 @@ class RayEngine(Engine):
         # answering takes a third of the time of asking
         return start_shards(store, direction, self.num_shards or max(len(_machines()), _num_cpus() // 4))
 
-    def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig, draw: int) -> Iterator[Array]:
+    def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig) -> Iterator[tuple[Array, Array]]:
         refuse_weights(settings.weighted is True)
         if not len(nodes):
             return
         buffer_bytes = min(BUFFER_BYTES, self.memory)
-        task = _Sample(self.lists(store, settings.direction), settings, draw, buffer_bytes)
+        task = partial(_sample, self.lists(store, settings.direction), settings, buffer_bytes)
         size = min(SEGMENT_NODES, max(_FEWEST_SEGMENT_NODES, len(nodes) // (4 * _num_cpus())))
         calls = ((np.array(nodes[low : low + size]),) for low in range(0, len(nodes), size))
-        yield from self._run(task, calls, buffer_bytes)
+        yield from self.run(task, calls, buffer_bytes)
 
-    def map(self, task: Callable[[int, int], Any], bounds: list[int]) -> Iterator[Any]:
-        ranges = [(low, high) for low, high in pairwise(bounds) if low < high]
-        size = max(1, -(-len(ranges) // (4 * _num_cpus())))
-        groups = ((ranges[low : low + size],) for low in range(0, len(ranges), size))
-        for results in self._run(partial(_each, task), groups):
-            yield from results
-
-    def lots(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
-        make = partial(_make_rows, task, self.memory // 2)
-        calls = ((_some(nodes, low, high),) for low, high in self._ranges(len(nodes), width, start))
-        yield from self._run(make, calls, self.memory)
+    def rows(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
+        ranges = self._ranges(len(nodes), width, start)
+        return self.run(task, ((_some(nodes, low, high), self.memory // 2) for low, high in ranges), self.memory)
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
         size = max(1, -(-len(nodes) // (2 * _num_cpus())))
         parts = ((np.array(nodes[low : low + size]),) for low in range(0, len(nodes), size))
-        for bits in self._run(partial(mark_bits, neighbors), parts):
+        for bits in self.run(partial(mark_bits, neighbors), parts):
             marked |= np.unpackbits(bits, count=len(marked)).view(np.bool_)
 
-    def sums(
-        self, neighbors: Neighbors, nodes: Array | range, sources: Array | None, load: Load, width: int,
-        finish: Finish, stage: str, start: int,
-    ) -> None:  # fmt: skip
+    def sums(self, wanted: NeighborSums, finish: Finish, stage: str, start: int) -> None:
         """A task sums for a range of nodes, over all sources, block after block of them within its memory: a third of
         it is for the result, a half for what that is made from."""
         show = self.progress or silent
-        ranges = self._ranges(len(nodes), width, start)
-        task = _Sum(neighbors, sources, load, width, self.memory // 2)
-        show(stage, start, len(nodes))
-        made = self._run(task, ((_some(nodes, *bounds),) for bounds in ranges), self.memory)
+        ranges = self._ranges(len(wanted.nodes), wanted.width, start)
+        task = partial(_sum, replace(wanted, nodes=range(0)), self.memory // 2)
+        show(stage, start, len(wanted.nodes))
+        made = self.run(task, ((_some(wanted.nodes, *bounds),) for bounds in ranges), self.memory)
         for (low, high), rows in zip(ranges, made, strict=True):
             finish(low, high, np.array(rows))  # a result of Ray's is read-only
-            show(stage, high, len(nodes))
+            show(stage, high, len(wanted.nodes))
 
     def _ranges(self, num_nodes: int, width: int, start: int) -> list[tuple[int, int]]:
         """As few tasks as keep the cluster busy, because each reads all sources."""
@@ -150,10 +139,6 @@ class RayEngine(Engine):
         return _num_cpus()
 
     def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
-        """For stages outside of preparation (see data/workers.py): `task(*call)` for each call, results in order."""
-        return self._run(task, calls, memory)
-
-    def _run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
         """`task(*call)` for each call, results in order; as many under way as keep all cores busy, and no more on a
         machine than it has `memory` for."""
         packed, shared = _pack(task)
@@ -176,43 +161,19 @@ class RayEngine(Engine):
                 ray.cancel(reference)
 
 
-class _Sample:
-    """LocalNodes of some nodes."""
-
-    def __init__(self, lists: NeighborLists, settings: LocalNodesConfig, draw: int, buffer_bytes: int) -> None:
-        self.lists, self.settings, self.draw, self.buffer_bytes = lists, settings, draw, buffer_bytes
-
-    def __call__(self, nodes: Array) -> Array:
-        s = self.settings
-        return local_nodes(
-            self.lists, nodes, s.k, s.seed, self.draw, s.direction, 1, None, s.hop1_share,
-            buffer_bytes=self.buffer_bytes,
-        )  # fmt: skip
+def _sample(lists: NeighborLists, settings: LocalNodesConfig, buffer_bytes: int, nodes: Array) -> tuple[Array, Array]:
+    local_nk = sample(lists, nodes, settings, 0, 1, buffer_bytes)
+    return local_nk, packed(near_of(lists, nodes, local_nk, settings.direction, 1))
 
 
-class _Sum:
-    """Sums over the neighbours of some nodes."""
+def _sum(wanted: NeighborSums, memory: int, nodes: Array | range) -> Array:
+    rows = np.empty((len(nodes), wanted.width), dtype=np.float32)
 
-    def __init__(self, neighbors: Neighbors, sources: Array | None, load: Load, width: int, memory: int) -> None:
-        self.neighbors, self.sources, self.load, self.width, self.memory = neighbors, sources, load, width, memory
+    def finish(first: int, last: int, sums: Array) -> None:
+        rows[first:last] = sums
 
-    def __call__(self, nodes: Array | range) -> Array:
-        rows = np.empty((len(nodes), self.width), dtype=np.float32)
-
-        def finish(first: int, last: int, sums: Array) -> None:
-            rows[first:last] = sums
-
-        neighbors = self.neighbors.around(nodes)
-        block_sums(neighbors, nodes, self.sources, self.load, self.width, finish, self.memory, 1)
-        return rows
-
-
-def _make_rows(task: MakeRows, memory: int, nodes: Array) -> Array:
-    return task(nodes, 1, memory)
-
-
-def _each(task: Callable[[int, int], Any], ranges: list[tuple[int, int]]) -> list[Any]:
-    return [task(low, high) for low, high in ranges]
+    block_sums(replace(wanted, neighbors=wanted.neighbors.around(nodes), nodes=nodes), finish, memory, 1)
+    return rows
 
 
 def _some(nodes: Array | range, low: int, high: int) -> Array | range:

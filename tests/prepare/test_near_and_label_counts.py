@@ -18,9 +18,9 @@ from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.estimate import estimate
+from largegt.prepare.label_contexts import write_label_counts
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
-from largegt.prepare.surroundings import write_label_counts
 from oracles import label_scale
 from run_helpers import small
 
@@ -163,10 +163,10 @@ def test_any_memory_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, surroundings = (import_module(f"largegt.prepare.{name}") for name in ("engines.engine", "surroundings"))
+    engine = import_module("largegt.prepare.engines.engine")
     monkeypatch.setattr(engine, "SEGMENT_NODES", 7)
     whole = prepare(store_of(tmp_path / "whole"), config_of())
-    store, real, calls = store_of(tmp_path / "g"), surroundings.packed, []
+    store, real, calls = store_of(tmp_path / "g"), engine.packed, []
 
     def stops(near: np.ndarray) -> np.ndarray:
         calls.append(len(near))
@@ -174,7 +174,7 @@ def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return real(near)
 
-    monkeypatch.setattr(surroundings, "packed", stops)
+    monkeypatch.setattr(engine, "packed", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(store, config_of())
     found = prepare(store, config_of())
@@ -234,6 +234,8 @@ def test_the_estimate_counts_them(tmp_path: Path) -> None:
     plain = config.model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
     more = estimate(store, config)
     prepared = prepare(store, config)
-    extra = prepared.near.nbytes + prepared.label_counts.nbytes
-    assert more.disk_bytes - estimate(store, plain).disk_bytes == extra
-    assert {"distances", "label surroundings"} <= {stage.name for stage in more.stages}
+    assert more.disk_bytes - estimate(store, plain).disk_bytes == prepared.label_counts.nbytes
+    assert more.stages[0].disk_bytes == sum(
+        prepared.array(name).nbytes for name in ("local_rows", "near", "token_nodes")
+    )
+    assert "label surroundings" in {stage.name for stage in more.stages}
