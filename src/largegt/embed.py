@@ -189,16 +189,11 @@ class Embedder(NodeModel):
     def _half(self, batch: TokenBatch) -> Tensor:
         if self.part == "local":
             assert self.model.local_module is not None
-            local_bd: Tensor = self.model.local_module(
-                batch.tokens, batch.multiplicity, batch.rows or None, self.model.told_by(batch)
-            )
+            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, self.model.told_by(batch))
             return local_bd
         assert self.model.global_module is not None
         global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
         return global_bd
-
-    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        return () if self.part == "global" else self.model.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Halves are computed as they are: the fused kernels are those of the whole."""

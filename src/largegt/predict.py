@@ -4,9 +4,9 @@ Enters: a run folder and the nodes asked for. Leaves: a Parquet, CSV or npz file
 same, or both. A node that was not prepared is prepared first.
 
 Rows are written as they are made, in groups of fixed size, so memory does not grow with the number of nodes: it is that
-of the model, of one segment of nodes, and of the rows computed beforehand where that pays (tokens/rows.py). Who wants
-the table holds the table; named nodes are held, since they come in the order they were named in. Of several ranks each
-keeps what it predicts in a file of its own, and the first one takes them in order: the same bytes as one rank writes.
+of the model and of one segment of nodes. Who wants the table holds the table; named nodes are held, since they come in
+the order they were named in. Of several ranks each keeps what it predicts in a file of its own, and the first one takes
+them in order: the same bytes as one rank writes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .baselines.loader import NeighborLoader
 from .baselines.message_passing import MessagePassing
 from .data.splits import SPLIT_CODES
 from .data.store import GraphStore
 from .errors import ConfigError, disk_errors
-from .memory import memory_budget
 from .model.node_model import NodeModel
 from .prediction_files import check_prediction_file, prediction_file
 from .prepare.pipeline import prepare
@@ -38,11 +36,10 @@ from .progress import Progress, silent
 from .ranks import Ranks
 from .streams import pinned_buffer
 from .text import quoted
-from .tokens.rows import is_worth_reusing, with_rows
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import Loader, is_worth_compiling, make_fabric, make_loader, num_draws, with_draws
+from .training.setup import is_worth_compiling, make_fabric, make_loader, with_draws
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -86,11 +83,10 @@ def predict(
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
     With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
-    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet, and for rows computed
-    beforehand. Under torchrun each process predicts a part; the first one writes and returns the whole, the others
-    return a table without rows. Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in
-    .parquet, .csv or .npz, and is not replaced without `overwrite`. The table is held in memory: `predict_to_file`
-    only writes it.
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
+    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
+    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and
+    is not replaced without `overwrite`. The table is held in memory: `predict_to_file` only writes it.
     """
     kept: list[pa.Table] = []
     opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
@@ -205,9 +201,7 @@ class Prediction:
         """The places among `rows` that are this rank's."""
         place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
         where, device_used = "auto" if place == "gpu" else place, self.fabric.device
-        self.loader = self._reusing(
-            make_loader(prepared, self.model.eval(), config, device_used, where, self.store), memory
-        )
+        self.loader = make_loader(prepared, self.model.eval(), config, device_used, where, self.store)
         at_once = nodes_at_once(self.loader, config)
         if is_worth_compiling(config, self.fabric.device, len(self.own) // at_once):
             self.model.compile_for({at_once})
@@ -219,16 +213,6 @@ class Prediction:
     def row_width(self) -> int:
         """Numbers that are written of a node."""
         return prediction_width(self.head, self.every)
-
-    def _reusing(self, loader: Loader, memory: str | int | None) -> Loader:
-        """The loader with rows computed beforehand, where that is asked for or pays."""
-        if isinstance(loader, NeighborLoader) or self.config.reuse == "no":
-            return loader
-        draws = num_draws(self.model, self.config, self.draws)
-        if self.config.reuse == "auto" and not is_worth_reusing(loader, len(self.rows) * draws):
-            return loader
-        limit = {} if memory is None else {"limit_bytes": memory_budget(memory)}
-        return with_rows(loader, self.model, self.fabric.autocast(), **limit)
 
     def tables(self, folder: Path) -> Iterator[pa.Table]:
         """Predictions group by group, in order: on the first rank, those of all. Others keep theirs in `folder` until

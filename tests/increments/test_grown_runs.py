@@ -53,7 +53,6 @@ def test_nodes_far_from_what_is_new_are_predicted_as_before(tmp_path: Path, task
     store, run = trained(
         graph, tmp_path, "model.name=largegt-local", "prepare.tokens.degrees=true", "model.label_tokens=true",
         "model.label_contexts=1", "model.label_surroundings=true", "model.distances=true",
-        "train.reuse=no",  # rows made beforehand round as the number of rows will have it
     )  # fmt: skip
     before = predict(run, all_probabilities=True)
     graph.features[300:] += 50  # any other scale would show

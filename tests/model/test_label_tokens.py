@@ -209,8 +209,8 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
 
 
 def test_training_scoring_and_predicting(store: lg.GraphStore, tmp_path: Path) -> None:
-    """Every task from end to end: fresh samples, several draws, nodes without a label, rows computed beforehand."""
-    config = small(ON, "model.node_dropout=0.3", "train.resample=epoch", "train.epochs=2", "train.reuse=yes")
+    """Every task from end to end: fresh samples, several draws, nodes without a label."""
+    config = small(ON, "model.node_dropout=0.3", "train.resample=epoch", "train.epochs=2")
     run = lg.train(store, config, tmp_path / "run")
     assert lg.evaluate(run) == pytest.approx(run.metrics["test"])
     assert lg.evaluate(run, draws=3)["loss"] != pytest.approx(run.metrics["test"]["loss"])

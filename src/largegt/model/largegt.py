@@ -91,18 +91,18 @@ class LargeGT(NodeModel):
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
         around = self._labels_around(batch)
-        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows, told, around)
+        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, told, around)
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def _compute(
-        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...],
-        told: Told, around_bw: Tensor | None,
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, told: Told,
+        around_bw: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         features_bf = tokens_btf[:, 0]
         parts: list[Tensor] = []
         joined = None
         if self.local_module is not None:
-            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None, told))
+            parts.append(self.local_module(tokens_btf, multiplicity_bk, told))
         if self.global_module is not None:
             global_bd, joined = self.global_module(features_bf, positions_bp)
             parts.append(global_bd)
@@ -144,9 +144,6 @@ class LargeGT(NodeModel):
         if batch.label_contexts is None:
             raise ConfigError("model.label_contexts is set, but the batch has none: prepare with prepare.labels.hops")
         return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
-
-    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        return () if self.local_module is None else self.local_module.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""

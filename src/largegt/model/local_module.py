@@ -22,8 +22,6 @@ from .padding import PaddedLinear
 _SEGMENTS = 8
 _LABEL_STD = 0.5
 """About as wide as a projected token: from 0.02, as hops have it, labels are found to matter only many steps later."""
-TokenRows = tuple[Tensor, ...]
-"""[…, d] projected tokens, and […] what the first layer's attention takes of them, where nothing is told beside."""
 
 
 class Told(NamedTuple):
@@ -83,31 +81,17 @@ class LocalModule(nn.Module):
         self,
         tokens_btf: Tensor,
         multiplicity_bk: Tensor | None = None,
-        rows: TokenRows | None = None,
         told: Told = Told(),
     ) -> Tensor:
-        """With `rows` of all tokens, `tokens_btf` are the node's own alone."""
         if multiplicity_bk is None:
-            return self._encode(tokens_btf, None, rows, told)
+            return self._encode(tokens_btf, None, told)
         multiplicity_bk = multiplicity_bk.to(torch.promote_types(tokens_btf.dtype, torch.float32))
         log_multiplicity_bt = multiplicity_bk.log().repeat_interleave(self.tokens_per_node, dim=1)
         pieces = []
         for of, longest in _segments(multiplicity_bk):
             used = (of, slice(self.tokens_per_node * longest))
-            some = None if rows is None else tuple(row[used] for row in rows)
-            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told.part(of, longest)))
+            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], told.part(of, longest)))
         return torch.cat(pieces)
-
-    def rows(self, tokens_rhf: Tensor) -> TokenRows:
-        """All that is computed of a token before it meets others. It depends on (node, hop) alone, so a prediction of
-        many nodes does it once per row of the token table and gathers the results."""
-        x_rhd = self.project(tokens_rhf)
-        if self.hop_embedding is not None:
-            x_rhd = x_rhd + self.hop_embedding[1]
-        if self.is_told:  # what attention takes of a token then depends on the node that it is told to
-            return (x_rhd,)
-        before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
-        return x_rhd.to(before.dtype), before
 
     def embed(self, tokens_btf: Tensor, told: Told = Told()) -> Tensor:
         """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and of what is told."""
@@ -170,25 +154,13 @@ class LocalModule(nn.Module):
         vectors_bk1d = values_bk1c.nan_to_num(0.0).to(columns_cd.dtype) @ columns_cd
         return torch.where(values_bk1c.isnan().all(dim=3, keepdim=True), none_1d, vectors_bk1d)
 
-    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None, told: Told) -> tuple[Tensor, Tensor | None]:
-        """Embedded tokens, and what the first layer's attention needs of them where that is at hand."""
-        if rows is None:
-            return self.embed(tokens_btf, told), None
-        x_btd, before_bt = rows if len(rows) > 1 else (rows[0], None)
-        if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
-            own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
-            x_btd[:, : self.tokens_per_node] = own_bhd.to(x_btd.dtype)
-            if before_bt is not None:
-                before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
-        return self._tell(x_btd, told), before_bt
-
-    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, told: Told) -> Tensor:
-        x_btd, before_bt = self._begin(tokens_btf, rows, told)
+    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, told: Told) -> Tensor:
+        x_btd = self.embed(tokens_btf, told)
         *_, last = self.layers
         for layer in self.layers:
-            x_btd, added_btd = layer.parts(x_btd, bias_bt, before_bt)  # type: ignore[operator]
+            x_btd, added_btd = layer.parts(x_btd, bias_bt)  # type: ignore[operator]
             if layer is not last:
-                x_btd, before_bt = x_btd + layer.drop(added_btd), None  # type: ignore[operator]
+                x_btd = x_btd + layer.drop(added_btd)  # type: ignore[operator]
         if bias_bt is None and can_fuse(x_btd):
             dropout = last.drop.p if self.training else 0.0  # type: ignore[union-attr]
             return fused_readout(x_btd, added_btd, self.norm, self.readout.weight[0], dropout)  # type: ignore[arg-type]
