@@ -189,7 +189,8 @@ class Embedder(NodeModel):
     def _half(self, batch: TokenBatch) -> Tensor:
         if self.part == "local":
             assert self.model.local_module is not None
-            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, self.model.told_by(batch))
+            inputs = self.model.local_node_inputs(batch)
+            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
             return local_bd
         assert self.model.global_module is not None
         global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]

@@ -129,8 +129,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
         x_btd, added_btd = self.parts(x_btd, bias_bt)
-        joined: Tensor = x_btd + self.drop(added_btd)
-        return joined
+        joined_btd: Tensor = x_btd + self.drop(added_btd)
+        return joined_btd
 
     def parts(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The residual stream and what is added to it last, still apart: the readout joins them in its own kernel."""
