@@ -138,7 +138,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     source = lg.sources.arrays(edges, rng.normal(size=(num, 4)).astype(np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
     config = small(
-        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=4", "train.epochs=40",
+        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=8", "train.epochs=20",
         "train.learning_rate=1e-2", "model.dropout=0",
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
