@@ -432,23 +432,6 @@ def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width
         torch.testing.assert_close(one, other, atol=2e-3 * float(other.abs().max()) + 1e-6, rtol=1e-2)
 
 
-@pytest.mark.parametrize("head_width", [16, 32])
-def test_rows_computed_beforehand_on_the_gpu(prepared: lg.Prepared, tmp_path: Path, head_width: int) -> None:
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", f"model.head_width={head_width}", "train.epochs=3", "train.batch_size=64",
-         "train.device=cuda", "train.reuse=yes", "train.compile=yes", "train.eval_batch_size=128"],
-    )  # fmt: skip
-    run = lg.train(prepared, config, tmp_path / "run")
-    reusing = lg.predict(run.path, all_probabilities=True)
-    file = run.path / "config.toml"
-    file.write_text(file.read_text().replace('reuse = "yes"', 'reuse = "no"'))
-    (run.path / "checksums.json").unlink()
-    plain = lg.predict(run.path, all_probabilities=True)
-    for name in plain.column_names[2:]:
-        assert np.allclose(plain[name], reusing[name], atol=0.02)
-
-
 @pytest.mark.parametrize("name", ["largegt-local", "largegt-full"])
 def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepared, tmp_path: Path, name: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,14 +219,3 @@ def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Pat
     alone = predict(run.path, ids=[1, 2, 3])
     among = predict(run.path, ids=[1, 2, 3, 0]).slice(0, 3)
     assert alone["probability"].to_numpy() == pytest.approx(among["probability"].to_numpy(), abs=1e-4)
-
-
-def test_rows_computed_beforehand_change_no_prediction(run: Run) -> None:
-    found = []
-    for reuse in ("no", "yes"):
-        settings = run.config.train.model_copy(update={"reuse": reuse})
-        changed = replace(run, config=run.config.model_copy(update={"train": settings}))
-        found.append(predict(changed, all_probabilities=True, draws=2))
-    for name in found[0].column_names[2:]:
-        assert np.allclose(found[0][name], found[1][name], atol=1e-5)
-    assert found[0]["label"] == found[1]["label"]

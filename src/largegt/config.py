@@ -376,8 +376,6 @@ class TrainConfig(Settings):
     """Fuse the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
     distinct: Literal["auto", "yes", "no"] = "auto"
     """Compute a repeated token once, with log(multiplicity) in its score; its copies share dropout. auto: on a CPU."""
-    reuse: Literal["auto", "yes", "no"] = "auto"
-    """Predicting many nodes: compute what precedes attention once per token row, and gather that. auto: on a CPU."""
     inference: Literal["full", "sampled"] = "full"
     """Message-passing baselines are scored over all neighbours, layer by layer, or over sampled ones as in training."""
     checkpoint_every: int = Field(default=1, ge=1)

@@ -11,6 +11,7 @@ them; the nearest nodes take the same, and a product of each block of vectors wi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from .errors import ConfigError, nearest
 from .model.largegt import LargeGT
 from .model.node_model import NodeModel, NodeOutput
-from .predict import Ids, Prediction, Written, write_rows
+from .predict import Ids, PredictOptions, Predictor
 from .prediction_files import check_prediction_file
 from .prepare.prepared import Prepared
 from .progress import Progress
@@ -51,28 +52,10 @@ def embed(
 
     Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `part`: `joined`, what the
     prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
-    memory: `embed_to_file` only writes it. Everything else is as `predict` has it.
+    memory: `Embedding.write` only writes it. Everything else is as `predict` has it.
     """
-    kept: list[pa.Table] = []
-    _embedded(run, out, ids, split, part, device, progress, draws, memory, overwrite, kept)
-    return pa.concat_tables(kept)
-
-
-def embed_to_file(
-    run: PathLike | Run,
-    out: PathLike,
-    ids: Ids | None = None,
-    split: str | None = None,
-    part: str = "joined",
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-) -> Written:
-    """The same as `embed` into a file, in memory that does not grow with the number of nodes."""
-    num_rows, first = _embedded(run, out, ids, split, part, device, progress, draws, memory, overwrite)
-    return Written(Path(out), num_rows, first.column_names, first)
+    options = PredictOptions(out, ids, split, True, device, progress, draws, memory, overwrite)
+    return Embedding(run, options, part).collect()
 
 
 def nearest_nodes(
@@ -91,12 +74,13 @@ def nearest_nodes(
     split; ties go to the node with the smaller number."""
     if top < 1:
         raise ConfigError(f"top is {top}: it must be at least 1")
-    opened = _opened(run, part)
-    store = opened.newest_store()
-    [number] = store.nodes_of([node])
-    wanted = embed(opened, None, [node], None, part, device, None, draws, memory)["embedding"]
+    opened = Run.open(run)
+    settings = PredictOptions(device=device, draws=draws, memory=memory)
+    wanted = Embedding(opened, replace(settings, ids=[node]), part).collect()["embedding"]
     direction_d = _unit(_vectors(wanted))[0]
-    everyone = Embedding(opened, None, split, part, device, progress, draws, memory)
+    everyone = Embedding(opened, replace(settings, split=split, progress=progress), part)
+    store = everyone.store
+    [number] = store.nodes_of([node])
     best_n, nodes_n = np.empty(0), np.empty(0, np.int64)
     done = 0
     for found_nd in everyone.groups(Path(".")):
@@ -116,42 +100,20 @@ def check_embedding_file(out: PathLike, overwrite: bool) -> None:
     check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
 
 
-def _embedded(
-    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None, part: str, device: str | None,
-    progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
-    kept: list[pa.Table] | None = None,
-) -> tuple[int, pa.Table]:  # fmt: skip
-    if out is not None:
-        check_embedding_file(out, overwrite)
-    if ids is not None and split is not None:
-        raise ConfigError("give embed ids or a split, not both")
-    return write_rows(
-        Embedding(_opened(run, part), ids, split, part, device, progress, draws, memory), out, overwrite, kept
-    )
-
-
-def _opened(run: PathLike | Run, part: str) -> Run:
-    """The run, refused where it has no such vectors: before anything is prepared."""
-    opened = Run.open(run)
-    name = opened.config.model.name
-    if part not in PARTS:
-        raise ConfigError(f"part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
-    if not name.startswith("largegt-"):
-        raise ConfigError(f"{opened.path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
-    if part != "joined" and name not in ("largegt-full", f"largegt-{part}"):
-        raise ConfigError(f"{opened.path} is a {name}, which has no {part} part: use --part joined")
-    return opened
-
-
-class Embedding(Prediction):
+class Embedding(Predictor):
     """A run, opened to give the vectors of some of its nodes: a prediction whose outputs are those."""
 
-    def __init__(
-        self, run: Run, ids: Ids | None, split: str | None, part: str, device: str | None, progress: Progress | None,
-        draws: int | None, memory: str | int | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, run: PathLike | Run, options: PredictOptions, part: str = "joined") -> None:
         self.part = cast(Part, part)
-        super().__init__(run, ids, split, True, device, progress, draws, memory)
+        opened = Run.open(run)
+        _check_part(opened, part)
+        super().__init__(opened, replace(options, all_probabilities=True))  # every number of a vector
+
+    def check(self, options: PredictOptions) -> None:
+        if options.out is not None:
+            check_embedding_file(options.out, options.overwrite)
+        if options.ids is not None and options.split is not None:
+            raise ConfigError("give embed ids or a split, not both")
 
     def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
         model = run.load_model(prepared)
@@ -166,6 +128,17 @@ class Embedding(Prediction):
         numbers = pa.array(np.ascontiguousarray(found, np.float32).reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(numbers, self.width)
         return pa.table({"node": self.store.id_array(nodes), "embedding": vectors})
+
+
+def _check_part(opened: Run, part: str) -> None:
+    """Refuse a run that has no such vectors, before anything is prepared."""
+    name = opened.config.model.name
+    if part not in PARTS:
+        raise ConfigError(f"part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
+    if not name.startswith("largegt-"):
+        raise ConfigError(f"{opened.path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
+    if part != "joined" and name not in ("largegt-full", f"largegt-{part}"):
+        raise ConfigError(f"{opened.path} is a {name}, which has no {part} part: use --part joined")
 
 
 class Embedder(NodeModel):
@@ -189,16 +162,12 @@ class Embedder(NodeModel):
     def _half(self, batch: TokenBatch) -> Tensor:
         if self.part == "local":
             assert self.model.local_module is not None
-            local_bd: Tensor = self.model.local_module(
-                batch.tokens, batch.multiplicity, batch.rows or None, self.model.told_by(batch)
-            )
+            inputs = self.model.local_node_inputs(batch)
+            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
             return local_bd
         assert self.model.global_module is not None
         global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
         return global_bd
-
-    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        return () if self.part == "global" else self.model.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Halves are computed as they are: the fused kernels are those of the whole."""

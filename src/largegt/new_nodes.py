@@ -31,10 +31,11 @@ from .data.labels import unlabelled
 from .data.nodes import Means
 from .data.parts import Source
 from .data.sources import FileSource
+from .data.store import GraphStore
 from .errors import ConfigError
 from .io.array_writer import ArrayWriter
 from .memory import memory_budget
-from .predict import Written, decided, prediction_table, prediction_width, write_rows
+from .predict import PredictOptions, TableSource, decided, prediction_table, prediction_width
 from .prediction_files import check_prediction_file
 from .prepare.cache_key import directions_of
 from .prepare.context import ContextFeatures
@@ -91,82 +92,49 @@ def predict_new(
     `nodes` may also be a whole `Source`. Labels are not read. An edge between two old nodes counts for what is around
     new ones. Columns, `out` and everything else are as `predict` has them, nodes in the order of their table.
     """
-    kept: list[pa.Table] = []
-    write_rows(_opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files),
-               out, overwrite, kept)  # fmt: skip
-    return pa.concat_tables(kept)
+    options = PredictOptions(out, None, None, all_probabilities, device, progress, draws, memory, overwrite)
+    return NewNodes(run, options, nodes, edges, **files).collect()
 
 
-def predict_new_to_file(
-    run: PathLike | Run,
-    out: PathLike,
-    nodes: Any = None,
-    edges: Any = None,
-    all_probabilities: bool = False,
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-    csv_safe: bool = False,
-    **files: Any,
-) -> Written:
-    """The same as `predict_new` into a file; the table is not held."""
-    opened = _opened(run, nodes, edges, out, all_probabilities, device, progress, draws, memory, overwrite, files)
-    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
-    return Written(Path(out), num_rows, first.column_names, first)
-
-
-def _opened(
-    run: PathLike | Run, nodes: Any, edges: Any, out: PathLike | None, all_probabilities: bool,
-    device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
-    files: dict[str, Any],
-) -> NewNodes:  # fmt: skip
-    if out is not None:
-        check_prediction_file(out, overwrite)
-    opened = Run.open(run)
-    if (name := opened.config.model.name) in _DRAWN:
-        raise ConfigError(
-            f"{opened.path} is a {name}, which reads neighbours from the store itself: append the new nodes to the "
-            "store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they come"
-        )
-    store = opened.newest_store()
-    refuse_payload(store)
-    given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(store, nodes, edges, **files)
-    scratch = TemporaryDirectory(prefix="largegt-")
-    means = Means(memory_budget(memory) // 4, num_threads(None), Path(scratch.name))
-    source = given.opened(Path(scratch.name), ingest_config(store), means.memory, means.threads)
-    additions = Additions(store, source, means)
-    return NewNodes(opened, additions, all_probabilities, device, progress, draws, memory, scratch)
-
-
-class NewNodes:
+class NewNodes(TableSource):
     """A run, opened to predict new nodes."""
 
     ranks = ALONE
 
     def __init__(
-        self, run: Run, additions: Additions, all_probabilities: bool, device: str | None, progress: Progress | None,
-        draws: int | None, memory: str | int | None, scratch: TemporaryDirectory[str],
-    ) -> None:  # fmt: skip
-        self._scratch = scratch  # goes with this object
-        self.store, self.ids = additions.store, additions.ids
-        self.show = progress or silent
-        self.config = config = run.train_config(device)
-        wanted = config.draws if draws is None else draws
+        self, run: PathLike | Run, options: PredictOptions, nodes: Any = None, edges: Any = None, **files: Any
+    ) -> None:
+        """`nodes`, `edges` and `files` are as for `predict_new`."""
+        self.options, self.reused = options, {}
+        if options.out is not None:
+            check_prediction_file(options.out, options.overwrite)
+        run = Run.open(run)
+        if (name := run.config.model.name) in _DRAWN:
+            raise ConfigError(
+                f"{run.path} is a {name}, which reads neighbours from the store itself: append the new nodes to the "
+                "store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they come"
+            )
+        self.store = run.newest_store()
+        refuse_payload(self.store)
+        self._scratch = TemporaryDirectory(prefix="largegt-")  # goes with this object
+        memory = memory_budget(options.memory)
+        additions = _additions(self.store, nodes, edges, files, Path(self._scratch.name), memory)
+        self.ids = additions.ids
+        self.show = options.progress or silent
+        self.config = config = run.train_config(options.device)
+        wanted = config.draws if options.draws is None else options.draws
         if wanted < 1:
             raise ConfigError(f"draws is {wanted}: it must be at least 1")
-        self.graph = _extended(additions, memory_budget(memory))
-        self.prepared = run.prepared(self.show, memory=memory, store=self.store)
-        self.engine = Engine(memory_budget(memory))
+        self.graph = _extended(additions, memory)
+        self.prepared = run.prepared(self.show, memory=options.memory, store=self.store)
+        self.engine = Engine(memory)
         self.accelerator = make_accelerator(config)
         self.model = run.load_model(self.prepared).to(self.accelerator.device).eval()
         self.head = run.head(self.prepared)
         self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table
         self.reads_positions = run.config.model.name not in _WITHOUT_POSITIONS
         self.draws = num_draws(self.model, config, wanted)
-        self.all_probabilities = all_probabilities
-        self.every = all_probabilities or self.store.task in ("multilabel", "regression")
+        self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
         self.width = prediction_width(self.head, self.every)
         self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
 
@@ -187,7 +155,7 @@ class NewNodes:
                 "too large for the model; mend them"
             )
         return prediction_table(
-            self.store, ids if is_text(ids) else pa.array(ids, pa.int64()), found, self.all_probabilities
+            self.store, ids if is_text(ids) else pa.array(ids, pa.int64()), found, self.options.all_probabilities
         )
 
     def tables(self, folder: Path) -> Iterator[pa.Table]:
@@ -325,6 +293,15 @@ class NewNodes:
         label_rows = torch.from_numpy(told).to(device)
         half_r = None if self.local_labels.half_r is None else torch.zeros_like(label_rows, dtype=torch.uint8)
         return LocalLabels(label_rows, self.local_labels.labels.to(device), half_r)
+
+
+def _additions(
+    store: GraphStore, nodes: Any, edges: Any, files: dict[str, Any], scratch: Path, memory: int
+) -> Additions:  # fmt: skip
+    """The tables of new nodes and edges, opened."""
+    given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(store, nodes, edges, **files)
+    means = Means(memory // 4, num_threads(None), scratch)
+    return Additions(store, given.opened(scratch, ingest_config(store), means.memory, means.threads), means)
 
 
 def _extended(additions: Additions, memory: int) -> Extended:

@@ -4,32 +4,31 @@ Enters: a run folder and the nodes asked for. Leaves: a Parquet, CSV or npz file
 same, or both. A node that was not prepared is prepared first.
 
 Rows are written as they are made, in groups of fixed size, so memory does not grow with the number of nodes: it is that
-of the model, of one segment of nodes, and of the rows computed beforehand where that pays (tokens/rows.py). Who wants
-the table holds the table; named nodes are held, since they come in the order they were named in. Of several ranks each
-keeps what it predicts in a file of its own, and the first one takes them in order: the same bytes as one rank writes.
+of the model and of one segment of nodes. Who wants the table holds the table; named nodes are held, since they come in
+the order they were named in. Of several ranks each keeps what it predicts in a file of its own, and the first one takes
+them in order: the same bytes as one rank writes.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .baselines.loader import NeighborLoader
 from .baselines.message_passing import MessagePassing
 from .data.splits import SPLIT_CODES
 from .data.store import GraphStore
 from .errors import ConfigError, disk_errors
-from .memory import memory_budget
 from .model.node_model import NodeModel
 from .prediction_files import check_prediction_file, prediction_file
 from .prepare.pipeline import prepare
@@ -38,12 +37,11 @@ from .progress import Progress, silent
 from .ranks import Ranks
 from .streams import pinned_buffer
 from .text import quoted
-from .tokens.rows import is_worth_reusing, with_rows
 from .training.accelerator import make_accelerator
 from .training.evaluate import averaged_logits, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import Loader, is_worth_compiling, make_loader, num_draws, with_draws
+from .training.setup import is_worth_compiling, make_loader, with_draws
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -71,6 +69,24 @@ class Written:
     """Where a store that has grown was prepared for it: rows kept from before and rows made, by array."""
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """Which nodes to predict, how, and where to; as `predict` has them."""
+
+    out: PathLike | None = None
+    """The file to write; none when None."""
+    ids: Ids | None = None
+    split: str | None = None
+    all_probabilities: bool = False
+    device: str | None = None
+    progress: Progress | None = None
+    draws: int | None = None
+    memory: str | int | None = None
+    overwrite: bool = False
+    csv_safe: bool = False
+    """Put a single quote before ids and classes that a spreadsheet would run as formulas."""
+
+
 def predict(
     run: PathLike | Run,
     out: PathLike | None = None,
@@ -87,131 +103,115 @@ def predict(
 
     Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
     With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
-    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet, and for rows computed
-    beforehand. Under torchrun each process predicts a part; the first one writes and returns the whole, the others
-    return a table without rows. Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in
-    .parquet, .csv or .npz, and is not replaced without `overwrite`. The table is held in memory: `predict_to_file`
-    only writes it.
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
+    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
+    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and
+    is not replaced without `overwrite`. The table is held in memory: `Predictor.write` only writes it.
     """
-    kept: list[pa.Table] = []
-    opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    write_rows(opened, out, overwrite, kept)
-    return pa.concat_tables(kept)
+    options = PredictOptions(out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
+    return Predictor(run, options).collect()
 
 
-def predict_to_file(
-    run: PathLike | Run,
-    out: PathLike,
-    ids: Ids | None = None,
-    split: str | None = None,
-    all_probabilities: bool = False,
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-    csv_safe: bool = False,
-) -> Written:
-    """The same as `predict` into a file, in memory that does not grow with the number of nodes. `csv_safe` puts a
-    single quote before ids and classes that a spreadsheet would run as formulas."""
-    opened = _opened(run, out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    num_rows, first = write_rows(opened, out, overwrite, csv_safe=csv_safe)
-    return Written(Path(out), num_rows, first.column_names, first, opened.prepared.reused)
+class TableSource(ABC):
+    """What gives tables of rows one after the other, to write or to keep."""
 
-
-def _opened(
-    run: PathLike | Run, out: PathLike | None, ids: Ids | None, split: str | None, all_probabilities: bool,
-    device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None, overwrite: bool,
-) -> Prediction:  # fmt: skip
-    """What is to be predicted, if it may be written."""
-    if out is not None:
-        check_prediction_file(out, overwrite)
-    if ids is not None and split is not None:
-        raise ConfigError("give predict ids or a split, not both")
-    return Prediction(run, ids, split, all_probabilities, device, progress, draws, memory)
-
-
-class Predicts(Protocol):
-    """What gives rows to write: numbers group by group, and tables of them."""
-
+    options: PredictOptions
     ranks: Ranks
     width: int
+    """Numbers of a row."""
+    reused: dict[str, tuple[int, int]]
+    """Rows kept and made in preparing for these predictions, by array."""
 
-    def table(self, done: int, found: Array) -> pa.Table: ...
-    def tables(self, folder: Path) -> Iterator[pa.Table]: ...
+    @abstractmethod
+    def table(self, done: int, found: Array) -> pa.Table:
+        """The rows from place `done` on, of these numbers, as the user reads them."""
 
+    @abstractmethod
+    def tables(self, folder: Path) -> Iterator[pa.Table]:
+        """All rows, in order. `folder` takes what must wait."""
 
-def write_rows(
-    prediction: Predicts, out: PathLike | None, overwrite: bool, kept: list[pa.Table] | None = None,
-    csv_safe: bool = False,
-) -> tuple[int, pa.Table]:  # fmt: skip
-    """Write what is predicted to `out` and to the list, where they are given; how many rows, and some of them."""
-    num_rows = 0
-    with ExitStack() as stack:
-        file = None
-        if out is not None and prediction.ranks.is_first:
-            file = stack.enter_context(prediction_file(out, overwrite, csv_safe))
-        first = prediction.table(0, np.empty((0, prediction.width), np.float32))
-        for table in chain([first], prediction.tables(Path(out or ".").parent)):
-            if file is not None:
-                file.add(table)
-            if kept is not None:
-                kept.append(table)
+    def write(self) -> Written:
+        """Write all rows to `options.out`, in memory that does not grow with them."""
+        assert self.options.out is not None
+        num_rows = 0
+        for table in self._written():
             if not num_rows:
                 first = table.slice(0, 5)
             num_rows += table.num_rows
-    return num_rows, first
+        return Written(Path(self.options.out), num_rows, first.column_names, first, self.reused)
+
+    def collect(self) -> pa.Table:
+        """All rows as one table; also written to `options.out` where that is given."""
+        return pa.concat_tables(list(self._written()))
+
+    def _written(self) -> Iterator[pa.Table]:
+        """An empty table, then those of all rows, each when it is written."""
+        out = self.options.out
+        with ExitStack() as stack:
+            file = None
+            if out is not None and self.ranks.is_first:
+                file = stack.enter_context(prediction_file(out, self.options.overwrite, self.options.csv_safe))
+            empty = self.table(0, np.empty((0, self.width), np.float32))
+            for table in chain([empty], self.tables(Path(out or ".").parent)):
+                if file is not None:
+                    file.add(table)
+                yield table
 
 
-class Prediction:
+class Predictor(TableSource):
     """A run, opened to predict some of its nodes."""
 
-    def __init__(
-        self, run: PathLike | Run, ids: Ids | None, split: str | None, all_probabilities: bool,
-        device: str | None, progress: Progress | None, draws: int | None, memory: str | int | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, run: PathLike | Run, options: PredictOptions) -> None:
+        self.options = options
+        self.check(options)
         opened = Run.open(run)
-        self.config = config = opened.train_config(device)
-        self.draws = config.draws if draws is None else draws
+        self.config = config = opened.train_config(options.device)
+        self.draws = config.draws if options.draws is None else options.draws
         if self.draws < 1:
             raise ConfigError(f"draws is {self.draws}: it must be at least 1")
         self.store = opened.newest_store()
         self.ranks = Ranks.here(config.device)
-        self.show = progress if progress and self.ranks.is_first else silent
+        self.show = options.progress if options.progress and self.ranks.is_first else silent
         with self.ranks.in_turn():
-            prepared = opened.prepared(self.show, self.draws > 1, memory, self.store)
-        self.nodes: Array | None = None
+            prepared = opened.prepared(self.show, self.draws > 1, options.memory, self.store)
+        self.nodes = self._named_nodes()
         """The nodes that were named, in that order."""
-        if ids is not None:
-            self.nodes = self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
         self.accelerator = make_accelerator(config, self.ranks)
         self.model, self.head = self.opened_model(opened, prepared)
         self.model = self.model.to(self.accelerator.device)
-        self.every = all_probabilities or self.store.task in ("multilabel", "regression")
-        self.all_probabilities = all_probabilities
+        self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
         self.width = self.row_width()
         self.group_rows = max(1, min(_GROUP_ROWS, _GROUP_NUMBERS // self.width))
-        if split is None:
+        if options.split is None:
             with self.ranks.in_turn():
-                prepared = _covering(prepared, self.store, self.nodes, self.show, memory)
-        self.prepared = prepared
+                prepared = _covering(prepared, self.store, self.nodes, self.show, options.memory)
+        self.prepared, self.reused = prepared, prepared.reused
         self.place: Array | None = None
         """Where among the sorted rows those of the named nodes are."""
         self.rows: Array | range | _SplitRows
         if self.nodes is not None:
             self.rows, self.place = np.unique(prepared.rows_of(self.nodes), return_inverse=True)
         else:
-            self.rows = range(len(prepared.nodes)) if split is None else _SplitRows(prepared, split)
+            self.rows = range(len(prepared.nodes)) if options.split is None else _SplitRows(prepared, options.split)
         self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
         """The places among `rows` that are this rank's."""
         place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
         where, device_used = "auto" if place == "gpu" else place, self.accelerator.device
-        self.loader = self._reusing(
-            make_loader(prepared, self.model.eval(), config, device_used, where, self.store), memory
-        )
+        self.loader = make_loader(prepared, self.model.eval(), config, device_used, where, self.store)
         at_once = nodes_at_once(self.loader, config)
         if is_worth_compiling(config, self.accelerator.device, len(self.own) // at_once):
             self.model.compile_for({at_once})
+
+    def check(self, options: PredictOptions) -> None:
+        """Refuse what cannot be written or predicted, before any work is done."""
+        if options.out is not None:
+            check_prediction_file(options.out, options.overwrite)
+        if options.ids is not None and options.split is not None:
+            raise ConfigError("give predict ids or a split, not both")
+
+    def _named_nodes(self) -> Array | None:
+        ids = self.options.ids
+        return None if ids is None else self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
 
     def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
         """What computes rows, and what makes of its outputs what is written."""
@@ -220,16 +220,6 @@ class Prediction:
     def row_width(self) -> int:
         """Numbers that are written of a node."""
         return prediction_width(self.head, self.every)
-
-    def _reusing(self, loader: Loader, memory: str | int | None) -> Loader:
-        """The loader with rows computed beforehand, where that is asked for or pays."""
-        if isinstance(loader, NeighborLoader) or self.config.reuse == "no":
-            return loader
-        draws = num_draws(self.model, self.config, self.draws)
-        if self.config.reuse == "auto" and not is_worth_reusing(loader, len(self.rows) * draws):
-            return loader
-        limit = {} if memory is None else {"limit_bytes": memory_budget(memory)}
-        return with_rows(loader, self.model, self.accelerator.autocast(), **limit)
 
     def tables(self, folder: Path) -> Iterator[pa.Table]:
         """Predictions group by group, in order: on the first rank, those of all. Others keep theirs in `folder` until
@@ -298,7 +288,7 @@ class Prediction:
     def table(self, done: int, found: Array) -> pa.Table:
         """The predictions of nodes from place `done` on, as the user reads them."""
         ids = self.store.id_array(self.nodes_of(done, found))
-        return prediction_table(self.store, ids, found, self.all_probabilities)
+        return prediction_table(self.store, ids, found, self.options.all_probabilities)
 
     def nodes_of(self, done: int, found: Array) -> Array:
         """The nodes from place `done` on that these rows are of; refused where a row is no number."""

@@ -17,7 +17,7 @@ from largegt.data.store import GraphStore
 from largegt.embed import embed
 from largegt.errors import ConfigError, LargeGTError
 from largegt.io.remote import folders
-from largegt.predict import predict, predict_to_file
+from largegt.predict import PredictOptions, Predictor, predict
 from largegt.prepare.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
@@ -53,7 +53,6 @@ def test_nodes_far_from_what_is_new_are_predicted_as_before(tmp_path: Path, task
     store, run = trained(
         graph, tmp_path, "model.name=largegt-local", "prepare.tokens.degrees=true", "model.label_tokens=true",
         "model.label_contexts=1", "model.label_surroundings=true", "model.distances=true",
-        "train.reuse=no",  # rows made beforehand round as the number of rows will have it
     )  # fmt: skip
     before = predict(run, all_probabilities=True)
     graph.features[300:] += 50  # any other scale would show
@@ -88,10 +87,10 @@ def test_two_nights(tmp_path: Path) -> None:
     store, run = trained(graph, tmp_path, "model.name=largegt-local")
     predict(run.path)
     append(store, graph.source_of("new"), threads=1)
-    first = predict_to_file(run.path, tmp_path / "1.parquet")
+    first = Predictor(run.path, PredictOptions(tmp_path / "1.parquet")).write()
     more = sources.arrays(np.array([[0, 606], [606, 9]]), np.ones((1, 4)), num_nodes=1)
     append(tmp_path / "old", more, threads=1)
-    second = predict_to_file(run.path, tmp_path / "2.parquet")
+    second = Predictor(run.path, PredictOptions(tmp_path / "2.parquet")).write()
     assert (first.num_rows, second.num_rows) == (606, 607)
     for written in (first, second):
         assert {"local nodes", "token rows"} <= set(written.reused)
@@ -101,7 +100,7 @@ def test_two_nights(tmp_path: Path) -> None:
     newest = GraphStore.open(store.path).fingerprint
     assert sorted(versions) == sorted([run.store_fingerprint, newest, newest]), "of labelled nodes, and of all"
     shutil.rmtree(store.path / "prepared")  # from nothing, the same
-    again = predict_to_file(run.path, tmp_path / "3.parquet")
+    again = Predictor(run.path, PredictOptions(tmp_path / "3.parquet")).write()
     assert again.num_rows == 607
     assert pq.read_table(tmp_path / "2.parquet").equals(pq.read_table(tmp_path / "3.parquet"))
 

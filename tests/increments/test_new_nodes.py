@@ -16,8 +16,8 @@ from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.new_nodes import _opened, predict_new
-from largegt.predict import predict
+from largegt.new_nodes import NewNodes, predict_new
+from largegt.predict import PredictOptions, predict
 from largegt.prepare import cutout
 from largegt.prepare.extended import Extended
 from largegt.prepare.pipeline import prepare
@@ -33,7 +33,7 @@ def trained(graph: Grown, folder: Path, *overrides: str) -> Run:
 
 def rows_of(run: Run, source: Any, folder: Path) -> tuple[Any, Prepared, list[Any]]:
     """(what predicts, the rows it makes of the new nodes, further draws)."""
-    opened = _opened(run, source, None, None, False, None, None, None, None, False, {})
+    opened = NewNodes(run, PredictOptions(), source)
     nodes = np.arange(opened.graph.num_old, opened.graph.num_nodes)
     return opened, *opened.prepared_rows(nodes, folder / "rows")
 

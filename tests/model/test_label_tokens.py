@@ -16,7 +16,7 @@ import largegt as lg
 from largegt.config import ModelConfig
 from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT
-from largegt.model.local_module import LocalModule, Told
+from largegt.model.local_module import LocalModule, LocalNodeInputs
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.training.accelerator import make_accelerator
@@ -77,7 +77,7 @@ def test_a_vector_per_label_on_the_first_token_of_a_node(kind: str, hop_embeddin
         "columns": torch.tensor([[[nan] * 3, [1.0, 0, 1], [0, nan, 1]], [[nan] * 3, [0, 0, 0], [1, 1, 1]]]),
         "values": torch.tensor([[nan, 1.5, 0.0], [nan, nan, -2.0]]),
     }[kind]
-    embedded = module.embed(tokens, Told(labels))
+    embedded = module.embed(tokens, LocalNodeInputs(labels))
     none, rest = module.label_embedding[0, 0], module.label_embedding[1:, 0]
     for b in range(2):
         for t in range(9):
@@ -210,8 +210,8 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
 
 
 def test_training_scoring_and_predicting(store: lg.GraphStore, tmp_path: Path) -> None:
-    """Every task from end to end: fresh samples, several draws, nodes without a label, rows computed beforehand."""
-    config = small(ON, "model.node_dropout=0.3", "train.resample=epoch", "train.epochs=2", "train.reuse=yes")
+    """Every task from end to end: fresh samples, several draws, nodes without a label."""
+    config = small(ON, "model.node_dropout=0.3", "train.resample=epoch", "train.epochs=2")
     run = lg.train(store, config, tmp_path / "run")
     assert lg.evaluate(run) == pytest.approx(run.metrics["test"])
     assert lg.evaluate(run, draws=3)["loss"] != pytest.approx(run.metrics["test"]["loss"])
@@ -233,13 +233,13 @@ def test_training_scoring_and_predicting(store: lg.GraphStore, tmp_path: Path) -
 
 def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, int]] = []
-    real = LocalModule.forward
+    real = LocalModule.encode
 
     def watch(self: LocalModule, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
         seen.append((self.training, tokens.shape[1] // 3))
         return real(self, tokens, *others)
 
-    monkeypatch.setattr(LocalModule, "forward", watch)
+    monkeypatch.setattr(LocalModule, "encode", watch)
     settings = ("model.node_dropout=0.5", "prepare.local_nodes.k=9", "train.distinct=no", "train.epochs=1")
     lg.train(easy_store(tmp_path / "g"), small(*settings), tmp_path / "run")
     assert {k for training, k in seen if training} == {5}

@@ -139,7 +139,7 @@ def test_target_half_of_an_additive_readout_cancels() -> None:
     a = torch.randn(8, dtype=torch.float64)
     score = h[:, :1] @ a + h[:, 1:] @ module.readout.weight[0]
     expected = h[:, 0] + (score.softmax(dim=1)[:, :, None] * h[:, 1:]).sum(dim=1)
-    torch.testing.assert_close(module._read(h, None), expected)
+    torch.testing.assert_close(module.read(h, None), expected)
 
 
 def test_readout_against_the_written_out_version() -> None:
@@ -148,7 +148,7 @@ def test_readout_against_the_written_out_version() -> None:
     bias = torch.tensor([[0.0, 0, 0, 1.5, -1, -math.inf], [0.0, 0, 0, 0.3, 0.3, 0.3]], dtype=torch.float64)
     for row in range(2):
         expected = oracle.readout(module.readout.weight[0], list(h[row]), bias[row].tolist())
-        torch.testing.assert_close(module._read(h, bias)[row], expected)
+        torch.testing.assert_close(module.read(h, bias)[row], expected)
 
 
 def test_hop_embeddings_tell_hops_and_the_node_itself_apart() -> None:

@@ -13,7 +13,7 @@ from model_batches import make_batch
 import largegt as lg
 from largegt.config import ModelConfig
 from largegt.errors import ConfigError
-from largegt.model.local_module import LocalModule, Told
+from largegt.model.local_module import LocalModule, LocalNodeInputs
 from largegt.tokens.loader import token_batches
 from run_helpers import easy_store, one_thread, small  # noqa: F401
 
@@ -33,7 +33,7 @@ def test_what_is_added_to_which_token(label_tokens: bool, hop_embeddings: bool) 
     near = torch.tensor([[False, True, False], [False, True, True]])
     contexts = torch.rand(2, 3, 5, dtype=torch.float64)
     labels = torch.tensor([[-1, 3, 0], [-1, -1, 1]])
-    embedded = module.embed(tokens, Told(labels if label_tokens else None, near, contexts))
+    embedded = module.embed(tokens, LocalNodeInputs(labels if label_tokens else None, near, contexts))
     for b in range(2):
         for t in range(9):
             expected = module.project(tokens[b, t])
@@ -46,8 +46,9 @@ def test_what_is_added_to_which_token(label_tokens: bool, hop_embeddings: bool) 
                 if label_tokens:
                     expected = expected + module.label_embedding[1 + labels[b, t // 3], 0]
             torch.testing.assert_close(embedded[b, t], expected)
-    nothing = module.told_vectors(Told(torch.tensor([[-1]]) if label_tokens else None, None, torch.zeros(1, 1, 5)))
-    torch.testing.assert_close(module.nothing_told(), nothing[0, 0])
+    no_label = torch.tensor([[-1]]) if label_tokens else None
+    nothing = module.label_vectors(LocalNodeInputs(no_label, None, torch.zeros(1, 1, 5)))
+    torch.testing.assert_close(module.no_label_vector(), nothing[0, 0])
 
 
 def test_off_is_the_model_without() -> None:
@@ -137,7 +138,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     source = lg.sources.arrays(edges, rng.normal(size=(num, 4)).astype(np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
     config = small(
-        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=4", "train.epochs=20",
+        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=8", "train.epochs=20",
         "train.learning_rate=1e-2", "model.dropout=0",
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")

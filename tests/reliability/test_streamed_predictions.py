@@ -20,7 +20,7 @@ from largegt.config import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import DiskError, InputError
-from largegt.predict import predict, predict_to_file
+from largegt.predict import PredictOptions, Predictor, predict
 from largegt.prediction_files import PredictionFile
 from largegt.ranks import Ranks
 from largegt.training.loop import train
@@ -77,7 +77,7 @@ def test_the_same_rows_for_any_cut(
     segment: int, group: int, suffix: str, run: Run, whole: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(monkeypatch, segment, group)
-    written = predict_to_file(run, tmp_path / f"p{suffix}", all_probabilities=True)
+    written = Predictor(run, PredictOptions(tmp_path / f"p{suffix}", all_probabilities=True)).write()
     assert (written.num_rows, written.columns) == (NUM_NODES, whole.column_names)
     assert written.first.to_pylist() == whole.slice(0, written.first.num_rows).to_pylist()
     got = rows_of(written.out)
@@ -131,7 +131,7 @@ def test_rows_are_written_before_later_ones_are_made(run: Run, tmp_path: Path, m
         ahead.append(made - written)
 
     monkeypatch.setattr(PredictionFile, "add", add)
-    predict_to_file(run, tmp_path / "p.csv", progress=watch)
+    Predictor(run, PredictOptions(tmp_path / "p.csv", progress=watch)).write()
     assert written == made == NUM_NODES
     assert len(ahead) == 16
     assert max(ahead) <= 32, "a segment, and what is taken together"
@@ -194,10 +194,10 @@ def test_a_prediction_that_ends_early_leaves_nothing(out: Path, run: Run, monkey
     cut(monkeypatch, 16, 20)
     for call in (1, 4):
         with stopped_at(PredictionFile, "add", call, Killed):
-            predict_to_file(run, out)
+            Predictor(run, PredictOptions(out)).write()
         assert left_in(out.parent) == []
     with stopped_at(streaming, "averaged_logits", 3, ZeroDivisionError):
-        predict_to_file(run, out)
+        Predictor(run, PredictOptions(out)).write()
     assert left_in(out.parent) == []
 
 
@@ -205,13 +205,13 @@ def test_what_is_there_stays_until_the_new_one_is_whole(out: Path, run: Run, mon
     cut(monkeypatch, 16, 20)
     out.write_text("old")
     with pytest.raises(InputError, match=r"already exists: choose another --out, or say --overwrite to replace it"):
-        predict_to_file(run, out)
+        Predictor(run, PredictOptions(out)).write()
     with stopped_at(PredictionFile, "add", 4, Killed):
-        predict_to_file(run, out, overwrite=True)
+        Predictor(run, PredictOptions(out, overwrite=True)).write()
     assert out.read_text() == "old"
     assert left_in(out.parent) == [out.name]
     out.with_name(f".{out.name}.partial").write_text("of a killed process")
-    predict_to_file(run, out, overwrite=True)
+    Predictor(run, PredictOptions(out, overwrite=True)).write()
     assert len(rows_of(out)) == NUM_NODES
     assert left_in(out.parent) == [out.name]
 
@@ -225,7 +225,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(out: Path, run: Run, monk
 
     monkeypatch.setattr(PredictionFile, "add", add)
     with pytest.raises(InputError, match="appeared meanwhile"):
-        predict_to_file(run, out)
+        Predictor(run, PredictOptions(out)).write()
     assert out.read_text() == "someone else's"
     assert left_in(out.parent) == [out.name]
 
@@ -233,7 +233,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(out: Path, run: Run, monk
 def test_a_folder_in_its_place(run: Run, tmp_path: Path) -> None:
     (tmp_path / "p.csv").mkdir()
     with pytest.raises(InputError, match="is a folder"):
-        predict_to_file(run, tmp_path / "p.csv", overwrite=True)
+        Predictor(run, PredictOptions(tmp_path / "p.csv", overwrite=True)).write()
 
 
 def test_a_full_disk(out: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_a_full_disk(out: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.skip("no /dev/full here")
     out.with_name(f".{out.name}.partial").symlink_to("/dev/full")
     with pytest.raises(DiskError, match="no space left"):
-        predict_to_file(run, out)
+        Predictor(run, PredictOptions(out)).write()
     assert left_in(out.parent) == []
 
 

@@ -16,11 +16,11 @@ from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import InputError
 from largegt.explain.node import explain
-from largegt.model.local_module import LocalModule, Told
+from largegt.model.local_module import LocalModule, LocalNodeInputs
 from largegt.predict import predict
 from largegt.report import analysis
 from largegt.report.analysis import analyse, codebook_use
-from largegt.report.attention import attention_use, encoded, kinds, readout_weights
+from largegt.report.attention import attention_use, kinds
 from largegt.report.page import report
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
@@ -135,11 +135,12 @@ def test_readout_weights_are_those_of_the_forward(overrides: dict[str, Any]) -> 
     torch.manual_seed(0)
     module = LocalModule(5, ModelConfig(hidden=8, heads=2, **overrides)).eval()
     tokens = torch.randn(6, 12, 5)
-    weight = readout_weights(module, tokens)
+    with torch.no_grad():
+        h = module.hidden_states(module.embed(tokens))
+        weight = module.readout_weights(h)
     assert weight.shape == (6, 12)
     assert (weight[:, 0] == 0).all()
     torch.testing.assert_close(weight.sum(dim=1), torch.ones(6))
-    h = encoded(module, tokens)
     read = h[:, 0] + (weight[:, :, None] * h).sum(dim=1)
     torch.testing.assert_close(read, module(tokens).detach(), atol=1e-5, rtol=1e-4)
 
@@ -153,10 +154,12 @@ def test_attention_is_summed_by_hop_and_by_whose_token() -> None:
     assert kinds(csr, nodes).tolist() == [[0, 1, 2, 1], [0, 1, 1, 2], [0, 2, 2, 2]]
     tokens = torch.randn(3, 12, 5)
     names = ["H", "C0", "C1"]
-    found = attention_use(module, iter([(tokens[:2], Told(), nodes[:2]), (tokens[2:], Told(), nodes[2:])]), csr, names)
+    none = LocalNodeInputs()
+    batches = [(tokens[:2], none, nodes[:2]), (tokens[2:], none, nodes[2:])]
+    found = attention_use(module, iter(batches), csr, names)
     assert found is not None
     assert found["hops"] == names
-    weight = readout_weights(module, tokens).numpy()
+    weight = module.readout_weights(module.hidden_states(module.embed(tokens))).detach().numpy()
     wanted = np.zeros((3, 3))
     for b in range(3):
         for j in range(4):

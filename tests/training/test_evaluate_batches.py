@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 import largegt as lg
 from largegt.tokens.loader import TokenLoader
-from largegt.tokens.rows import with_rows
 from largegt.tokens.table import TokenTable
 from run_helpers import easy_store, one_thread, small  # noqa: F401
 
@@ -42,13 +40,10 @@ def test_batches_are_no_larger_than_they_may_be(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_node_takes(tmp_path: Path) -> None:
-    """Its tokens and what it is told; with rows made beforehand, its own tokens and what was made."""
+    """Its tokens, and the labels around its local nodes."""
     config = small("model.label_surroundings=true", "prepare.local_nodes.k=9")
     prepared = lg.prepare(easy_store(tmp_path / "g"), config.preparation)
     loader = TokenLoader(TokenTable(prepared), torch.device("cpu"))
     token, told = 3 * prepared.num_features * 4, 8 * prepared.label_counts.shape[1]
     assert told > 0
     assert loader.bytes_per_node == 9 * (token + told)
-    model = lg.LargeGT.for_prepared(prepared, config.model).eval()
-    made = with_rows(loader, model, nullcontext())
-    assert made.bytes_per_node == token + 9 * (3 * config.model.hidden * 4 + told)

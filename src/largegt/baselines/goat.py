@@ -30,10 +30,9 @@ from torch.nn import functional as F
 from ..config import CodebookConfig, ModelConfig
 from ..errors import ConfigError
 from ..model.codebook import NORM_EPSILON, NORM_MOMENTUM, Codebook
-from ..model.global_module import GlobalModule, codebook_attention
+from ..model.global_module import GlobalModule
 from ..model.largegt import make_norm
 from ..model.node_model import NodeModel, NodeOutput
-from ..model.padding import PaddedLinear
 from .batch import DrawnBatch
 from .message_passing import gather
 
@@ -123,6 +122,13 @@ class GOATCodebook(Codebook):
         self.counts.copy_(torch.bincount(self.assignment.long(), minlength=config.centroids))
         self.started.fill_(True)
 
+    def query_space(self, z_bw: Tensor) -> Tensor:
+        """As it is: `output` is in the scale of the input."""
+        return z_bw
+
+    def attended(self) -> Tensor:
+        return self.output
+
     def _normalize_batch(self, z_bw: Tensor, counts: list[int]) -> Tensor:
         """nn.BatchNorm1d without gain: its running variance is the unbiased one."""
         number = sum(counts)
@@ -140,32 +146,16 @@ class GOATCodebook(Codebook):
         self.output.copy_(self.centroids * torch.sqrt(self.variance + NORM_EPSILON) + self.mean)
 
 
-class GOATGlobalModule(nn.Module):
-    """Features [b, f] and positions [b, p] → H_global [b, h·w], and the joined vector for the codebook."""
+class GOATGlobalModule(GlobalModule):
+    """Features [b, f] and positions [b, p] → H_global [b, h·w], the heads side by side as GOAT has them, and the joined
+    vector for the codebook."""
+
+    codebook_class = GOATCodebook
 
     def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
-        super().__init__()
-        settings = config.codebook
-        self.heads, self.width = settings.heads, settings.width
-        joined = settings.width + num_positions
-        self.out_width = self.heads * (settings.head_width or max(1, config.hidden // settings.heads))
-        self.mlp_a = nn.Sequential(
-            PaddedLinear(num_features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, settings.width)
-        )
-        self.codebook = GOATCodebook(num_nodes, joined, settings)
-        self.query = nn.Linear(joined, self.out_width)
-        self.key = nn.Linear(joined, self.out_width, bias=False)  # a bias would cancel in the softmax
-        self.value = nn.Linear(settings.width, self.out_width)
-
-    def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
-        x_bx = self.mlp_a(features_bf)
-        joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
-        output_cw = self.codebook.output.to(joined_bw.dtype)
-        y_bd = codebook_attention(
-            self.query(joined_bw), self.key(output_cw), self.value(output_cw[:, : self.width]),
-            self.codebook.log_counts(), self.heads,
-        )  # fmt: skip
-        return y_bd, joined_bw
+        super().__init__(num_features, num_positions, num_nodes, config)
+        self.out_width = self.query.out_features
+        self.mlp_b, self.norm = nn.Identity(), nn.Identity()
 
 
 class GOAT(NodeModel):
@@ -185,14 +175,14 @@ class GOAT(NodeModel):
             self.reads = "own"
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
-        self.global_module: GlobalModule | GOATGlobalModule | None = None
+        self.global_module: GlobalModule | None = None
         width, joined = config.hidden, 0
         if config.name != "goat-global":
             self.local_module = NeighborhoodAttention(num_features, config)
             joined += self.local_module.out_width
         if config.name != "goat-local" and config.codebook.variant == "goat":
-            self.global_module = GOATGlobalModule(num_features, num_positions, num_nodes, config)
-            joined += self.global_module.out_width
+            own_form = GOATGlobalModule(num_features, num_positions, num_nodes, config)
+            self.global_module, joined = own_form, joined + own_form.out_width
         elif config.name != "goat-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
             joined += width

@@ -55,8 +55,8 @@ def predict(
 
     Nodes that are not in the store:  largegt predict runs/a --new-nodes n.parquet --new-edges e.parquet --out new.csv
     """
-    from ..new_nodes import predict_new_to_file
-    from ..predict import predict_to_file
+    from ..new_nodes import NewNodes
+    from ..predict import PredictOptions, Predictor
     from ..prediction_files import check_prediction_file
     from ..ranks import check_devices, is_first_here
     from ..training.launch import launch
@@ -73,15 +73,13 @@ def predict(
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
     with shown_progress(as_json or not is_first_here()) as progress:
+        options = PredictOptions(
+            out, node, split, probabilities, device, progress, draws, memory, overwrite, csv_safe
+        )  # fmt: skip
         if is_new:
-            written = predict_new_to_file(
-                run, out, new_nodes, new_edges or None, probabilities, device, progress, draws, memory, overwrite,
-                csv_safe, features=new_features, **columns,
-            )  # fmt: skip
+            written = NewNodes(run, options, new_nodes, new_edges or None, features=new_features, **columns).write()
         else:
-            written = predict_to_file(
-                run, out, node, split, probabilities, device, progress, draws, memory, overwrite, csv_safe
-            )
+            written = Predictor(run, options).write()
     if not is_first_here():
         return
     if as_json:
@@ -118,7 +116,8 @@ def embed(
 
     Example:  largegt embed runs/a --out embeddings.parquet
     """
-    from ..embed import check_embedding_file, embed_to_file, nearest_nodes
+    from ..embed import Embedding, check_embedding_file, nearest_nodes
+    from ..predict import PredictOptions
     from ..ranks import check_devices, is_first_here
     from ..training.launch import launch
 
@@ -137,7 +136,8 @@ def embed(
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], lambda: f"{out} was not written; run the same command again"))
     with shown_progress(as_json or not is_first_here()) as progress:
-        written = embed_to_file(run, out, node, split, part, device, progress, draws, memory, overwrite)
+        options = PredictOptions(out, node, split, True, device, progress, draws, memory, overwrite)
+        written = Embedding(run, options, part).write()
     if not is_first_here():
         return
     width = written.first.schema.field("embedding").type.list_size

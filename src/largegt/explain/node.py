@@ -19,7 +19,7 @@ from ..data.splits import SPLIT_CODES
 from ..data.store import GraphStore
 from ..errors import ConfigError, nearest
 from ..model.largegt import LargeGT
-from ..predict import Prediction
+from ..predict import PredictOptions, Predictor
 from ..progress import Progress
 from ..tokens.input_tokens import TokenBatch, distinct_rows
 from ..tokens.loader import TokenLoader
@@ -62,7 +62,9 @@ def explain(
         raise ConfigError(
             f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with --model largegt"
         )
-    prediction = Prediction(opened, [node], None, True, device, progress, draws, memory)
+    prediction = Predictor(opened, PredictOptions(
+        ids=[node], all_probabilities=True, device=device, progress=progress, draws=draws, memory=memory
+    ))  # fmt: skip
     model = prediction.model
     assert isinstance(model, LargeGT)
     store, head = prediction.store, prediction.head
@@ -109,7 +111,7 @@ def explain(
 # what the model reads --------------------------------------------------------------------------------------------
 
 
-def _batch(prediction: Prediction, model: LargeGT) -> tuple[TokenBatch, Array]:
+def _batch(prediction: Predictor, model: LargeGT) -> tuple[TokenBatch, Array]:
     """The node as every draw has it, distinct local nodes alone, and their rows of the token table [d, k]."""
     rows = np.asarray(prediction.rows)
     loaders = with_draws(
@@ -201,7 +203,7 @@ def _pieces(found: Attribution, carried: Inputs, names: list[str]) -> list[Piece
 
 
 def _local_nodes(
-    prediction: Prediction,
+    prediction: Predictor,
     found: Attribution,
     carried: Inputs,
     local_rows_dk: Array,
@@ -249,7 +251,7 @@ def _local_nodes(
     return sorted(made, key=lambda one: -abs(one.carried))
 
 
-def _hops(store: GraphStore, prediction: Prediction, number: int, nodes: Array) -> Array:
+def _hops(store: GraphStore, prediction: Predictor, number: int, nodes: Array) -> Array:
     indptr, indices = store.csr(prediction.prepared.config.local_nodes.direction)
     neighbors = np.asarray(indices[indptr[number] : indptr[number + 1]])
     if not len(neighbors[neighbors != number]):

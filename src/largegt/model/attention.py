@@ -38,40 +38,28 @@ class Attention(nn.Module):
         self.join = nn.Linear(heads * head_width, width)
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
-        return self.after(self.before(x_btd), bias_bt)
-
-    def before(self, x_btd: Tensor) -> Tensor:
-        """What tokens look up each other by, each on its own: q, k and v side by side, or the tokens themselves."""
-        if self.is_wide:
-            if torch.is_autocast_enabled(x_btd.device.type):
-                x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # once, for all that follows
-            return x_btd
-        return self._queries_keys_values(x_btd)
-
-    def after(self, before_bt: Tensor, bias_bt: Tensor | None) -> Tensor:
-        """[b, t, d] from what `before` gave."""
         bias = None if bias_bt is None else bias_bt[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        way = self._to_the_tokens if self.is_wide else self._to_keys_and_values
-        return way(before_bt, bias, dropout)
+        attention = self._to_the_tokens if self.is_wide else self._to_keys_and_values
+        return attention(x_btd, bias, dropout)
 
     @property
     def is_wide(self) -> bool:
         """Whether heads are no narrower than the model."""
         return self.head_width >= self.join.out_features
 
-    def _queries_keys_values(self, x_btd: Tensor) -> Tensor:
+    def _to_keys_and_values(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+        b, t, _ = x_btd.shape
         width = self.heads * self.head_width
-        return F.linear(x_btd, self.qkv.weight, F.pad(self.qkv.bias[: 2 * width], (0, width)))
-
-    def _to_keys_and_values(self, qkv_bt: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
-        b, t, _ = qkv_bt.shape
+        qkv_bt = F.linear(x_btd, self.qkv.weight, F.pad(self.qkv.bias[: 2 * width], (0, width)))
         q_bhtw, k_bhtw, v_bhtw = qkv_bt.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         y_bhtw = attend(q_bhtw, k_bhtw, v_bhtw, bias, dropout, self.head_width**-0.5)
-        value_bias = self.qkv.bias[2 * self.heads * self.head_width :]
-        return F.linear(y_bhtw.transpose(1, 2).reshape(b, t, -1), self.join.weight, self._join_bias(value_bias))
+        join_bias = self._join_bias(self.qkv.bias[2 * width :])
+        return F.linear(y_bhtw.transpose(1, 2).reshape(b, t, -1), self.join.weight, join_bias)
 
     def _to_the_tokens(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+        if torch.is_autocast_enabled(x_btd.device.type):
+            x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # once, for all that follows
         b, t, d = x_btd.shape
         query_weight, query_bias, join_weight, join_bias = self.merged()
         q_b1sd = F.linear(x_btd, query_weight, query_bias).view(b, 1, t * self.heads, d)  # s: every head of every token
@@ -141,19 +129,12 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
         x_btd, added_btd = self.parts(x_btd, bias_bt)
-        joined: Tensor = x_btd + self.drop(added_btd)
-        return joined
+        joined_btd: Tensor = x_btd + self.drop(added_btd)
+        return joined_btd
 
-    def before(self, x_btd: Tensor) -> Tensor:
-        """What the layer computes of each token on its own, up to the attention."""
-        return self.attention.before(self.attention_norm(x_btd))
-
-    def parts(
-        self, x_btd: Tensor, bias_bt: Tensor | None = None, before_bt: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream and what is added to it last, still apart: the readout joins them in its own kernel.
-        What `before` gives may be at hand."""
-        added_btd: Tensor = self.attention.after(self.before(x_btd) if before_bt is None else before_bt, bias_bt)
+    def parts(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The residual stream and what is added to it last, still apart: the readout joins them in its own kernel."""
+        added_btd: Tensor = self.attention(self.attention_norm(x_btd), bias_bt)
         if self.ffn is not None:
             x_btd = x_btd + self.drop(added_btd)
             added_btd = self.ffn(x_btd)

@@ -1,4 +1,5 @@
-"""Codebook: B centroids of the whole graph, kept by EMA k-means outside the gradient.
+"""Codebook: B centroids μ of the whole graph, kept by EMA k-means (the paper's Algorithm 3, line 8), outside the
+gradient.
 
 Axes: c centroids, b batch (this rank's part of it), a batch of all ranks, r ranks, w width (features and positions
 joined).
@@ -66,8 +67,17 @@ class Codebook(nn.Module):
         """z in the codebook's space: by the running mean and variance, which carry no gradient."""
         return (z_bw - self.mean) * torch.rsqrt(self.variance + NORM_EPSILON)
 
+    def query_space(self, z_bw: Tensor) -> Tensor:
+        """z in the space of `attended`, where queries are made of it."""
+        return self.normalize(z_bw)
+
+    def attended(self) -> Tensor:
+        """[c, w] what nodes attend to: keys and values are made of it."""
+        return self.centroids
+
     def log_counts(self) -> Tensor:
-        """[c] log of the nodes assigned to each centroid: -inf for an empty one, 0 everywhere before the first."""
+        """[c] log(1ₙP) of Algorithm 3, line 6: log of the nodes assigned to each centroid. -inf for an empty one, 0
+        everywhere before the first assignment."""
         log_c = self.counts.to(self.centroids.dtype).log()
         return torch.where(self.counts.sum() > 0, log_c, torch.zeros_like(log_c))
 

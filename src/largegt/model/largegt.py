@@ -1,12 +1,21 @@
-"""LargeGT: LocalModule ‖ GlobalModule → FFN → Norm → residual → head (the paper's Eqns 1 to 6).
+"""LargeGT: LocalModule ‖ GlobalModule → FFN → Norm → residual → head (the paper's Eqns 3 to 6).
 
-Axes: b batch, t tokens, f input features, d model width.
+Axes: b batch, k local nodes, t tokens, f input features, p positional width, d model width, h heads of the codebook's
+attention, c centroids, l shares of labels.
+
+    H_local  = LocalModule(X)             Eqn 3, local_module.py; X are the tokens of Eqns 1 and 2, in a TokenBatch
+    H_global = GlobalModule(H_in)         Eqn 4, global_module.py
+    Ĥ        = FFN(H_local ‖ H_global)    Eqn 5
+    H_out    = H_in + Norm(Ĥ)             Eqn 6
+
+`embed` is all up to the encoder and up to the weights of centroids, `encode` the rest: explanations take gradients of
+what stands between the two. Beyond the paper, an encoding of the labels around a node may be joined in Eqn 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +29,27 @@ from ..types import Task
 from .fused import Fused
 from .fused_readout import kernels_work
 from .global_module import GlobalModule
-from .local_module import LocalModule, Told
+from .local_module import LocalModule, LocalNodeInputs
 from .node_model import NodeModel, NodeOutput
 from .padding import PaddedLinear
 
 if TYPE_CHECKING:
     from ..prepare.prepared import Prepared
+
+
+class Embedded(NamedTuple):
+    """b nodes between `embed` and `encode`; None where the model has no such part."""
+
+    tokens: Tensor | None
+    """[b, t, d] embedded tokens."""
+    token_bias: Tensor | None
+    """[b, t] log(multiplicity), added to the scores of tokens; None where every token stands for itself."""
+    centroid_weights: Tensor | None
+    """[h, b, c] attention to the codebook."""
+    label_shares: Tensor | None
+    """[b, l] labels around the nodes."""
+    features: Tensor | None
+    """[b, f] H_in, for the residual of Eqn 6."""
 
 
 class LargeGT(NodeModel):
@@ -86,38 +110,59 @@ class LargeGT(NodeModel):
         )  # fmt: skip
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
-        told = self.told_by(batch)
         compute: Callable[..., Any] = self._compute
         if self._fused is not None and batch.multiplicity is None:
             compute = self._fused
-        around = self._labels_around(batch)
-        logits, h_bd, joined = compute(batch.tokens, batch.positions, batch.multiplicity, batch.rows, told, around)
+        logits, h_bd, joined = compute(*self._inputs(batch))
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
-    def _compute(
-        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, rows: tuple[Tensor, ...],
-        told: Told, around_bw: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        features_bf = tokens_btf[:, 0]
-        parts: list[Tensor] = []
-        joined = None
-        if self.local_module is not None:
-            parts.append(self.local_module(tokens_btf, multiplicity_bk, rows or None, told))
-        if self.global_module is not None:
-            global_bd, joined = self.global_module(features_bf, positions_bp)
-            parts.append(global_bd)
-        if self.labels is not None:
-            parts.append(self.labels(around_bw))
-        h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))
-        if self.input is not None:
-            h_bd = self.input(features_bf) + h_bd
-        return self.head(h_bd), h_bd, joined
+    def embed(self, batch: TokenBatch) -> Embedded:
+        """What `encode` reads of a batch."""
+        return self._embed(*self._inputs(batch))[0]
 
-    def told_by(self, batch: TokenBatch) -> Told:
-        """What the batch says of local nodes, as far as the model reads it."""
+    def encode(self, embedded: Embedded) -> tuple[Tensor, Tensor]:
+        """Logits [b, outputs] and H_out [b, d]."""
+        parts: list[Tensor] = []
+        if self.local_module is not None:
+            assert embedded.tokens is not None
+            parts.append(self.local_module.encode(embedded.tokens, embedded.token_bias))  # Eqn 3
+        if self.global_module is not None:
+            assert embedded.centroid_weights is not None
+            parts.append(self.global_module.read(embedded.centroid_weights))  # Eqn 4
+        if self.labels is not None:
+            parts.append(self.labels(embedded.label_shares))
+        h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))  # Eqn 5
+        if self.input is not None:
+            h_bd = self.input(embedded.features) + h_bd  # Eqn 6
+        return self.head(h_bd), h_bd
+
+    def _inputs(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None, LocalNodeInputs, Tensor | None]:
+        inputs, label_shares = self.local_node_inputs(batch), self._label_shares(batch)
+        return batch.tokens, batch.positions, batch.multiplicity, inputs, label_shares
+
+    def _compute(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits, H_out and what the codebook learns from, by `_inputs`."""
+        embedded, joined = self._embed(*inputs)
+        return *self.encode(embedded), joined
+
+    def _embed(
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, inputs: LocalNodeInputs,
+        label_shares_bl: Tensor | None,
+    ) -> tuple[Embedded, Tensor | None]:  # fmt: skip
+        features_bf, x_btd, bias_bt, weights_hbc, joined = tokens_btf[:, 0], None, None, None, None
+        if self.local_module is not None:
+            x_btd = self.local_module.embed(tokens_btf, inputs)
+            bias_bt = self.local_module.token_bias(multiplicity_bk, tokens_btf.dtype)
+        if self.global_module is not None:
+            weights_hbc, joined = self.global_module.attend(features_bf, positions_bp)
+        own_bf = None if self.input is None else features_bf
+        return Embedded(x_btd, bias_bt, weights_hbc, label_shares_bl, own_bf), joined
+
+    def local_node_inputs(self, batch: TokenBatch) -> LocalNodeInputs:
+        """The inputs of local nodes beside their tokens that the model reads."""
         module = self.local_module
         if module is None:
-            return Told()
+            return LocalNodeInputs()
         if self.reads_labels and batch.local_labels is None:
             raise ConfigError(
                 "model.label_tokens=true, but the batch does not say what local nodes tell of their labels: "
@@ -131,22 +176,19 @@ class LargeGT(NodeModel):
             raise ConfigError(
                 "model.label_surroundings=true, but the batch has none: prepare with prepare.labels.local=true"
             )
-        return Told(
+        return LocalNodeInputs(
             batch.local_labels if self.reads_labels else None,
             None if module.near_embedding is None else batch.near,
             None if module.context is None else batch.local_contexts,
         )
 
-    def _labels_around(self, batch: TokenBatch) -> Tensor | None:
-        """[b, w] what the batch says of training labels around its nodes, where the model reads that."""
+    def _label_shares(self, batch: TokenBatch) -> Tensor | None:
+        """[b, l] shares of training labels around the nodes, where the model reads them."""
         if self.labels is None:
             return None
         if batch.label_contexts is None:
             raise ConfigError("model.label_contexts is set, but the batch has none: prepare with prepare.labels.hops")
         return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
-
-    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        return () if self.local_module is None else self.local_module.rows(tokens_rhf)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""

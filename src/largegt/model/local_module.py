@@ -1,9 +1,13 @@
-"""LocalModule: a Transformer encoder over the tokens of a node, 3K in the paper, and a readout to one vector.
+"""LocalModule (the paper's Eqn 3): a Transformer encoder over the tokens of a node, 3K in the paper, and a readout.
 
 Axes: b batch, k local nodes, h = hops + 1, t = h·k tokens, f input features, d model width, c classes or label columns.
 
-Readout: h₀ + Σ_j softmax_j(w·h_j) h_j over the tokens after the first. (A score that also sees h₀, `a·h₀ + w·h_j`,
-gives the same weights: its first half is constant over j.)
+    embed    X = the projected tokens of Algorithm 2, plus learned vectors of the optional inputs
+    encode   X = EncoderLayer(X), num_layers times; the paper has one layer
+             H_local = h₀ + Σ_j softmax_j(w·h_j) h_j, over the tokens after the first
+
+A score that also reads h₀, `a·h₀ + w·h_j`, gives the same weights: its first half is constant over j. On a GPU the end
+of `encode` is one kernel (fused_readout.py).
 """
 
 from __future__ import annotations
@@ -22,36 +26,31 @@ from .padding import PaddedLinear
 _SEGMENTS = 8
 _LABEL_STD = 0.5
 """About as wide as a projected token: from 0.02, as hops have it, labels are found to matter only many steps later."""
-TokenRows = tuple[Tensor, ...]
-"""[…, d] projected tokens, and […] what the first layer's attention takes of them, where nothing is told beside."""
 
 
-class Told(NamedTuple):
-    """What a node is told of its local nodes beside their tokens; None where the module does not read it."""
+class LocalNodeInputs(NamedTuple):
+    """Inputs of local nodes beside their tokens; None where the module does not read them."""
 
     labels: Tensor | None = None
-    """[b, k] or [b, k, c] their labels."""
+    """[b, k] or [b, k, c] labels of local nodes."""
     near: Tensor | None = None
-    """[b, k] whether they are neighbours."""
+    """[b, k] whether local nodes are neighbours."""
     contexts: Tensor | None = None
-    """[b, k, c + 1] training labels around them."""
-
-    def part(self, of: slice, longest: int) -> Told:
-        """Of some rows, and the first so many local nodes."""
-        return Told(*(None if each is None else each[of, :longest] for each in self))
+    """[b, k, c + 1] training labels around local nodes."""
 
 
 class LocalModule(nn.Module):
     """Tokens [b, h·k, f] → H_local [b, d]."""
 
     def __init__(self, num_features: int, config: ModelConfig, hops: int = 2, num_labels: int = 0) -> None:
-        """num_labels: classes, or numbers in a label, where local nodes tell of labels; 0: they do not."""
+        """num_labels: classes, or numbers in a label, where the module reads labels of local nodes; 0: it does not."""
         super().__init__()
         width = config.hidden
         self.tokens_per_node = hops + 1
         head_width = config.head_width or max(1, width // config.heads)
         self.project = PaddedLinear(num_features, width)
         self.hop_embedding: nn.Parameter | None = None
+        """[2, h, d]: of the node's own tokens, and of those of its local nodes."""
         if config.hop_embeddings:
             self.hop_embedding = nn.Parameter(torch.empty(2, self.tokens_per_node, width).normal_(std=0.02))
         self.label_embedding: nn.Parameter | None = None
@@ -79,80 +78,63 @@ class LocalModule(nn.Module):
         if config.init == "normal":
             self.apply(normal_init)
 
-    def forward(
-        self,
-        tokens_btf: Tensor,
-        multiplicity_bk: Tensor | None = None,
-        rows: TokenRows | None = None,
-        told: Told = Told(),
-    ) -> Tensor:
-        """With `rows` of all tokens, `tokens_btf` are the node's own alone."""
-        if multiplicity_bk is None:
-            return self._encode(tokens_btf, None, rows, told)
-        multiplicity_bk = multiplicity_bk.to(torch.promote_types(tokens_btf.dtype, torch.float32))
-        log_multiplicity_bt = multiplicity_bk.log().repeat_interleave(self.tokens_per_node, dim=1)
-        pieces = []
-        for of, longest in _segments(multiplicity_bk):
-            used = (of, slice(self.tokens_per_node * longest))
-            some = None if rows is None else tuple(row[used] for row in rows)
-            pieces.append(self._encode(tokens_btf[used], log_multiplicity_bt[used], some, told.part(of, longest)))
-        return torch.cat(pieces)
-
-    def rows(self, tokens_rhf: Tensor) -> TokenRows:
-        """All that is computed of a token before it meets others. It depends on (node, hop) alone, so a prediction of
-        many nodes does it once per row of the token table and gathers the results."""
-        x_rhd = self.project(tokens_rhf)
-        if self.hop_embedding is not None:
-            x_rhd = x_rhd + self.hop_embedding[1]
-        if self.is_told:  # what attention takes of a token then depends on the node that it is told to
-            return (x_rhd,)
-        before: Tensor = self.layers[0].before(x_rhd)  # type: ignore[operator]
-        return x_rhd.to(before.dtype), before
-
-    def embed(self, tokens_btf: Tensor, told: Told = Told()) -> Tensor:
-        """[b, t, d] what enters the first layer: projected tokens, with what is learned of hops and of what is told."""
-        x_btd: Tensor = self.project(self.input_drop(tokens_btf))
-        if self.hop_embedding is not None:
-            x_btd = x_btd + self.hop_vectors(x_btd.shape[1] // self.tokens_per_node)
-        return self._tell(x_btd, told)
-
-    def _tell(self, x_btd: Tensor, told: Told) -> Tensor:
-        """With what is learned of what is told. May write to what is given."""
-        if not self.is_told:
-            return x_btd
-        x_bkhd = x_btd.view(len(x_btd), -1, self.tokens_per_node, x_btd.shape[2])
-        if self.near_embedding is not None:
-            assert told.near is not None, "which local nodes are neighbours"
-            x_bkhd = torch.addcmul(
-                x_bkhd, told.near[:, :, None, None].to(x_bkhd.dtype), self.near_embedding.to(x_bkhd.dtype)
-            )
-        if self.tells_labels:
-            x_bkhd[:, :, :1] += self.told_vectors(told)
-        return x_bkhd.view(x_btd.shape)
-
     @property
-    def is_told(self) -> bool:
-        """Whether nodes are told of their local nodes beside their tokens."""
-        return self.tells_labels or self.near_embedding is not None
-
-    @property
-    def tells_labels(self) -> bool:
-        """Whether local nodes tell of labels, theirs or those around them."""
+    def reads_labels(self) -> bool:
+        """Whether the module reads labels of local nodes, their own or those around them."""
         return self.label_embedding is not None or self.context is not None
 
-    def told_vectors(self, told: Told) -> Tensor:
-        """[b, k, 1, d] what is learned of the labels that local nodes tell of."""
+    def forward(
+        self, tokens_btf: Tensor, multiplicity_bk: Tensor | None = None, inputs: LocalNodeInputs = LocalNodeInputs()
+    ) -> Tensor:
+        return self.encode(self.embed(tokens_btf, inputs), self.token_bias(multiplicity_bk, tokens_btf.dtype))
+
+    def token_bias(self, multiplicity_bk: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """[b, t] log(multiplicity) of each token's local node: -inf where there is none."""
+        if multiplicity_bk is None:
+            return None
+        log_bk = multiplicity_bk.to(torch.promote_types(dtype, torch.float32)).log()
+        return log_bk.repeat_interleave(self.tokens_per_node, dim=1)
+
+    # embed: from tokens to vectors
+
+    def embed(self, tokens_btf: Tensor, inputs: LocalNodeInputs = LocalNodeInputs()) -> Tensor:
+        """[b, t, d] what the first layer reads."""
+        return self.join(tokens_btf, self.label_vectors(inputs) if self.reads_labels else None, inputs.near)
+
+    def join(self, tokens_btf: Tensor, label_vectors_bk1d: Tensor | None, near_bk: Tensor | None) -> Tensor:
+        """[b, t, d] projected tokens plus the vectors of hops, of neighbours and of labels."""
+        x_btd: Tensor = self.project(self.input_drop(tokens_btf))
+        k = x_btd.shape[1] // self.tokens_per_node
+        if self.hop_embedding is not None:
+            x_btd = x_btd + self.hop_vectors(k)
+        x_bkhd = x_btd.view(len(x_btd), k, self.tokens_per_node, x_btd.shape[2])
+        if self.near_embedding is not None:
+            assert near_bk is not None, "which local nodes are neighbours"
+            near_bk11 = near_bk[:, :, None, None].to(x_bkhd.dtype)
+            x_bkhd = torch.addcmul(x_bkhd, near_bk11, self.near_embedding.to(x_bkhd.dtype))
+        if label_vectors_bk1d is not None:
+            x_bkhd[:, :, :1] += label_vectors_bk1d
+        return x_bkhd.view(x_btd.shape)
+
+    def hop_vectors(self, k: int) -> Tensor:
+        """[h·k, d]: a learned vector for each hop, one set for the node itself and one for its local nodes."""
+        assert self.hop_embedding is not None
+        own, others = self.hop_embedding.unbind(0)
+        return torch.cat([own, others.repeat(k - 1, 1)])
+
+    def label_vectors(self, inputs: LocalNodeInputs) -> Tensor:
+        """[b, k, 1, d] vectors of the labels of local nodes and of those around them."""
         vectors = []
         if self.label_embedding is not None:
-            assert told.labels is not None, "what local nodes tell of their labels"
-            vectors.append(self.label_vectors(told.labels))
+            assert inputs.labels is not None, "labels of local nodes"
+            vectors.append(self._own_label_vectors(inputs.labels))
         if self.context is not None:
-            assert told.contexts is not None, "the labels around local nodes"
-            vectors.append(self.context(told.contexts.to(self.context.weight.dtype))[:, :, None])
+            assert inputs.contexts is not None, "the labels around local nodes"
+            vectors.append(self.context(inputs.contexts.to(self.context.weight.dtype))[:, :, None])
         return vectors[0] + vectors[1] if len(vectors) > 1 else vectors[0]
 
-    def nothing_told(self) -> Tensor:
-        """[1, d] what `told_vectors` are of a node that tells no label and has none around it."""
+    def no_label_vector(self) -> Tensor:
+        """[1, d] `label_vectors` of a node without a label and without labels around it."""
         vector_1d = torch.zeros_like(self.readout.weight)
         if self.label_embedding is not None:
             vector_1d = vector_1d + self.label_embedding[0]
@@ -160,7 +142,7 @@ class LocalModule(nn.Module):
             vector_1d = vector_1d + self.context.bias
         return vector_1d
 
-    def label_vectors(self, labels: Tensor) -> Tensor:
+    def _own_label_vectors(self, labels: Tensor) -> Tensor:
         """[b, k, 1, d] a learned vector for each label: of its class, or the sum of its columns' times their values."""
         assert self.label_embedding is not None
         if not labels.is_floating_point():
@@ -170,39 +152,36 @@ class LocalModule(nn.Module):
         vectors_bk1d = values_bk1c.nan_to_num(0.0).to(columns_cd.dtype) @ columns_cd
         return torch.where(values_bk1c.isnan().all(dim=3, keepdim=True), none_1d, vectors_bk1d)
 
-    def _begin(self, tokens_btf: Tensor, rows: TokenRows | None, told: Told) -> tuple[Tensor, Tensor | None]:
-        """Embedded tokens, and what the first layer's attention needs of them where that is at hand."""
-        if rows is None:
-            return self.embed(tokens_btf, told), None
-        x_btd, before_bt = rows if len(rows) > 1 else (rows[0], None)
-        if self.hop_embedding is not None:  # the node's own tokens carry other vectors than its row says
-            own_bhd = self.project(tokens_btf) + self.hop_embedding[0]
-            x_btd[:, : self.tokens_per_node] = own_bhd.to(x_btd.dtype)
-            if before_bt is not None:
-                before_bt[:, : self.tokens_per_node] = self.layers[0].before(own_bhd).to(x_btd.dtype)  # type: ignore[operator]
-        return self._tell(x_btd, told), before_bt
+    # encode: from vectors to H_local
 
-    def _encode(self, tokens_btf: Tensor, bias_bt: Tensor | None, rows: TokenRows | None, told: Told) -> Tensor:
-        x_btd, before_bt = self._begin(tokens_btf, rows, told)
-        *_, last = self.layers
-        for layer in self.layers:
-            x_btd, added_btd = layer.parts(x_btd, bias_bt, before_bt)  # type: ignore[operator]
-            if layer is not last:
-                x_btd, before_bt = x_btd + layer.drop(added_btd), None  # type: ignore[operator]
+    def encode(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
+        """H_local [b, d] of embedded tokens; `bias_bt` is added to every score of a token, -inf leaves it out."""
+        if bias_bt is None:
+            return self._encode(x_btd, None)
+        return torch.cat([self._encode(*segment) for segment in _segments(x_btd, bias_bt)])
+
+    def _encode(self, x_btd: Tensor, bias_bt: Tensor | None) -> Tensor:
+        x_btd, added_btd = self._encoder(x_btd, bias_bt)
         if bias_bt is None and can_fuse(x_btd):
-            dropout = last.drop.p if self.training else 0.0  # type: ignore[union-attr]
-            return fused_readout(x_btd, added_btd, self.norm, self.readout.weight[0], dropout)  # type: ignore[arg-type]
-        return self._read(self.norm(x_btd + last.drop(added_btd)), bias_bt)  # type: ignore[operator]
+            dropout = self._last.drop.p if self.training else 0.0
+            return fused_readout(x_btd, added_btd, self.norm, self.readout.weight[0], dropout)
+        return self.read(self.norm(x_btd + self._last.drop(added_btd)), bias_bt)
 
-    def hop_vectors(self, k: int) -> Tensor:
-        """[h·k, d]: a learned vector for each hop, one set for the node itself and one for its local nodes."""
-        assert self.hop_embedding is not None
-        own, others = self.hop_embedding.unbind(0)
-        return torch.cat([own, others.repeat(k - 1, 1)])
+    def hidden_states(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
+        """[b, t, d] the encoder's output for each token, which the readout reads."""
+        x_btd, added_btd = self._encoder(x_btd, bias_bt)
+        h_btd: Tensor = self.norm(x_btd + self._last.drop(added_btd))
+        return h_btd
 
-    def _read(self, h_btd: Tensor, bias_bt: Tensor | None) -> Tensor:
-        if h_btd.shape[1] == 1:  # nothing after the first: one local node and no hops
-            return h_btd[:, 0]
+    def read(self, h_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
+        """[b, d] h₀ + Σ_j softmax_j(w·h_j) h_j."""
+        weight_bt = self.readout_weights(h_btd, bias_bt)
+        if torch.compiler.is_compiling():
+            return h_btd[:, 0] + (weight_bt[:, :, None] * h_btd).sum(dim=1)
+        return h_btd[:, 0] + torch.einsum("bt,btd->bd", weight_bt, h_btd)
+
+    def readout_weights(self, h_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
+        """[b, t] softmax_j(w·h_j) over the tokens after the first, which has 0; 0 everywhere where it is alone."""
         if torch.compiler.is_compiling():  # as sums, which become one kernel with the norm before them
             score_bt = (h_btd * self.readout.weight[0]).sum(dim=2)
         else:
@@ -210,19 +189,31 @@ class LocalModule(nn.Module):
         if bias_bt is not None:
             score_bt = score_bt + bias_bt
         first = torch.arange(score_bt.shape[1], device=score_bt.device) == 0  # masked, not cut off: no copy of the rest
-        weight_bt = score_bt.masked_fill(first, -torch.inf).softmax(dim=1)
-        if torch.compiler.is_compiling():
-            return h_btd[:, 0] + (weight_bt[:, :, None] * h_btd).sum(dim=1)
-        return h_btd[:, 0] + torch.einsum("bt,btd->bd", weight_bt, h_btd)
+        return score_bt.masked_fill(first, -torch.inf).softmax(dim=1).nan_to_num(0.0)
+
+    @property
+    def _last(self) -> EncoderLayer:
+        layer = self.layers[-1]
+        assert isinstance(layer, EncoderLayer)
+        return layer
+
+    def _encoder(self, x_btd: Tensor, bias_bt: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The layers, up to the last sum: its two terms, which the kernel of the readout adds."""
+        for layer in self.layers[:-1]:
+            x_btd = layer(x_btd, bias_bt)
+        return self._last.parts(x_btd, bias_bt)
 
 
-def _segments(multiplicity_bk: Tensor) -> Iterator[tuple[slice, int]]:
-    """Runs of rows of similar length, each with its longest: the loader orders rows so, and padding then costs
-    little. Any order is right, this one is fast."""
-    lengths = (multiplicity_bk > 0).sum(dim=1).tolist()
+def _segments(x_btd: Tensor, bias_bt: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Runs of rows, each cut behind its last token. The loader orders rows by length, so little padding is left. Any
+    order is right, this one is fast."""
+    place_t = torch.arange(1, bias_bt.shape[1] + 1, device=bias_bt.device)
+    lengths = ((bias_bt > -torch.inf) * place_t).amax(dim=1).tolist()
     size = -(-len(lengths) // _SEGMENTS)
-    for start in range(0, len(lengths), size):
-        yield slice(start, start + size), max(lengths[start : start + size])
+    starts = range(0, len(lengths), size)
+    for start, x, bias in zip(starts, torch.split(x_btd, size), torch.split(bias_bt, size), strict=True):
+        longest = max(lengths[start : start + size])
+        yield x[:, :longest], bias[:, :longest]
 
 
 def normal_init(module: nn.Module, std: float = 0.02) -> None:

@@ -50,11 +50,6 @@ class NodeModel(nn.Module):
         """`batch` is a TokenBatch, or what `reads` names."""
         raise NotImplementedError
 
-    def rows(self, tokens_rhf: Tensor) -> tuple[Tensor, ...]:
-        """What the model computes of each row of the token table alone, if it does: computed once, it can be gathered
-        in place of the tokens, as `TokenBatch.rows`."""
-        return ()
-
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Compute batches of these sizes with fused kernels; models that have none ready do nothing."""
 

@@ -25,7 +25,7 @@ from ..explain.columns import column_use, token_columns
 from ..io.atomic import write_text_atomically
 from ..io.checksums import file_checksum, read_sealed, sealed
 from ..model.largegt import LargeGT
-from ..model.local_module import Told
+from ..model.local_module import LocalNodeInputs
 from ..prepare.cache_key import is_prepared
 from ..prepare.prepared import Prepared
 from ..progress import Progress
@@ -227,16 +227,15 @@ def _regression(store: GraphStore, nodes: Array, truth: Array, probability: Arra
 
 def _token_batches(
     model: LargeGT, loader: Loader, prepared: Prepared, rows: Array
-) -> Iterator[tuple[Tensor, Told, Array]]:
-    """(tokens, what is told of local nodes, the nodes they belong to) of some rows, each local node standing for
-    itself."""
+) -> Iterator[tuple[Tensor, LocalNodeInputs, Array]]:
+    """(tokens, inputs of local nodes, the nodes they belong to) of some rows, each local node standing for itself."""
     assert isinstance(loader, TokenLoader)
     plain = replace(loader, distinct=False)
     for low in range(0, len(rows), _ATTENTION_BATCH):
         some = rows[low : low + _ATTENTION_BATCH]
         batch = plain.gather(torch.from_numpy(np.ascontiguousarray(some, dtype=np.int64)).to(loader.table.device))
         nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[some])])
-        yield batch.tokens.float(), model.told_by(batch), nodes_bk
+        yield batch.tokens.float(), model.local_node_inputs(batch), nodes_bk
 
 
 def _rounded(value: Any) -> Any:

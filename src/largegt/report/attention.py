@@ -1,4 +1,4 @@
-"""Where a LargeGT looks: the weights of the LocalModule's readout, computed again beside its forward.
+"""Where a LargeGT looks: the weights of the LocalModule's readout.
 
 Axes: b nodes, k local nodes, h tokens of each (H and its contexts), t = h·k tokens, d model width.
 
@@ -15,48 +15,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model.local_module import LocalModule, Told
+from ..model.local_module import LocalModule, LocalNodeInputs
 from ..types import Array
 
 OWN, NEIGHBOUR, FARTHER = "its own", "of its neighbours", "of farther nodes"
 
 
 @torch.no_grad()
-def encoded(module: LocalModule, tokens_btf: Tensor, told: Told = Told()) -> Tensor:
-    """[b, t, d] what the readout reads, the plain way. `told` is what the module reads of local nodes beside."""
-    x_btd = module.embed(tokens_btf, told)
-    for layer in module.layers:
-        x_btd = layer(x_btd)
-    h_btd: Tensor = module.norm(x_btd)
-    return h_btd
-
-
-@torch.no_grad()
-def readout_weights(module: LocalModule, tokens_btf: Tensor, told: Told = Told()) -> Tensor:
-    """[b, t] the readout's softmax; 0 for the first token, which is added in full. Every local node stands for
-    itself, repeated ones too."""
-    score_bt = module.readout(encoded(module, tokens_btf, told)).squeeze(-1).float()
-    score_bt[:, 0] = -torch.inf
-    weight_bt: Tensor = score_bt.softmax(dim=1)
-    return weight_bt
-
-
 def attention_use(
-    module: LocalModule, batches: Iterator[tuple[Tensor, Told, Array]], csr: tuple[Array, Array],
+    module: LocalModule, batches: Iterator[tuple[Tensor, LocalNodeInputs, Array]], csr: tuple[Array, Array],
     names: list[str],
 ) -> dict[str, Any] | None:  # fmt: skip
     """Mean weights by hop and whose token, how many tokens share the weight, and how much the heaviest ones have.
-    Batches are (tokens [b, t, f], what is told of local nodes, nodes [b, k] they belong to), `names` those of a
-    node's h tokens; None where a node has one token and no choice."""
+    Batches are (tokens [b, t, f], inputs of local nodes, nodes [b, k] they belong to), `names` those of a node's h
+    tokens; None where a node has one token and no choice. Every local node stands for itself, repeated ones too."""
     h = module.tokens_per_node
     totals = np.zeros((3, h))
     counts = np.zeros((3, h))
     effective, top = 0.0, np.zeros(3)
     num_nodes = 0
-    for tokens_btf, told, nodes_bk in batches:
+    for tokens_btf, inputs, nodes_bk in batches:
         if tokens_btf.shape[1] < 2:
             return None
-        weight_bt = readout_weights(module, tokens_btf, told).double().cpu().numpy()
+        h_btd = module.hidden_states(module.embed(tokens_btf, inputs))
+        weight_bt = module.readout_weights(h_btd).double().cpu().numpy()
         weight_bkh = weight_bt.reshape(len(weight_bt), -1, h)
         kind_bk = kinds(csr, nodes_bk)
         for kind in range(3):

@@ -29,8 +29,6 @@ class TokenBatch:
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
-    rows: tuple[Tensor, ...] = ()
-    """What the model made of each token row beforehand, [b, h·k, …]; `tokens` are then the node's own alone."""
     label_contexts: Tensor | None = None
     """[b, h·(c + 1)] training labels around each node, where those were prepared."""
     local_labels: Tensor | None = None
@@ -48,7 +46,7 @@ class TokenBatch:
         """All that is there."""
         every = (
             self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.label_contexts,
-            self.local_labels, self.near, self.local_contexts, *self.rows
+            self.local_labels, self.near, self.local_contexts,
         )  # fmt: skip
         return [tensor for tensor in every if tensor is not None]
 
@@ -62,7 +60,7 @@ class TokenBatch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
         named = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **named, rows=tuple(change(row) for row in self.rows))
+        return replace(self, **named)
 
 
 def input_tokens(table_rhd: Tensor, local_rows_bk: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..ranks import ALONE, Ranks
 from ..streams import side_stream
 from ..threads import run_ahead
 from ..types import Array
-from .input_tokens import TokenBatch, computable, distinct_rows, fewer_rows, input_tokens
+from .input_tokens import TokenBatch, computable, distinct_rows, fewer_rows
 from .local_labels import LocalLabels
 from .table import Place, TokenTable
 
@@ -42,8 +42,6 @@ class TokenLoader:
     """Take only the first k local nodes; all when None."""
     distinct: bool = False
     """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
-    rows: tuple[torch.Tensor, ...] = ()
-    """What a model made of every row of the token table beforehand: gathered instead of tokens."""
     local_labels: LocalLabels | None = None
     """What local nodes tell of their labels; None: nothing."""
     node_dropout: float = 0.0
@@ -53,15 +51,12 @@ class TokenLoader:
 
     @property
     def bytes_per_node(self) -> int:
-        """What one node takes in a batch, at most: its tokens, or its own and what was made of the others', and what it
-        is told of labels around them."""
+        """What one node takes in a batch, at most: its tokens, and the labels around its local nodes."""
         table = self.table
         k = table.local_rows_nk.shape[1] if self.k is None else self.k
         dtype = table.form.dtype or table.tokens_rhd.dtype
         token = table.tokens_rhd.shape[1] * table.width * computable(torch.empty(0, dtype=dtype)).itemsize
-        made = sum(row[:1].nbytes for row in self.rows)
-        told = 2 * 4 * table.label_counts.shape[1]
-        return max(1, token + k * (made + told) if self.rows else k * (token + told))
+        return max(1, k * (token + 2 * 4 * table.label_counts.shape[1]))
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
         return -(-num_rows // batch_size)
@@ -110,11 +105,10 @@ class TokenLoader:
         labels = self.table.labels[rows]
         batch = TokenBatch(
             nodes=self.table.nodes[rows].long(),
-            tokens=self.table.tokens_of(local_rows[:, :1] if self.rows else local_rows),
+            tokens=self.table.tokens_of(local_rows),
             multiplicity=multiplicity,
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
-            rows=tuple(input_tokens(row, local_rows.to(self.device)) for row in self.rows),
             label_contexts=self.table.label_contexts[rows] if self.table.label_contexts.shape[1] else None,
             local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
             near=near,

@@ -144,11 +144,6 @@ class TokenTable:
         """Numbers of a token, with the zeros behind them."""
         return self.form.width(self.num_features)
 
-    def block(self, start: int, stop: int) -> Tensor:
-        """[stop - start, h, d] token rows as they lie in the table, in the form and on the device of a batch."""
-        rows = torch.arange(start, stop, device=self.device)
-        return self.tokens_of(rows[None]).view(stop - start, -1, self.width)
-
     @property
     def knows_distances(self) -> bool:
         """Whether it is known which local nodes are neighbours."""

@@ -84,7 +84,7 @@ def make_loader(
         return NeighborLoader.make(table, device, model, prepared, store, config.seed)
     distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
     labels = LocalLabels.of_training_nodes(prepared, table.device) if model.reads_labels else None
-    return TokenLoader(table, device, model.num_local_nodes, distinct, (), labels, model.node_dropout)
+    return TokenLoader(table, device, model.num_local_nodes, distinct, labels, model.node_dropout)
 
 
 def make_loaders(
