@@ -472,6 +472,6 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(prepared: lg.Pr
         lg.train(prepared, config, tmp_path / "run")
     lg.train(prepared, config, tmp_path / "run", resume=True)
     assert history(tmp_path / "run") == history(alone.path)
-    scale = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)["precision"]
-    assert scale == torch.load(alone.path / "checkpoints" / "last.pt", weights_only=True)["precision"]
+    scale = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)["scaler"]
+    assert scale == torch.load(alone.path / "checkpoints" / "last.pt", weights_only=True)["scaler"]
     assert scale["_growth_tracker"] > 0
