@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from largegt.data.ids import as_numbers, distinct_ids, find_ids, first_repeat
+from largegt.data.nodes import Means, NodeIds
 
 MEMORY = 1 << 28
 
@@ -60,3 +61,13 @@ def test_distinct_ids_are_sorted_and_numbers_iff_all_are(tmp_path: Path, cells: 
     chunks = [text(cells[:2]), text(cells[2:])]
     found = [one for chunk in distinct_ids(chunks, True, tmp_path, MEMORY, 2) for one in chunk.tolist()]
     assert sorted(found, key=lambda one: one.encode() if isinstance(one, str) else one) == found == expected
+
+
+@pytest.mark.parametrize("ids", [[7, 3, -4, 12], [2**62, -(2**62), 0, 5]])
+@pytest.mark.parametrize("memory", [MEMORY, 0])
+def test_numbers_are_found_by_a_table_and_by_a_join(ids: list[int], memory: int) -> None:
+    nodes = NodeIds(4, "ids", Means(memory, 1), "integer")
+    nodes.known = [np.array(ids[:2]), np.array(ids[2:])]
+    assert (nodes.by_number is None) == (memory == 0 or 2**62 in ids)
+    wanted = np.array([*ids, 4, 2**63 - 1, -(2**63), *ids])
+    assert nodes.find(wanted).tolist() == [0, 1, 2, 3, -1, -1, -1, 0, 1, 2, 3]

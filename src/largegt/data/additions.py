@@ -93,12 +93,13 @@ class GrownIds(NodeIds):
 
     def __init__(self, store: GraphStore, given: Ids, where: str, means: Means, update: bool = False) -> None:
         super().__init__(store.num_nodes, where, means, store.id_kind)
-        self.known = [] if store.own_ids is None else [store.own_ids]
         self.num_old = num_old = store.num_nodes
+        old = NodeIds(num_old, where, means, store.id_kind)
+        old.known = self.known = [] if store.own_ids is None else [store.own_ids]
         given = _as_stored(store, given, where)
         self.given = NodeIds(len(given), where, means, store.id_kind)
         self.given.known = [given]
-        self.nodes = self.find(given)
+        self.nodes = old.find(given)
         """The number of each given node."""
         is_new = self.nodes < 0
         if not update and not is_new.all():
@@ -118,7 +119,7 @@ class GrownIds(NodeIds):
         if self.kind == "row" and not follows:
             self.kind, self.known = "integer", [np.arange(num_old)]
         if self.kind != "row":
-            self.known.append(self.new)
+            self.known = [*self.known, self.new]
 
 
 def _as_stored(store: GraphStore, ids: Ids, where: str) -> Ids:

@@ -173,12 +173,14 @@ def _scratch_file(nodes: NodeIds, name: str) -> Path | None:
 
 def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> TableEdges | None:
     """The edges of a large table with node numbers for ids, -1 for an id that is no node's: one join, whose result is
-    the file. None where ids are looked up chunk by chunk: for few edges, and where an earlier run began so."""
+    the file. None where ids are looked up chunk by chunk: numbers close together, few edges, and where an earlier run
+    began so."""
     if file is None or nodes.kind == "row" or not isinstance(edges, TableEdges):
         return None
     table, ends = edges.table, (edges.source, edges.target)
     if not file.exists():
-        if skip or not table.has_id_types(ends) or (table.num_rows or 0) <= _FEW_EDGES:
+        is_quick = edges.has_integers and nodes.by_number is not None
+        if skip or is_quick or not table.has_id_types(ends) or (table.num_rows or 0) <= _FEW_EDGES:
             return None
         others = [name for name in edges.columns(features=True) if name not in ends]
         memory = max(nodes.means.memory, table.memory)

@@ -123,10 +123,11 @@ def missing_sql(name: str, kind: str) -> str:
     return f"({column} IS NULL OR {column} = '')" if kind == "VARCHAR" else f"({column} IS NULL)"
 
 
-def write_numbered(known: Iterable[Ids], text: bool, file: Path, memory: int, threads: int) -> None:
+def write_numbered(known: Sequence[Ids], text: bool, file: Path, memory: int, threads: int) -> None:
     """Write ids and their rows over all columns `known` as a Parquet file with columns `id` and `node`."""
+    kind = "INTEGER" if sum(map(len, known)) < 1 << 31 else "BIGINT"
     with _numbered(known, text, memory, threads, file.parent) as db:
-        db.execute(f"COPY known TO {literal(file)} (FORMAT parquet)")
+        db.execute(f"COPY (SELECT id, node::{kind} AS node FROM known) TO {literal(file)} (FORMAT parquet)")
 
 
 def find_ids(

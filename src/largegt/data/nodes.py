@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from .ids import (
     write_numbered,
 )
 from .limits import check_num_nodes
+from .pair_runs import index_dtype
 from .parts import Edges, Source, TableEdges, edge_parts, num_parts
 from .workers import Workers, written_aside
 
@@ -79,7 +81,27 @@ class NodeIds:
             return np.where(meant, self.find(numbers), -1)
         if self.kind == "row":
             return np.where((wanted >= 0) & (wanted < self.num_nodes), wanted, -1)
+        if self.by_number is not None:
+            least, nodes = self.by_number
+            inside = (wanted >= least) & (wanted <= least + len(nodes) - 1)
+            return np.where(inside, nodes[np.where(inside, wanted - least, 0)], -1)
         return find_ids(self.known, wanted, self.means.memory, self.means.threads, self.means.scratch)
+
+    @cached_property
+    def by_number(self) -> tuple[int, Array] | None:
+        """(the least id; the node of each whole number from there on, -1 for none), where ids are whole numbers and
+        lie so close together that this fits into the memory."""
+        if self.kind != "integer" or not any(map(len, self.known)):
+            return None
+        least, largest = (int(end([end(ids) for ids in self.known if len(ids)])) for end in (np.min, np.max))
+        dtype = np.dtype(index_dtype(self.num_nodes))
+        if (largest - least + 1) * dtype.itemsize > self.means.memory:
+            return None
+        nodes, row = np.full(largest - least + 1, -1, dtype), 0
+        for ids in self.known:
+            nodes[ids - least] = np.arange(row, row + len(ids))
+            row += len(ids)
+        return least, nodes
 
     def dictionary(self) -> Path:
         """A Parquet file of all ids and their nodes in the scratch folder, made when it is first asked for."""
