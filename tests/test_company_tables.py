@@ -1,5 +1,5 @@
 """The tables of bench/company_tables.py: each writer on a tiny input, and each command as it is run by hand; and
-bench/column_kinds.py on a tiny company."""
+bench/column_kinds.py and bench/ingest.py on tiny tables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import column_kinds
 import company_tables
+import ingest as ingest_bench
+
+import largegt as lg
 
 FILMS = """director_name,genres,actor_1_name,actor_2_name,actor_3_name,gross,movie_title
 Ann,Thriller|Drama|Action,Xi,Yu,,1000,"One, two"
@@ -102,6 +105,29 @@ def test_csv_and_parquet_of_a_company_agree(tmp_path: Path) -> None:
                 got["revenue"] = str(wanted["revenue"])
             assert got == {name: as_csv(value) for name, value in wanted.items()}
     assert 0 < with_comma < 1000
+
+
+def test_csv_and_parquet_of_a_company_are_one_store(tmp_path: Path) -> None:
+    arrays = []
+    for form in ("csv", "parquet"):
+        nodes, edges = company_tables.company(tmp_path / form, 600, 1300, format=form)
+        source = lg.sources.files(
+            edges,
+            nodes=nodes,
+            source="payer",
+            target="payee",
+            label="churn_reason",
+            edge_features="kind,paid_on,amount",
+        )
+        store = lg.ingest(source, tmp_path / f"{form}-store", lg.IngestConfig(name="company"))
+        assert {column.kind for column in store.columns.columns} >= {"number", "boolean", "category", "date", "text"}
+        arrays.append({name: entry["checksum"] for name, entry in store.folder.manifest["arrays"].items()})
+    assert arrays[0] == arrays[1]
+
+
+def test_ingest_beside_plain_duckdb(capsys: pytest.CaptureFixture[str]) -> None:
+    ingest_bench.main(["--nodes", "50", "--edges", "200", "--with", "largegt", "duckdb", "--rounds", "1"])
+    assert capsys.readouterr().out.count("CPU-s") == 2
 
 
 def test_a_company_is_sound(tmp_path: Path) -> None:
