@@ -115,7 +115,7 @@ def test_training_scoring_predicting_and_embedding(task: str, tmp_path: Path) ->
     store = easy_store(tmp_path / "g", labels, task=task)
     config = small(*BOTH, "train.epochs=3", "train.draws=2", "train.resample=epoch", "model.input_dropout=0.2")
     run = lg.train(store, config, tmp_path / "run")
-    assert {"near", "label_counts"} <= set(run.prepared().folder.meta["stages"])
+    assert {"local_nodes", "label_counts"} <= set(run.prepared().folder.meta["stages"])
     assert lg.evaluate(run, "test") == pytest.approx(run.metrics["test"], rel=1e-5)
     assert lg.predict(run).num_rows == 150, "nodes without a label too"
     for part in ("joined", "local"):

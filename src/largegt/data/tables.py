@@ -265,7 +265,7 @@ class Table:
 
     def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
         """One row group after the other: of all together, Arrow holds far more than a batch."""
-        with pq.ParquetFile(self._staged) as file:
+        with pq.ParquetFile(self._staged, memory_map=True) as file:
             for group in range(file.num_row_groups):
                 if skip >= (size := file.metadata.row_group(group).num_rows):
                     skip -= size
