@@ -49,7 +49,7 @@ _IMPORTED = (
 )  # fmt: skip
 _TINY = {
     "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,
-    "data.nodes._CHUNK_ROWS": 70, "data.labels._BLOCK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
+    "data.nodes._CHUNK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
     "data.pair_runs._MOST_BUCKETS": 6, "data.csr._LEAST_RUN": 700, "data.csr._MOST_RUN": 2500,
     "data.csr._LEAST_PIECE": 150, "data.csr._WINDOW_EDGES": 800, "data.edge_reading._FEW_EDGES": 500,
     "prepare.engines.engine.SEGMENT_NODES": 40,

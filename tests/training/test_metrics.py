@@ -45,10 +45,13 @@ def test_two_classes(size: int, digits: int | None) -> None:
     labels[:2] = torch.tensor([0.0, 1.0])
     found = scores("binary", 1, logits, labels)
     probability, truth = logits[:, 0].sigmoid(), labels.long()
-    assert found["roc_auc"] == float(oracle.classification.binary_auroc(probability, truth))
-    assert found["average_precision"] == float(oracle.classification.binary_average_precision(probability, truth))
-    assert found["f1"] == pytest.approx(float(oracle.f1_score(probability, truth, "binary")), abs=1e-6)
-    assert found["accuracy"] == pytest.approx(float(oracle.accuracy(probability, truth, "binary")), abs=1e-6)
+    wanted = float(oracle.classification.binary_auroc(probability, truth))
+    assert found["roc_auc"] == pytest.approx(wanted, abs=1e-6)
+    wanted = float(oracle.classification.binary_average_precision(probability, truth))
+    assert found["average_precision"] == pytest.approx(wanted, abs=1e-6)
+    predicted = (probability >= 0.5).long()  # one half counts as positive here
+    assert found["f1"] == pytest.approx(float(oracle.f1_score(predicted, truth, "binary")), abs=1e-6)
+    assert found["accuracy"] == pytest.approx(float(oracle.accuracy(predicted, truth, "binary")), abs=1e-6)
 
 
 def test_many_labels() -> None:

@@ -1,7 +1,7 @@
 """How fast tables become a store, beside the least that DuckDB and polars need for the same two CSR matrices.
 
-    python bench/ingest.py --nodes 2_000_000 --edges 10_000_000 --ids text
-    python bench/ingest.py --ids numbers --memory 512MiB --with largegt duckdb
+    python bench/ingest_speed.py --nodes 2_000_000 --edges 10_000_000 --ids text
+    python bench/ingest_speed.py --ids numbers --memory 512MiB --with largegt duckdb
 
 A node table of ids and an edge table of pairs are written as Parquet. Each contestant is a process of its own: it reads
 both, replaces ids by node numbers, and writes the rows and the columns of the adjacency matrix as `.npy` files.
