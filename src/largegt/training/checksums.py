@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from ..errors import DiskError, FormatError, disk_errors
@@ -39,8 +39,9 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
     together: a kill at any moment leaves each file old or new, and the checkpoint is the last to be new. `others` are
     noted as they are."""
     with disk_errors(run):
-        folder = Path(mkdtemp(prefix=".", suffix=".partial", dir=run))
+        folder = run / f".{uuid.uuid4().hex[:8]}.partial"
         try:
+            folder.mkdir()
             yield folder
             new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
             files = {run / file.relative_to(folder): file for file in new}
@@ -51,7 +52,11 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
                 path.parent.mkdir(exist_ok=True)
                 os.replace(file, path)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            except BaseException:  # a signal came just now
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
 
 def put_text(run: Path, path: Path, text: str) -> None:
