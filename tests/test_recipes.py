@@ -33,7 +33,8 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def own_tree(name: str) -> dict[str, Any]:
-    return tomllib.loads((resources.files("largegt") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"))
+    files = (resources.files("largegt") / "recipes").iterdir()
+    return next(tree[name] for file in files if name in (tree := tomllib.loads(file.read_text(encoding="utf-8"))))
 
 
 # the paper's tables

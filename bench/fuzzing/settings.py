@@ -11,7 +11,6 @@ import random
 import shutil
 import tomllib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ class RecipeTarget:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "recipe"
-        recipes = resources.files("largegt") / "recipes"
-        self._texts = [(recipes / f"{name}.toml").read_bytes() for name in recipe_names()]
+        self._texts = [f'extends = "{name}"\n{to_toml(read_recipe(name))}'.encode() for name in recipe_names()]
         self._texts += [Config().to_toml().encode()] * 5
 
     def run(self, rng: random.Random, steps: Sequence[random.Random]) -> str:

@@ -1,10 +1,11 @@
-"""Recipes: settings in TOML files, by name from the package or by path, each on top of the one that it extends."""
+"""Recipes: settings in TOML, by name from the package's files or by path, each on top of the one that it extends."""
 
 from __future__ import annotations
 
 import tomllib
 from contextlib import suppress
-from functools import reduce
+from copy import deepcopy
+from functools import cache, reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,35 @@ from .types import MODEL_NAMES, PathLike
 
 AUTO = "auto"
 """The recipe that is made for a store when it is asked for (auto.py)."""
+_OWN = "your own graph"
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    return [name for name in _included() if not name.startswith("_")]
+    return list(recipe_about())
 
 
 def recipe_about() -> dict[str, str]:
     """Each included recipe and the line it says of itself."""
-    return {name: str(_load_recipe(name).get("about", "")) for name in recipe_names()}
+    return {name: about for recipes in recipes_by_dataset().values() for name, about in recipes.items()}
 
 
 def recipes_by_dataset() -> dict[str, dict[str, str]]:
     """The same in groups: recipes for a graph of one's own first, then those for each dataset."""
-    groups: dict[str, dict[str, str]] = {"your own graph": {}}
-    for name, about in recipe_about().items():
-        form = name.removesuffix("-original")
-        model = max((model for model in MODEL_NAMES if form.endswith(model)), key=len, default="")
-        dataset = form.removesuffix(model).removesuffix("-")
-        groups.setdefault(dataset if dataset not in ("", "default", "plain") else "your own graph", {})[name] = about
-    return groups
+    return {
+        dataset: {name: tree["about"] for name, tree in recipes.items() if not name.startswith("_")}
+        for dataset, recipes in _included().items()
+    }
+
+
+@cache
+def _included() -> dict[str, dict[str, Any]]:
+    """The recipes of the package: a file for each dataset, a table for each recipe. A name with an underscore is no
+    recipe but a beginning that others extend."""
+    files = [file for file in (resources.files("largegt") / "recipes").iterdir() if file.name.endswith(".toml")]
+    files.sort(key=lambda file: (file.name != "own.toml", file.name))
+    names = [_OWN if file.name == "own.toml" else file.name.removesuffix(".toml") for file in files]
+    return {name: tomllib.loads(file.read_text(encoding="utf-8")) for name, file in zip(names, files, strict=True)}
 
 
 def recipe_for(model: str, original: bool = False) -> str:
@@ -80,7 +89,7 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
 def _find_recipe(recipe: str, folder: Path) -> str | Path:
     """The name of an included recipe, or a file; one that another recipe names lies beside it."""
     file, known = folder / recipe, recipe_names()
-    if recipe in _included():
+    if any(recipe in recipes for recipes in _included().values()):
         return recipe
     with suppress(OSError, ValueError):  # a name that no file can have
         if file.is_file():
@@ -95,17 +104,12 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
     )
 
 
-def _included() -> list[str]:
-    """Names of the recipes in the package, and of the beginnings with an underscore that only others extend."""
-    folder = resources.files("largegt") / "recipes"
-    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
 def _load_recipe(recipe: str | Path) -> dict[str, Any]:
-    """The tree of one file alone."""
-    file = recipe if isinstance(recipe, Path) else resources.files("largegt") / "recipes" / f"{recipe}.toml"
+    """The tree of one recipe alone."""
+    if isinstance(recipe, str):
+        return next(deepcopy(recipes[recipe]) for recipes in _included().values() if recipe in recipes)
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8", errors="replace"))
+        return tomllib.loads(recipe.read_bytes().decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"recipe {recipe} is not valid TOML: {first_line(error)}") from error
     except OSError as error:
