@@ -18,7 +18,7 @@ NOT_A_NUMBER, READ, LONG = 0, 1, 2
 _TENS = np.array([float(10**k) for k in range(23)])  # the powers of ten that float64 holds exactly
 _MOST = (1 << 53) // 10 - 1
 _MONTH_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
-_OFFSET, _PRIME, _GOLDEN = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3), np.uint64(0x9E3779B97F4A7C15)
+_OFFSET, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 @njit(nogil=True, cache=True)

@@ -275,6 +275,8 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
                 _update_distinct(scan, pa.array(read[0]), filled, train)
             if trial.bad > max(scan.tolerance, _TOLERANCE) * len(scan.rows.train):
                 del scan.trials[kind]
+            elif len(cells) == len(scan.rows.train) and scan.passes(kind):
+                break  # all rows are seen: no other kind comes into question
         if scan.as_text:
             scan.words += int(kernels.count_words(*cells.buffers))
             _update_distinct(scan, cells.text, filled, train)

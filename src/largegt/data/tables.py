@@ -484,7 +484,7 @@ class _Text(_Files):
         groups: list[tuple[_Header, list[str]]] = []
         for piece in self.pieces:
             head = _header(piece.file, self.kind)
-            if missing := [name for name in first.names if name not in head.names]:
+            if missing := sorted(set(first.names) - set(head.names), key=first.names.index):
                 raise ValueError(f"{piece.file} has no column {missing[0]!r}, other files of this table have")
             if head.ends_otherwise and not is_packed(piece.file):
                 high = size_of(piece.file) if piece.high is None else piece.high
@@ -498,6 +498,8 @@ class _Text(_Files):
                 groups[-1][1].append(place)
             else:
                 groups.append((head, [place]))
+        if len(groups) == 1:
+            return _read_csv(*groups[0])
         shown = ", ".join(identifier(name) for name in first.names)
         return f"({' UNION ALL '.join(f'SELECT {shown} FROM {_read_csv(*group)}' for group in groups)})"
 
