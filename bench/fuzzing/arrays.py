@@ -106,7 +106,7 @@ def _disturb(
             np.array([-1]), np.array([10**6]), np.array([0.5]), np.array(["a"]), np.zeros(3, bool), np.zeros((2, 2)),
             np.arange(3), np.array(1), np.array([], dtype=object),
         ))  # fmt: skip
-    elif name == "features" and array.ndim == 2 and array.dtype.kind in "fiu":
+    elif name == "features" and array.ndim == 2 and array.dtype.kind in "fiu" and array.dtype != np.float16:
         form = rng.choice((scipy.sparse.csr_matrix, scipy.sparse.coo_matrix, scipy.sparse.csc_matrix))
         given[name] = form(np.asarray(array, dtype=array.dtype.newbyteorder("=")))
     return True
