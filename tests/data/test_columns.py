@@ -92,7 +92,7 @@ def test_odd_cells_are_named(tmp_path: Path) -> None:
     cells[17] = "0x10"
     column = fit(tmp_path, {"n": cells}).columns[0]
     assert (column.kind, column.missing) == ("number", 1)
-    assert "1 cell is not numbers, first '0x10' in row 17: treated as missing" in column.notes
+    assert "1 cell is no number, first '0x10' in row 17: treated as missing" in column.notes
     cells[18:20] = ["a", "b"]
     assert fit(tmp_path, {"n": cells}).columns[0].kind != "number"
     column = fit(tmp_path, {"n": cells}, kinds={"n": "number"}).columns[0]

@@ -119,6 +119,12 @@ def test_folders_and_lists_of_files(tmp_path: Path, six: Any) -> None:
     assert rows(folder, "both") == BOTH
 
 
+def test_a_note_names_the_edge_columns_that_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target,amount,paid\n0,1,2.5,2024-01-01\n")
+    notes = sources.files(tmp_path / "e.csv", weight="amount").notes
+    assert notes[1] == f"{tmp_path / 'e.csv'}: paid: not used, as neither weight nor edge_features names them"
+
+
 def test_headerless_csv_with_comments(tmp_path: Path) -> None:
     (tmp_path / "e.tsv").write_text("# a comment\n# another\n0\t1\n1\t2\n")
     source = sources.files(tmp_path / "e.tsv")

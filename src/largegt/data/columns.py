@@ -416,8 +416,8 @@ def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str],
         )
     values["missing"] = len(scan.rows.train) - trial.good
     if trial.first_bad:
-        cells = "1 cell is" if trial.bad == 1 else f"{trial.bad} cells are"
-        notes.append(f"{cells} not {_PLURALS[kind]}, first {trial.first_bad}: treated as missing")
+        cells = f"1 cell is no {kind}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
+        notes.append(f"{cells}, first {trial.first_bad}: treated as missing")
     if not trial.num_train:
         notes.append("no training row has a value")
     if kind == "number":

@@ -315,6 +315,11 @@ class FileSource:
             chosen = [name for name in table.matching(_names(features), "edge features") if name not in taken]
             if not chosen:
                 raise InputError(f"{table.where}: no column is left over to be a feature of edges")
+        unused = [name for name in table.columns if name not in (first, second, weight, *chosen)]
+        if unused:
+            self.notes.append(
+                f"{table.where}: {_some(unused)}: not used, as neither weight nor edge_features names them"
+            )
         self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
 
     def take_nodes(self, what: Any, own_features: bool = True, name: str = "nodes") -> None:
@@ -457,8 +462,7 @@ class FileSource:
         names = self._feature_columns
         chosen = table.matching(names, "features") if names else table.columns
         chosen = [column for column in chosen if column not in taken]
-        shown = ", ".join(chosen[:6]) + (f", … ({len(chosen)} columns)" if len(chosen) > 6 else "")
-        self.notes.append(f"{table.where}: features are {shown or 'none'}")
+        self.notes.append(f"{table.where}: features are {_some(chosen) or 'none'}")
         self._wanted[name] += chosen
         if chosen:
             self.features = TableFeatures(table, tuple(chosen))
@@ -577,6 +581,11 @@ def _checked_count(num_nodes: int | None) -> int | None:
     if num_nodes is not None and int(num_nodes) < 1:
         raise InputError(f"num_nodes is {num_nodes}: a graph needs at least one node")
     return None if num_nodes is None else int(num_nodes)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of these names, and how many there are."""
+    return ", ".join(names[:6]) + (f", … ({len(names)} columns)" if len(names) > 6 else "")
 
 
 def _is_npy(name: str | Sequence[str]) -> bool:
