@@ -2,12 +2,14 @@
 
     python bench/ingest_speed.py --nodes 2_000_000 --edges 10_000_000 --ids text
     python bench/ingest_speed.py --ids numbers --memory 512MiB --with largegt duckdb
+    python bench/ingest_speed.py --nodes 6 --edges 6 --columns 10000 --with largegt
 
 A node table of ids and an edge table of pairs are written as Parquet. Each contestant is a process of its own: it reads
 both, replaces ids by node numbers, and writes the rows and the columns of the adjacency matrix as `.npy` files.
 `largegt` writes the union of both directions, checksums and a manifest as well. Printed are CPU seconds, wall time and
 the peak of anonymous memory, of each round; imports count. Run an earlier version of the package by
-`PYTHONPATH=OTHER/src`.
+`PYTHONPATH=OTHER/src`. With `--columns`, the node table is a CSV file that has so many columns of numbers besides;
+LargeGT reads them as features, the others leave them alone.
 """
 
 from __future__ import annotations
@@ -25,18 +27,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 CONTESTANTS = ("largegt", "duckdb", "polars")
 
 
-def write_tables(folder: Path, nodes: int, edges: int, text: bool) -> None:
+def write_tables(folder: Path, nodes: int, edges: int, text: bool, columns: int) -> None:
     """Ids in no order; text ids have about 20 bytes."""
     random = np.random.default_rng(0)
     ids = pa.array(random.permutation(nodes) * 7 + 3)
     if text:
         ids = pc.binary_join_element_wise("p:", pc.multiply(ids, 500_000_000_003).cast(pa.string()), "")
     pq.write_table(pa.table({"id": ids}), folder / "nodes.parquet")
+    if columns:
+        numbers = {f"c{at}": random.normal(size=nodes).round(4) for at in range(columns)}
+        csv.write_csv(pa.table({"id": ids, **numbers}), folder / "nodes.csv")
     schema = pa.schema([("source", ids.type), ("target", ids.type)])
     with pq.ParquetWriter(folder / "edges.parquet", schema) as writer:
         for low in range(0, edges, 1 << 20):
@@ -53,7 +59,8 @@ def save(folder: Path, prefix: str, rows: Any, neighbors: Any, num_nodes: int) -
 def by_largegt(folder: Path, memory: str | None) -> None:
     import largegt as lg
 
-    source = lg.sources.files(folder / "edges.parquet", nodes=folder / "nodes.parquet")
+    wide = folder / "nodes.csv"
+    source = lg.sources.files(folder / "edges.parquet", nodes=wide if wide.exists() else folder / "nodes.parquet")
     lg.ingest(source, folder / "store", overwrite=True, memory=memory, threads=os.cpu_count())
 
 
@@ -117,6 +124,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--ids", choices=("text", "numbers"), default="text")
     parser.add_argument("--with", nargs="+", dest="contestants", choices=CONTESTANTS, default=CONTESTANTS)
+    parser.add_argument("--columns", type=int, default=0, help="feature columns of the node table")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", help="limit of largegt and DuckDB, for example 512MiB")
     parser.add_argument("--folder", type=Path, help="where the tables are, or are to be written")
@@ -129,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> None:
         folder = args.folder or Path(scratch)
         if not (folder / "edges.parquet").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            write_tables(folder, args.nodes, args.edges, args.ids == "text")
+            write_tables(folder, args.nodes, args.edges, args.ids == "text", args.columns)
         for _ in range(args.rounds):
             for name in args.contestants:
                 cpu, wall, peak = measured(name, folder, args.memory)

@@ -126,7 +126,9 @@ def test_csv_and_parquet_of_a_company_are_one_store(tmp_path: Path) -> None:
 
 
 def test_ingest_beside_plain_duckdb(capsys: pytest.CaptureFixture[str]) -> None:
-    ingest_speed.main(["--nodes", "50", "--edges", "200", "--with", "largegt", "duckdb", "--rounds", "1"])
+    ingest_speed.main(
+        ["--nodes", "50", "--edges", "200", "--columns", "20", "--with", "largegt", "duckdb", "--rounds", "1"]
+    )
     assert capsys.readouterr().out.count("CPU-s") == 2
 
 
