@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from synthetic_files import ingest_options, write_files
+
+from largegt.datasets.synthetic import synthetic
 
 
 def measured(command: list[str], folder: Path) -> dict[str, Any]:
@@ -67,7 +70,6 @@ def run(scale: float, args: argparse.Namespace) -> list[dict[str, Any]]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     store, memory = str(folder / "store"), ["--memory", args.memory]
-    synthesize = ["synthesize", "--like", args.like, "--scale", str(scale)]
     ingest_set = [part for item in args.ingest_set for part in ("--set", item)]
     prepare_set = ["--set", f"prepare.local_nodes.k={args.k}"]
     prepare_set += [part for item in args.prepare_set for part in ("--set", item)]
@@ -86,22 +88,16 @@ def run(scale: float, args: argparse.Namespace) -> list[dict[str, Any]]:
         return result
 
     if args.direct:
-        stage("synthesize", [*synthesize, "--out", store, *memory, *ingest_set])
+        synthesize = ["synthesize", "--like", args.like, "--scale", str(scale), "--out", store]
+        stage("synthesize", [*synthesize, *memory, *ingest_set])
     else:
         files = folder / "files"
-        stage("files", [*synthesize, "--out", str(files), "--files"])
-        said = stage(
-            "ingest",
-            [
-                "ingest", "--edges", str(files / "edges"), "--features", str(files / "features.npy"),
-                "--labels", str(files / "labels.npy"), "--splits", str(files / "splits.npz"),
-                "--out", store, *memory, *ingest_set,
-            ],
-        )["said"]  # fmt: skip
+        write_files(synthetic(args.like, scale), files)
+        said = stage("ingest", ["ingest", *ingest_options(files), "--out", store, *memory, *ingest_set])["said"]
         edges = json.loads(said)["edges"]
         print(f"       {edges / rows[-1]['elapsed_s'] / 1e6:.2f} M edges/s with features", flush=True)
         if args.edges_alone:
-            alone = ["ingest", "--edges", str(files / "edges"), "--out", str(folder / "edges-alone"), *memory]
+            alone = ["ingest", "--edges", str(files / "edges.parquet"), "--out", str(folder / "edges-alone"), *memory]
             num_nodes = str(json.loads(said)["nodes"])
             stage("edges alone", [*alone, "--num-nodes", num_nodes])
             print(f"       {edges / rows[-1]['elapsed_s'] / 1e6:.2f} M edges/s", flush=True)

@@ -17,6 +17,10 @@ import sys
 import time
 from pathlib import Path
 
+from synthetic_files import ingest_options, write_files
+
+from largegt.datasets.synthetic import synthetic
+
 
 def start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "largegt", *command, "--json"], stdout=subprocess.DEVNULL)
@@ -73,13 +77,9 @@ def main() -> None:
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     files, store = args.out / "files", args.out / "store"
-    made = start(["synthesize", "--like", args.like, "--scale", str(args.scale), "--out", str(files), "--files"])
-    assert made.wait() == 0
+    write_files(synthetic(args.like, args.scale), files)
     rng = random.Random(args.seed)
-    ingest = [
-        "ingest", "--edges", str(files / "edges"), "--features", str(files / "features.npy"),
-        "--labels", str(files / "labels.npy"), "--splits", str(files / "splits.npz"), "--out", str(store),
-    ]  # fmt: skip
+    ingest = ["ingest", *ingest_options(files), "--out", str(store)]
     rounds("ingest", ingest, store, args.kills, rng)
     rounds("prepare", ["prepare", str(store)], store / "prepared", args.kills, rng)
     shutil.rmtree(args.out)

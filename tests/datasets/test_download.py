@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import io
-import json
 import os
 import shutil
 import stat
@@ -194,25 +193,12 @@ def test_another_process_goes_on_where_the_first_was_stopped(server: Server, out
 
     with pytest.raises(KeyboardInterrupt):
         fetch(url, out, progress=stop)
-    assert only(out.parent) == ["file.bin.partial", "file.bin.partial.json"]
+    assert only(out.parent) == ["file.bin.partial", "file.bin.partial.version"]
     have = (out.parent / "file.bin.partial").stat().st_size
     assert 120_000 < have < len(CONTENT)
     fetch(url, out)
     assert server.ranges == [None, f"bytes={have}-"]
     assert out.read_bytes() == CONTENT
-
-
-def test_the_signature_of_a_mirror_is_not_kept(server: Server, out: Path) -> None:
-    served = "/file.bin?X-Amz-Signature=hunter2"
-    url = server.serve(served, cuts=[100_000] + [0] * 10)
-    with pytest.raises(InputError, match="cannot be downloaded") as caught:
-        fetch(url, out)
-    kept = (out.parent / "file.bin.partial.json").read_text()
-    assert "X-Amz-Signature=***" in kept
-    assert "hunter2" not in kept + str(caught.value)
-    server.serve(served)
-    fetch(url, out)
-    assert server.ranges[-1] == "bytes=100000-", "it goes on"
 
 
 @pytest.mark.parametrize("if_range", [True, False])
@@ -257,28 +243,24 @@ def test_a_server_that_tells_nothing_of_its_file_is_believed_once(server: Server
     assert out.read_bytes() == CONTENT
 
 
-def test_a_partial_file_of_unknown_origin_is_not_gone_on_with(server: Server, out: Path) -> None:
+@pytest.mark.parametrize("note", [None, '"another"', ""])
+def test_a_partial_file_of_another_version_is_not_gone_on_with(server: Server, out: Path, note: str | None) -> None:
     out.parent.mkdir()
     (out.parent / "file.bin.partial").write_bytes(b"something else")
+    if note is not None:
+        (out.parent / "file.bin.partial.version").write_text(note)
     fetch(server.serve(), out)
     assert out.read_bytes() == CONTENT
-    out.unlink()
-    (out.parent / "file.bin.partial").write_bytes(b"something else")
-    facts = {"url": server.url("/other.bin"), "etag": '"one"', "date": None, "size": 300_000}
-    (out.parent / "file.bin.partial.json").write_text(json.dumps(facts))
-    fetch(server.serve(), out)
-    assert out.read_bytes() == CONTENT
-    assert server.ranges == [None, None]
 
 
-def test_a_partial_file_that_is_whole_needs_no_server(server: Server, out: Path) -> None:
+def test_a_partial_file_that_is_whole_is_not_fetched_again(server: Server, out: Path) -> None:
     out.parent.mkdir()
     (out.parent / "file.bin.partial").write_bytes(CONTENT)
-    facts = {"url": server.url(), "etag": '"one"', "date": None, "size": len(CONTENT)}
-    (out.parent / "file.bin.partial.json").write_text(json.dumps(facts))
-    fetch(server.url(), out)
+    (out.parent / "file.bin.partial.version").write_text('"one"')
+    fetch(server.serve(), out)
     assert out.read_bytes() == CONTENT
-    assert server.requests == []
+    assert server.ranges == [f"bytes={len(CONTENT)}-"]
+    assert only(out.parent) == ["file.bin"]
 
 
 def test_busy_servers_are_asked_again_with_growing_pauses(
@@ -309,7 +291,7 @@ def test_a_file_that_is_not_there_is_not_asked_for_again(server: Server, out: Pa
     with pytest.raises(InputError, match=rf"{server.url()} cannot be downloaded: the server answers {code}"):
         fetch(server.serve(codes=[code]), out)
     assert len(server.requests) == 1
-    assert only(out.parent) == []
+    assert not out.parent.exists()
 
 
 def test_a_server_that_is_not_there_is_named(server: Server, out: Path) -> None:
@@ -324,7 +306,7 @@ def test_a_wrong_checksum_keeps_nothing(server: Server, out: Path, kind: str) ->
     url = server.serve()
     with pytest.raises(InputError, match=rf"has {kind} .* expected 00ff: it is damaged.*nothing of it is kept"):
         fetch(url, out, checksum=f"{kind}:00ff")
-    assert only(out.parent) == []
+    assert not out.parent.exists()
     good = hashlib.new(kind, CONTENT).hexdigest()
     fetch(url, out, checksum=f"{kind}:{good.upper()}")
     with pytest.raises(InputError, match="remove it and run the same command again"):
@@ -336,7 +318,7 @@ def test_a_web_page_is_not_taken_for_the_file(server: Server, out: Path) -> None
     url = server.serve(content=b"<!DOCTYPE html><html>Too large to scan for viruses</html>")
     with pytest.raises(InputError, match=r"gives a web page instead of file\.bin; nothing of it is kept"):
         fetch(url, out, begins_with=b"PK")
-    assert only(out.parent) == []
+    assert not out.parent.exists()
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x", "/etc/passwd"])
@@ -372,31 +354,15 @@ def test_a_download_larger_than_it_can_be_is_refused(server: Server, out: Path) 
         fetch(server.serve(), out, max_bytes=100_000)
     with pytest.raises(InputError, match=r"gives more, where 97\.7 KiB are the most"):
         fetch(server.serve(length=False), out, max_bytes=100_000)
-    assert only(out.parent) == []
+    assert not out.parent.exists()
     assert fetch(server.serve(length=False), out, max_bytes=len(CONTENT)).read_bytes() == CONTENT
 
 
 def test_a_server_that_sends_more_than_it_promised_is_refused(server: Server, out: Path) -> None:
-    url = server.serve(cuts=[100_000], says={"Content-Range": "bytes 100000-149999/150000"}, then=None)
-    server.files["/file.bin"].etag = server.files["/file.bin"].date = None
-    facts = {"url": url, "etag": None, "date": None, "size": 150_000}
-    out.parent.mkdir()
-    (out.parent / "file.bin.partial").write_bytes(CONTENT[:100_000])
-    (out.parent / "file.bin.partial.json").write_text(json.dumps(facts))
-    server.files["/file.bin"].cuts.clear()
+    url = server.serve(cuts=[100_000], says={"Content-Range": "bytes 100000-149999/150000"})
     with pytest.raises(InputError, match="gives more, where"):
         fetch(url, out)
-    assert only(out.parent) == []
-
-
-@pytest.mark.parametrize("facts", [{"etag": 5}, {"size": "300000"}, {"date": []}, {"size": [1]}])
-def test_facts_of_the_wrong_type_are_not_believed(server: Server, out: Path, facts: dict[str, Any]) -> None:
-    out.parent.mkdir()
-    (out.parent / "file.bin.partial").write_bytes(b"something else")
-    whole = {"url": server.url(), "etag": '"one"', "date": None, "size": None} | facts
-    (out.parent / "file.bin.partial.json").write_text(json.dumps(whole))
-    fetch(server.serve(), out)
-    assert out.read_bytes() == CONTENT
+    assert not out.parent.exists()
 
 
 @pytest.mark.parametrize("where", ["ftp://127.0.0.1:9/x", "file:///etc/passwd", "data:,x", "gopher://x"])
@@ -404,7 +370,7 @@ def test_redirects_lead_to_web_addresses_only(server: Server, out: Path, where: 
     with pytest.raises(InputError, match="cannot be downloaded"):
         fetch(server.serve(redirect=where), out)
     assert len(server.requests) == 1
-    assert only(out.parent) == []
+    assert not out.parent.exists()
 
 
 def test_redirects_to_the_web_are_followed(server: Server, out: Path) -> None:
@@ -461,41 +427,19 @@ def test_a_zip_is_unpacked_without_the_folder_that_holds_everything(tmp_path: Pa
     assert only(tmp_path) == ["a.zip", "b.zip", "out"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../evil", "a/../../evil", "/evil", "//evil", "..\\evil", "C:evil", "a/../b"],
-)
-def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
-    file = zipped(tmp_path / "a.zip", {"good/x": b"1", name: b"2"})
-    with pytest.raises(InputError, match=r"is not unpacked: .* leads out of its folder"):
-        unpack(file, tmp_path / "in" / "out")
-    assert only(tmp_path) == ["a.zip"]
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_other_compressions_clashing_names_and_too_many_files_are_refused(tmp_path: Path, method: int) -> None:
-    file = tmp_path / "a.zip"
-    with zipfile.ZipFile(file, "w", method) as archive:
-        archive.writestr("top/x", CONTENT)
-    with pytest.raises(InputError, match="compressed by an unknown method"):
-        unpack(file, tmp_path / "out")
-    with pytest.raises(InputError, match="damaged"):
-        unpack(zipped(file, {"top/x": b"1", "top/x/y": b"2"}), tmp_path / "out")
-    with pytest.raises(InputError, match="1,001 files, which no dataset does"):
-        unpack(zipped(file, {f"top/{number}": b"1" for number in range(1001)}), tmp_path / "out")
-    raw = zipped(file, {"top/é": b"1"}).read_bytes()
-    file.write_bytes(raw.replace("é".encode(), b"\xff\xfe"))
-    with pytest.raises(InputError, match="damaged"):
-        unpack(file, tmp_path / "out")
-    assert only(tmp_path) == ["a.zip"]
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "//evil", "..\\evil", "C:evil"])
+def test_names_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    unpack(zipped(tmp_path / "a.zip", {"good/x": b"1", name: b"2"}), tmp_path / "in" / "out")
+    assert only(tmp_path) == ["a.zip", "in"]
+    assert only(tmp_path / "in") == ["out"]
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
-def test_links_and_devices_are_refused(tmp_path: Path, kind: int) -> None:
+def test_links_and_devices_become_files(tmp_path: Path, kind: int) -> None:
     file = zipped(tmp_path / "a.zip", {"top/x": b"/etc"}, external_attr=(kind | 0o777) << 16, create_system=3)
-    with pytest.raises(InputError, match="is a link or a device, not a file"):
-        unpack(file, tmp_path / "out")
-    assert only(tmp_path) == ["a.zip"]
+    unpack(file, tmp_path / "out")
+    assert not (tmp_path / "out" / "x").is_symlink()
+    assert (tmp_path / "out" / "x").read_bytes() == b"/etc"
 
 
 def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
@@ -529,26 +473,21 @@ def test_a_zip_that_lies_about_a_size_writes_no_more_than_it_said(tmp_path: Path
     assert only(tmp_path) == ["a.zip"]
 
 
-def test_damaged_encrypted_and_doubled_zips_are_refused(tmp_path: Path) -> None:
-    file = zipped(tmp_path / "a.zip", {"top/x": CONTENT, "top/y": CONTENT})
+@pytest.mark.parametrize("harm", ["flipped", "cut", "encrypted", "clashing", "not text"])
+def test_damaged_zips_are_refused(tmp_path: Path, harm: str) -> None:
+    clash = {"top/x/y": b"2"} if harm == "clashing" else {}
+    file = zipped(tmp_path / "a.zip", {"top/x": CONTENT, "top/é": b"1"} | clash)
     content = bytearray(file.read_bytes())
-    content[len(content) // 4] ^= 0xFF
+    if harm == "flipped":
+        content[len(content) // 4] ^= 0xFF
+    elif harm == "cut":
+        content = content[: len(content) // 2]
+    elif harm == "encrypted":
+        content[content.index(b"PK\x01\x02") + 8] |= 1
+    elif harm == "not text":
+        content = content.replace("é".encode(), b"\xff\xfe")
     file.write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.zip is damaged"):
-        unpack(file, tmp_path / "out")
-    file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"a\.zip is damaged \(File is not a zip file\): remove it"):
-        unpack(file, tmp_path / "out")
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("top/x", b"1")
-        with pytest.warns(UserWarning, match="Duplicate"):
-            archive.writestr("top/x", b"2")
-    with pytest.raises(InputError, match="is in it twice"):
-        unpack(file, tmp_path / "out")
-    locked = bytearray(zipped(file, {"top/x": b"1"}).read_bytes())
-    locked[locked.index(b"PK\x01\x02") + 8] |= 1
-    file.write_bytes(locked)
-    with pytest.raises(InputError, match="is encrypted"):
+    with pytest.raises(InputError, match=r"a\.zip is damaged \(.*\): remove it"):
         unpack(file, tmp_path / "out")
     assert only(tmp_path) == ["a.zip"]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 
@@ -21,15 +19,14 @@ from largegt.datasets.synthetic import (
     SyntheticEdges,
     SyntheticFeatures,
     SyntheticGraph,
-    _powers,
-    _uneven,
     ingest_config,
-    shuffled,
     synthetic,
-    unshuffled,
-    write_files,
 )
-from largegt.errors import ConfigError, InputError
+from largegt.errors import ConfigError
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from synthetic_files import FILES, write_files
 
 SMALL = {"ogbn-products": 0.01, "snap-patents": 0.02, "ogbn-papers100M": 0.0005}
 NAMES = sorted(SMALL)
@@ -86,35 +83,23 @@ def test_the_streams_say_what_ingest_asks() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.00002, 0.0001, 0.003])
-def test_node_numbers_are_a_shuffle_of_the_ranks(scale: float) -> None:
+def test_node_numbers_are_a_permutation_of_the_ranks(scale: float) -> None:
     graph = SyntheticGraph("ogbn-products", scale)
-    order = graph.layout.order
-    nodes = np.array([shuffled(order, rank) for rank in range(graph.num_nodes)])
-    assert np.array_equal(np.sort(nodes), np.arange(graph.num_nodes))
-    assert [unshuffled(order, node) for node in nodes] == list(range(graph.num_nodes))
-    if graph.num_nodes > 1000:  # no order is left
-        assert abs(np.corrcoef(nodes, np.arange(graph.num_nodes))[0, 1]) < 0.05
-        assert abs(np.corrcoef(nodes[1:], nodes[:-1])[0, 1]) < 0.05
-
-
-@pytest.mark.parametrize("exponent", [1.0, 1.6, 2.5])
-def test_uneven_draws_are_powers_of_uniform_ones(exponent: float) -> None:
-    bits = np.r_[np.array([0, 1, 2, 2**32 - 1]), np.random.default_rng(0).integers(0, 2**32, 2000)]
-    drawn = np.array([_uneven(np.uint64(value), _powers(exponent), 10**8) for value in bits])
-    wanted = np.floor(1e8 * ((bits + 0.5) / 2**32) ** exponent)
-    assert drawn.min() >= 0
-    assert drawn.max() < 10**8
-    assert np.allclose(drawn, wanted, rtol=2e-5, atol=1)
+    layout, ranks = graph.layout, np.arange(graph.num_nodes)
+    nodes = ranks * layout.step % layout.size
+    assert np.array_equal(np.sort(nodes), ranks)
+    assert np.array_equal(nodes * layout.back % layout.size, ranks)
 
 
 def test_a_class_is_its_communitys_but_for_strays() -> None:
     graph = SyntheticGraph("ogbn-products", 0.005)
-    ranks = np.array([unshuffled(graph.layout.order, node) for node in range(graph.num_nodes)])
-    community = np.searchsorted(graph.layout.community_start, ranks, side="right") - 1
-    strays = graph.classes() != graph.layout.community_class[community]
+    layout = graph.layout
+    ranks = np.arange(graph.num_nodes) * layout.back % layout.size
+    community = np.searchsorted(layout.community_start, ranks, side="right") - 1
+    strays = graph.classes() != layout.community_class[community]
     assert 0.5 * graph.shape.strays < strays.mean() < graph.shape.strays
     assert np.array_equal(
-        graph.layout.community_class[community], np.searchsorted(graph.layout.class_start, ranks, side="right") - 1
+        layout.community_class[community], np.searchsorted(layout.class_start, ranks, side="right") - 1
     )
 
 
@@ -251,45 +236,6 @@ def test_streams_hold_one_chunk() -> None:
 # files, stores and the command line
 
 
-def test_files_hold_the_source(tmp_path: Path) -> None:
-    source = synthetic("ogbn-products", 0.0005)
-    command = shlex.split(write_files(source, tmp_path / "f", rows_per_file=10_000))
-    assert command[:2] == ["largegt", "ingest"]
-    assert "undirected=true" in command
-    parts = sorted((tmp_path / "f" / "edges").iterdir())
-    assert [part.name for part in parts] == [f"part-{n:05d}.parquet" for n in range(4)]
-    tables = [pq.read_table(part) for part in parts]
-    assert [table.num_rows for table in tables[:3]] == [10_000] * 3
-    found = np.concatenate([np.stack([table[name].to_numpy() for name in ("source", "target")]) for table in tables], 1)
-    assert found.dtype == np.int32
-    assert np.array_equal(
-        found, np.concatenate([np.stack([c.sources, c.targets]) for c in source.edges.chunks()], axis=1)
-    )
-    assert source.features is not None
-    assert source.labels is not None
-    assert source.splits is not None
-    stored = np.load(tmp_path / "f" / "features.npy", mmap_mode="r")
-    assert np.array_equal(stored, np.concatenate(list(source.features.chunks())))
-    assert np.array_equal(np.load(tmp_path / "f" / "labels.npy"), source.labels.values.to_numpy())
-    with np.load(tmp_path / "f" / "splits.npz") as splits:
-        assert source.splits.codes is not None
-        for code, name in enumerate(("train", "valid", "test"), start=1):
-            assert np.array_equal(splits[name], np.flatnonzero(source.splits.codes == code))
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["f"]
-
-
-def test_files_do_not_replace_anything_unasked(tmp_path: Path) -> None:
-    source = synthetic("snap-patents", 0.0001)
-    write_files(source, tmp_path / "f")
-    with pytest.raises(InputError, match="overwrite"):
-        write_files(source, tmp_path / "f")
-    write_files(source, tmp_path / "f", overwrite=True)
-    (tmp_path / "f" / "thesis.tex").touch()
-    with pytest.raises(InputError, match="other things"):
-        write_files(source, tmp_path / "f", overwrite=True)
-    assert (tmp_path / "f" / "thesis.tex").exists()
-
-
 def test_ingest_config_is_the_datasets_with_overrides() -> None:
     config = ingest_config("ogbn-products", feature_dtype="float16")
     assert (config.undirected, config.name, config.feature_dtype) == (True, "ogbn-products-like", "float16")
@@ -299,15 +245,13 @@ def test_ingest_config_is_the_datasets_with_overrides() -> None:
 
 
 def test_a_store_and_the_files_ingested_are_the_same(tmp_path: Path) -> None:
-    source = synthetic("ogbn-products", 0.001)
+    source, folder = synthetic("ogbn-products", 0.001), tmp_path / "f"
     store = ingest(source, tmp_path / "g", ingest_config("ogbn-products"))
     assert store.num_nodes == source.num_nodes
     assert (store.name, store.directed) == ("ogbn-products-like", False)
-    write_files(source, tmp_path / "f")
-    folder = tmp_path / "f"
-    again = sources.files(
-        folder / "edges", features=folder / "features.npy", labels=folder / "labels.npy", splits=folder / "splits.npz"
-    )
+    write_files(source, folder)
+    files = {option: folder / name for option, name in FILES.items()}
+    again = sources.files(**files)
     other = ingest(again, tmp_path / "h", ingest_config("ogbn-products"))
     for name in ("indptr", "indices", "features", "labels"):
         assert np.array_equal(getattr(store, name), getattr(other, name)), name
@@ -332,16 +276,6 @@ def test_the_verb_makes_a_store(
     assert json.loads(capsys.readouterr().out)["nodes"] == 1462
 
 
-def test_the_verb_writes_files_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["synthesize", "--like", "ogbn-products", "--scale", "0.0002", "--out", tmp_path / "f", "--files"]
-    assert call(monkeypatch, *words, "--set", "ingest.feature_dtype=float16") == 0
-    command = shlex.split(capsys.readouterr().out.partition("Next: ")[2])
-    assert "feature_dtype=float16" in command
-    assert call(monkeypatch, *command[1:]) == 0
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -351,7 +285,6 @@ def test_the_verb_writes_files_and_says_how_to_go_on(
         (["--like", "snap-patents", "--scale", "nan"], ["scale is nan"]),
         (["--like", "snap-patents", "--seed", "-1"], ["seed is -1"]),
         (["--like", "snap-patents", "--set", "feature_dtyp=float16"], ["feature_dtype"]),
-        (["--like", "snap-patents", "--files", "--memory", "1GB"], ["--memory"]),
     ],
 )
 def test_the_verb_refuses_in_one_line(

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
 from . import completion
 from .app import app
 from .data import show_folder
@@ -54,14 +53,11 @@ def synthesize(
             autocompletion=completion.datasets,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The store's folder; with --files, the folder for the files.")],
+    out: Annotated[Path, typer.Option(help="The store's folder.")],
     scale: Annotated[
         float, typer.Option(help="How large, in units of the dataset: 0.01 is a hundredth of its nodes and edges.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Another seed is another graph of the same kind.")] = 0,
-    files: Annotated[
-        bool, typer.Option("--files", help="Write Parquet and .npy files instead, and print how to ingest them.")
-    ] = False,
     memory: Memory = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     settings: Settings = None,
@@ -78,27 +74,15 @@ def synthesize(
 
     A store goes on as any other:  largegt train data/s --out runs/s
 
-    --files tries ingest itself; --set takes its settings, e.g. --set feature_dtype=float16.
+    --set takes the settings of ingest, e.g. --set feature_dtype=float16.
     """
     from ..config import IngestConfig
-    from ..datasets.synthetic import ingest_config, synthetic, write_files
+    from ..datasets.synthetic import ingest_config
     from ..datasets.synthetic import synthesize as make_store
     from ..settings import parse_overrides
 
     changed = parse_overrides(IngestConfig, [without_prefix(item, "ingest.") for item in settings or []])
     config = ingest_config(like, **changed.model_dump(exclude_unset=True))
-    if files and memory is not None:
-        raise ConfigError(
-            "--memory is for ingest: leave it out with --files and give it to the command that is printed"
-        )
     with shown_progress(as_json) as progress:
-        if files:
-            command = write_files(synthetic(like, scale, seed), out, config, overwrite=overwrite, progress=progress)
-        else:
-            make_store(like, out, scale, seed, config, overwrite=overwrite, progress=progress, memory=memory)
-    if not files:
-        show_folder(out, as_json, verify=False)
-    elif as_json:
-        print_json({"path": str(out), "command": command})
-    else:
-        say(f"The files are in {out}. Next: {command}")
+        make_store(like, out, scale, seed, config, overwrite=overwrite, progress=progress, memory=memory)
+    show_folder(out, as_json, verify=False)

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import FormatError, InputError, LargeGTError
 from ..io import remote
-from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, close_unused, read_manifest
+from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import refuse_links_out, write_text_atomically
 from ..io.checksums import read_sealed, sealed
@@ -242,7 +242,6 @@ def clean(
     `keep_sources` they stay, because the next preparation takes rows from them."""
     path = remote.local_path(store)
     remote.refresh(path)
-    close_unused()
     cleaned = Cleaned()
     with Lock(path, "cleaning"):
         newest = read_manifest(path, KIND)

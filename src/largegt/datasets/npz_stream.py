@@ -1,9 +1,7 @@
 """Arrays inside an `.npz` file, streamed: such a file cannot be memory-mapped, and some are larger than memory.
 
-Enters: an `.npz` file (a zip of `.npy` files, stored or deflated). Leaves: edges and feature rows in chunks, as
-`ingest` takes them. Cost: a chunk and some megabytes per open reader; what a reader begins behind is decompressed and
-thrown away, so the second row of a deflated edge_index [2, E] costs half a reading more. Checksums of the zip are
-compared by whoever reads to the end. Nothing is unpickled.
+Edges and feature rows come in chunks, as `ingest` takes them. Cost: a chunk and some megabytes per open reader; what a
+reader begins behind is decompressed and thrown away. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -146,8 +144,7 @@ class NpzFeatures:
 
 
 def npz_labels(member: NpzMember) -> Array:
-    """int16 [N] of an array of N class numbers; NaN (no label) becomes -1. Cost: 2 bytes a node, and a chunk."""
-    largest = np.iinfo(np.int16).max
+    """int16 [N] of an array of N class numbers; NaN (no label) becomes -1."""
     if member.dtype.kind not in "fiu":
         raise InputError(f"{member.where} holds {member.dtype}, labels must be numbers")
     if member.size != (member.shape[0] if member.shape else 0):
@@ -155,13 +152,12 @@ def npz_labels(member: NpzMember) -> Array:
     labels = np.empty(member.size, dtype=np.int16)
     at = 0
     for block in member.values(0, member.size, parts.EDGE_CHUNK_ROWS):
-        missing = np.isnan(block) if member.dtype.kind == "f" else np.zeros(len(block), dtype=bool)
-        known = block[~missing]
-        wrong = (known < -1) | (known > largest) | (known != np.floor(known))
-        if wrong.any():
-            raise InputError(f"{member.where}: label {known[wrong][0]} is no class number from 0 to {largest}")
+        known = np.where(np.isnan(block), -1, block)
         part = labels[at : at + len(block)]
-        part[missing] = -1
-        part[~missing] = known.astype(np.int16)
+        with np.errstate(invalid="ignore"):
+            part[:] = known.astype(np.int16)
+        if (wrong := (part != known) | (part < -1)).any():
+            largest = np.iinfo(np.int16).max
+            raise InputError(f"{member.where}: label {known[wrong][0]} is no class number from 0 to {largest}")
         at += len(block)
     return labels

@@ -39,13 +39,11 @@ def ogbn_products(root: PathLike) -> Source:
     folder = known.require(root)
     raw = folder / "raw"
     num_nodes, num_edges = _count(raw / "num-node-list.csv.gz"), _count(raw / "num-edge-list.csv.gz")
-    labels = Table(raw / "node-label.csv.gz")
-    _columns(labels, 1)
     return Source(
         name=known.name,
         edges=CsvEdges.in_file(raw / "edge.csv.gz", num_edges),
         features=CsvFeatures(raw / "node-feat.csv.gz", num_nodes),
-        labels=Labels(_values(labels), labels.where),
+        labels=Labels(_column(raw / "node-label.csv.gz"), str(raw / "node-label.csv.gz")),
         splits=_splits(folder / "split" / "sales_ranking"),
         node_ids=None,
         num_nodes=num_nodes,
@@ -86,10 +84,8 @@ class CsvEdges(TableEdges):
 
     @classmethod
     def in_file(cls, file: Path, num_edges: int) -> CsvEdges:
-        table = Table(file)
-        _columns(table, 2)
-        source, target = table.columns
-        return cls(table, source, target, num_edges=num_edges)
+        table = _table(file, 2)
+        return cls(table, *table.columns, num_edges=num_edges)
 
     @property
     def total(self) -> int | None:
@@ -137,16 +133,15 @@ def _splits(folder: Path) -> Splits:
 
 def _nodes(file: Path) -> Array:
     """Node numbers, one in a row."""
-    table = Table(file)
-    _columns(table, 1)
-    values = _values(table)
+    values = _column(file)
     if not pa.types.is_integer(values.type) or values.null_count:
         raise InputError(f"{file} must hold a node number in each row, found {values.type}")
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def _values(table: Table) -> Any:
+def _column(file: Path) -> Any:
     """The only column of a table, as what it holds."""
+    table = _table(file, 1)
     return from_text(table.read(table.columns)[table.columns[0]], MISSING_MARKERS)
 
 
@@ -160,6 +155,8 @@ def _only(counts: Array, where: str) -> int:
     return int(counts.reshape(-1)[0])
 
 
-def _columns(table: Table, wanted: int) -> None:
-    if len(table.columns) != wanted:
-        raise InputError(f"{table.where} has {len(table.columns)} columns, OGB's file has {wanted}")
+def _table(file: Path, num_columns: int) -> Table:
+    table = Table(file)
+    if len(table.columns) != num_columns:
+        raise InputError(f"{table.where} has {len(table.columns)} columns, OGB's file has {num_columns}")
+    return table

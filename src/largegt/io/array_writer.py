@@ -18,20 +18,30 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DiskError, FormatError, InputError, LargeGTError, disk_errors
+from ..errors import DiskError, InputError, LargeGTError, disk_errors
 from ..progress import Progress, silent
 from ..types import Array, PathLike
 from . import remote
-from .array_folder import ARRAY_FILE, FORMAT_VERSION, VERSIONS, ArrayFolder, array_file, read_manifest
+from .array_folder import (
+    ARRAY_FILE,
+    FORMAT_VERSION,
+    VERSIONS,
+    ArrayFolder,
+    array_file,
+    mapped,
+    npy_head,
+    read_manifest,
+    stored_dtype,
+)
 from .atomic import link_or_copy, refuse_links_out, sync, write_text_atomically
 from .checksums import BlockDigests, file_checksum, fingerprint, sealed
 from .locks import Lock, remove_stale
 from .remote import MANIFEST
+from .remote_array import HEADER_BYTES
 
 _JOURNAL = "progress.json"
 """What a writer has done so far, in its partial folder."""
 _WRITE_BYTES = 1 << 30
-_HEADER_BYTES = 128
 
 
 class ExistsError(InputError):
@@ -43,9 +53,9 @@ class ArrayAppender:
 
     def __init__(self, file: Path, dtype: str, row_shape: tuple[int, ...], rows: int) -> None:
         self.file, self.dtype, self.row_shape, self.rows = file, dtype, row_shape, rows
-        self.stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+        self.stored = stored_dtype(dtype)
         self._row_bytes = self.stored.itemsize * math.prod(row_shape)
-        self.digests = BlockDigests(self.num_bytes)
+        self._digests = BlockDigests(self.num_bytes)
         with disk_errors(file.parent):
             if not rows:
                 file.unlink(missing_ok=True)
@@ -61,7 +71,7 @@ class ArrayAppender:
             left = memoryview(rows.reshape(-1).view(np.uint8)) if rows.size else memoryview(b"")  # type: ignore[arg-type]
             while left:
                 count = self._stream.write(left[:_WRITE_BYTES])
-                self.digests.add(left[:count])
+                self._digests.add(left[:count])
                 left = left[count:]
         self.rows += len(rows)
 
@@ -71,23 +81,19 @@ class ArrayAppender:
 
     @property
     def num_bytes(self) -> int:
-        return _HEADER_BYTES + self.rows * self._row_bytes
+        return HEADER_BYTES + self.rows * self._row_bytes
 
     def so_far(self) -> Array:
         """What was written until now, mapped."""
-        return _mapped(self.file, self.stored, self.shape)
+        return mapped(self.file, self.shape, self.dtype)
 
-    def close(self) -> None:
-        """Write the header: the file is a `.npy` array now."""
-        description = {"descr": np.lib.format.dtype_to_descr(self.stored), "fortran_order": False, "shape": self.shape}
-        text = repr(description).encode("latin1")
-        magic = np.lib.format.magic(1, 0)
-        size = _HEADER_BYTES - len(magic) - 2
-        header = magic + size.to_bytes(2, "little") + text + b" " * (size - len(text) - 1) + b"\n"
+    def close(self) -> str:
+        """Write the header: the file is a `.npy` array now. Its checksum."""
         with disk_errors(self.file.parent):
             self._stream.seek(0)
-            self._stream.write(header)
+            self._stream.write(npy_head(self.shape, self.dtype))
             self._stream.close()
+            return file_checksum(self.file, self._digests.known)
 
     def abandon(self) -> None:
         """Let go of the file as it is."""
@@ -119,27 +125,19 @@ class ArrayWriter:
         if self.path.is_symlink():  # the user's own: what is written aside must be on the same disk
             self.path = self.path.resolve()
         self.kind = kind
-        if not wait:
-            remote.refresh(self.path)
-            _check_target(self.path, kind, replace)
         self.partial = _partial_of(self.path)
         self.resumable = identity is not None
         self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
+        if not wait:
+            remote.refresh(self.path)
+            _check_target(self.path, kind, replace)
         self._lock = Lock(self.path, wait=wait)
         try:
             with disk_errors(self.path):
                 remote.refresh(self.path)
                 _check_target(self.path, kind, replace)  # another process may have made it just now
                 refuse_links_out(self.path, self.path / VERSIONS)
-                if self.partial.is_symlink():  # nothing of ours
-                    self.partial.unlink()
-                self.partial.mkdir(exist_ok=True)
-                found = self._read_journal() if self.resumable else {}
-                if not found:
-                    _empty(self.partial)
-                for name in found.get("arrays", {}):  # a killed commit has moved it
-                    if not self._file(name).exists():
-                        link_or_copy(self._made(name), self._file(name))
+                found = self._resumed()
             remote.announce(self.partial)
         except BaseException:
             self._lock.release()
@@ -161,19 +159,13 @@ class ArrayWriter:
         failed_for_good = isinstance(error, LargeGTError) and not isinstance(error, DiskError)
         if error is None or failed_for_good or not self.resumable:
             shutil.rmtree(self.partial, ignore_errors=True)
-            self._leave_url()
+            if (url := remote.url_of(self.partial)) is not None:
+                with suppress(LargeGTError):  # no reason to fail
+                    remote.remove(url)
         self._lock.release()
         if isinstance(error, OSError):
             with disk_errors(self.path):
                 raise error
-
-    def restart(self) -> None:
-        """Forget everything that was written."""
-        for array in self._growing.values():
-            array.abandon()
-        self._growing.clear()
-        self._arrays, self._rows, self.state = {}, {}, {}
-        _empty(self.partial)
 
     def commit(self, **state: Any) -> None:
         """What is written until now counts: a killed run goes on from here, with `state` as it is now."""
@@ -192,16 +184,16 @@ class ArrayWriter:
 
     def array(self, name: str) -> Array:
         """A whole array, mapped."""
+        entry = self._arrays[name]
         with disk_errors(self.path):
-            return np.load(self._made(name), mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+            return mapped(self._made(name), entry["shape"], entry["dtype"])
 
     def save(self, name: str, array: Array, dtype: str | None = None) -> None:
         """Write a whole array. `dtype` names what the bits stand for when NumPy cannot (`bfloat16`)."""
         array = np.asarray(array)
-        with disk_errors(self.path, array.nbytes):
-            self._file(name).unlink(missing_ok=True)
-            np.save(self._file(name), array, allow_pickle=False)
-        self._note(name, array.shape, dtype or array.dtype.name)
+        self._rows.pop(name, None)
+        self.grow(name, dtype or array.dtype.name, array.shape[1:]).append(array)
+        self.close(name)
 
     def grow(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayAppender:
         """An array to be written row by row; it stands where the last commit of an earlier run left it."""
@@ -212,10 +204,11 @@ class ArrayWriter:
     def close(self, name: str) -> None:
         """The growing array `name` is whole now."""
         array = self._growing.pop(name)
-        array.close()
+        checksum = array.close()
         self._rows.pop(name, None)
-        self._note(name, array.shape, array.dtype)
-        self._arrays[name]["checksum"] = file_checksum(self._file(name), array.digests.known)
+        self._arrays[name] = {
+            "shape": list(array.shape), "dtype": array.dtype, "checksum": checksum, "bytes": array.num_bytes,
+        }  # fmt: skip
 
     def drop(self, name: str) -> None:
         """Remove an array: scratch that has served, or a result that is not wanted after all."""
@@ -238,73 +231,58 @@ class ArrayWriter:
         self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None,
         notes: Mapping[str, Any] | None = None, newest: bool = True,
     ) -> str:  # fmt: skip
-        """Compute checksums and commit; the fingerprint of the version.
+        """Commit; the fingerprint of the version.
 
         `identity` is what the fingerprint is made of; without it, `meta` and the arrays' checksums are. `notes` go into
         the manifest too; neither they nor arrays that they name are part of the fingerprint. Without `newest` the
         version is added beside the newest one instead of replacing it.
         """
-        show = progress or silent
+        if identity is None:
+            unnamed = (notes or {}).get("arrays", ())
+            identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
+        for name, entry in self._arrays.items():
+            entry["file"] = array_file(name, entry["checksum"])
+        manifest = {
+            "format": f"largegt-{self.kind}",
+            "version": FORMAT_VERSION,
+            "fingerprint": fingerprint(identity),
+            "meta": dict(meta),
+            "arrays": self._arrays,
+            **({"notes": dict(notes)} if notes else {}),
+        }
         with disk_errors(self.path):
-            self._hash(show)
-            if identity is None:
-                unnamed = (notes or {}).get("arrays", ())
-                identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
-            manifest = {
-                "format": f"largegt-{self.kind}",
-                "version": FORMAT_VERSION,
-                "fingerprint": fingerprint(identity),
-                "meta": dict(meta),
-                "arrays": self._arrays,
-                **({"notes": dict(notes)} if notes else {}),
-            }
-            text = sealed(manifest)
             self.commit(committing=manifest["fingerprint"])  # with the file names, before any array moves
             self.path.mkdir(exist_ok=True)
-            self._place(show)
+            self._place(progress or silent)
             if newest:
                 self._keep_version()
             name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
             (self.path / name).parent.mkdir(exist_ok=True)
             sync(self.path)
             if (url := remote.url_of(self.path / name)) is not None:  # the commit is there, and this is a copy
-                (self.partial / MANIFEST).write_text(text, encoding="utf-8")
+                (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
                 remote.put(self.partial / MANIFEST, url)
-            write_text_atomically(self.path / name, text, durable=True)
+            write_text_atomically(self.path / name, sealed(manifest), durable=True)
             sync((self.path / name).parent)
             sync(self.path.parent)
         return str(manifest["fingerprint"])
-
-    def _hash(self, show: Progress) -> None:
-        """Complete the entries of all arrays, and see them to the disk."""
-        made = {name: self._made(name) for name in self._arrays}
-        total, done = sum(file.stat().st_size for file in made.values()), 0
-        for name, file in made.items():
-            show("checksums", done, total)
-            entry = self._arrays[name]
-            entry["bytes"] = file.stat().st_size
-            if "checksum" not in entry:
-                entry["checksum"] = file_checksum(file)
-                self.commit()
-            entry["file"] = array_file(name, entry["checksum"])
-            sync(file)
-            done += entry["bytes"]
-        show("checksums", total, total)
 
     def _place(self, show: Progress) -> None:
         """Move the arrays into the folder, and upload what this work has not uploaded yet."""
         total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
         uploaded: list[str] = self.state.setdefault("uploaded", [])
         for name, entry in self._arrays.items():
+            show("commit", done, total)
             file = self.path / entry["file"]
             if self._file(name).exists():
+                sync(self._file(name))
                 os.replace(self._file(name), file)
             if entry["file"] not in uploaded and remote.url_of(file) is not None:
-                show("upload", done, total)
                 remote.upload(file)
                 uploaded.append(entry["file"])
                 self.commit()
             done += entry["bytes"]
+        show("commit", total, total)
 
     def _keep_version(self) -> None:
         """Give the manifest that is about to be replaced a second name, under which its readers' locks are found."""
@@ -319,12 +297,6 @@ class ArrayWriter:
             sync(kept.parent)
         remote.upload(kept)
 
-    def _leave_url(self) -> None:
-        """Remove what work in the making has left at the URL. That it cannot be removed is no reason to fail."""
-        if (url := remote.url_of(self.partial)) is not None:
-            with suppress(LargeGTError):
-                remote.remove(url)
-
     def _file(self, name: str) -> Path:
         return self.partial / f"{name}.npy"
 
@@ -332,17 +304,29 @@ class ArrayWriter:
         """A whole array: in the partial folder, or in its place already."""
         return self._file(name) if self._file(name).exists() else self.path / str(self._arrays[name].get("file"))
 
-    def _note(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        self._arrays[name] = {"shape": list(shape), "dtype": dtype}
+    def _resumed(self) -> dict[str, Any]:
+        """The journal of an earlier run of the same work, whose partial folder is kept; else empty, and so is the
+        partial folder."""
+        journal = self._read_journal() if self.resumable else {}
+        if not journal:
+            if self.partial.is_symlink():  # nothing of ours
+                self.partial.unlink()
+            elif self.partial.exists():
+                shutil.rmtree(self.partial)
+            self.partial.mkdir()
+        for name in journal.get("arrays", {}):  # a killed commit has moved it
+            if not self._file(name).exists():
+                link_or_copy(self._made(name), self._file(name))
+        return journal
 
     def _read_journal(self) -> dict[str, Any]:
-        """The journal of an earlier run of the same work; empty when a file that it names is missing."""
+        """Empty for other work, or when a file that the journal names is missing."""
         try:
             journal = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
             same = all(journal[key] == value for key, value in self._journal.items())
             self._arrays = journal["arrays"]
             plain = all(name.isidentifier() for name in (*self._arrays, *journal["rows"]))
-            plain &= not any(file.is_symlink() for file in self.partial.rglob("*"))
+            plain &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))
             placed = [entry["file"] for entry in self._arrays.values() if "file" in entry]
             plain &= all(ARRAY_FILE.fullmatch(file) and not (self.path / file).is_symlink() for file in placed)
             there = plain and all(self._made(name).is_file() for name in self._arrays)
@@ -353,22 +337,21 @@ class ArrayWriter:
 
 
 def remove_leftovers(path: Path, kind: str) -> None:
-    """Remove what a process left that was killed after its commit: its lock file and its partial folder."""
+    """Remove what a process left that was killed after its commit: its lock file, and its partial folder unless it has
+    a journal of other work to resume."""
     partial = _partial_of(path)
     remove_stale(path)
-    if partial.is_dir() and not partial.is_symlink():
-        with suppress(LargeGTError), Lock(path):
-            if _is_committed(partial, read_manifest(path, kind)):
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_committed(partial: Path, newest: dict[str, Any]) -> bool:
-    """Whether nothing is lost with a partial folder: this is its version, or it has no journal to resume from."""
-    try:
-        journal = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))
-        return bool(journal["state"].get("committing") == newest["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return True
+    if partial.is_symlink() or not partial.is_dir():
+        return
+    with suppress(LargeGTError), Lock(path):
+        newest = read_manifest(path, kind)["fingerprint"]
+        try:
+            journal = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))
+            is_other = journal["state"].get("committing") != newest
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            is_other = False
+        if not is_other:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _partial_of(path: Path) -> Path:
@@ -383,7 +366,12 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
     if not replace:
         remove_leftovers(path, kind)
         raise ExistsError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
-    if not _replaceable(path, kind):
+    try:
+        with open(path / MANIFEST, "rb") as stream:
+            is_ours = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # also when it is damaged elsewhere
+    except OSError:
+        is_ours = False
+    if not is_ours:
         raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")
 
 
@@ -393,40 +381,9 @@ def _is_unfinished(path: Path) -> bool:
     return all(ARRAY_FILE.fullmatch(name) or name.startswith(f".{MANIFEST}.partial-") for name in names)
 
 
-def _replaceable(path: Path, kind: str) -> bool:
-    try:
-        read_manifest(path, kind)
-    except FormatError:  # damaged ones are ours too
-        return path.is_dir() and _says(path / MANIFEST, f'"largegt-{kind}"')
-    return True
-
-
-def _says(file: Path, word: str) -> bool:
-    try:
-        with open(file, "rb") as stream:
-            return word.encode() in stream.read(1 << 16)
-    except OSError:
-        return False
-
-
-def _empty(folder: Path) -> None:
-    """Remove everything in it."""
-    for file in folder.iterdir():
-        if file.is_dir() and not file.is_symlink():
-            shutil.rmtree(file, ignore_errors=True)
-        else:
-            file.unlink()
-
-
 def _boot() -> str:
     """Names this run of the system: after a power cut, what a journal promises may never have reached the disk."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _mapped(file: Path, dtype: Any, shape: tuple[int, ...]) -> Array:
-    if not math.prod(shape):
-        return np.zeros(shape, dtype=dtype)
-    return np.memmap(file, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=shape)

@@ -1,13 +1,9 @@
 """Checksums: whether the bytes on disk are those that were written.
 
-Enters: files of ours and the checksums noted when they were written. Leaves: nothing, or a reason why a file differs.
-Cost: XXH3 hashes faster than memory gives (21 GB/s on one core here), so a check costs what reading costs; an array
-that grows is hashed as it is written.
-
 A checksum is `xxh3:` and 32 hex digits: XXH3-128 over the XXH3-128 digests of a file's blocks of 64 MiB, so that all
-cores can share a file and a writer need not read it again. It finds accidents. An attacker can write fitting checksums:
-what comes from others is looked at as well (`array_folder.py`: names, sizes; `data/store.py`, `prepare/prepared.py`:
-numbers that point into other arrays).
+cores can share a file and a writer need not read it again. A check costs what reading costs. It finds accidents, not
+attacks: what comes from others is looked at as well (`array_folder.py`: names, sizes; `data/store.py`,
+`prepare/prepared.py`: numbers that point into other arrays).
 
 What is found when:
   on opening     all of a manifest; of each array that it is there, its size, type and shape, and every byte up to 1 MiB
@@ -21,14 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -36,7 +30,7 @@ import xxhash
 
 from ..errors import FormatError, first_line
 from ..threads import run_ranges
-from ..types import PathLike
+from ..types import Array, PathLike
 from . import remote
 
 BLOCK_BYTES = 1 << 26
@@ -44,15 +38,11 @@ SMALL_BYTES = 1 << 20
 """Files up to this size are checked when their folder is opened."""
 USED_BYTES = 1 << 26
 """Files up to this size are checked when they are first used."""
-MOST_JSON_BYTES = 1 << 28
+_MOST_JSON_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
+_RANGE_ROWS = 1 << 22
 _PREFIX = "xxh3:"
 _LONGEST_HEADER = 10_000
-_PLAIN_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00\x76\x00\{'descr': '([<|][biuf][1248])', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\)(?:, )?\} *\n"
-)
-"""The first 128 bytes of a plain array, as NumPy and we write them."""
 
 _checked: set[tuple[Any, ...]] = set()
 
@@ -68,7 +58,7 @@ class Damage:
         return f"{self.file} {self.reason}"
 
 
-# whole files ----------------------------------------------------------------------------------------------------
+# whole files
 
 
 class BlockDigests:
@@ -92,15 +82,12 @@ class BlockDigests:
                 self._hasher, self._whole = xxhash.xxh3_128(), True
 
 
-def file_checksum(
-    path: PathLike, known: Mapping[int, bytes] | None = None, look: Callable[[int, memoryview], None] | None = None
-) -> str:
-    """The checksum of a file, its blocks read on all cores; those that are `known` are not read. `look(offset, bytes)`
-    sees every piece that is read."""
+def file_checksum(path: PathLike, known: Mapping[int, bytes] | None = None) -> str:
+    """The checksum of a file, its blocks read on all cores; those whose digests are `known` are not read."""
     done = known or {}
 
     def digest_of(low: int, high: int) -> bytes:
-        return done.get(low // BLOCK_BYTES) or _digest(path, low, high, look)
+        return done.get(low // BLOCK_BYTES) or _digest(path, low, high)
 
     return _joined(digest_of, os.path.getsize(path))
 
@@ -137,71 +124,45 @@ def _joined(digest_of: Callable[[int, int], bytes], size: int) -> str:
     return _PREFIX + whole.hexdigest()
 
 
-def _digest(path: PathLike, low: int, high: int, look: Callable[[int, memoryview], None] | None) -> bytes:
+def _digest(path: PathLike, low: int, high: int) -> bytes:
     hasher = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(min(_READ_BYTES, high - low)))
     with open(path, "rb", buffering=0) as stream:
         stream.seek(low)
-        while low < high and (count := _filled(stream, buffer[: high - low])):
-            hasher.update(buffer[:count])
-            if look is not None:
-                look(low, buffer[:count])
-            low += count
+        while low < high and (piece := stream.read(min(_READ_BYTES, high - low))):
+            hasher.update(piece)
+            low += len(piece)
     return hasher.digest()
 
 
-def _filled(stream: Any, buffer: memoryview) -> int:
-    """Read until the buffer is full or the file ends; how many bytes that were."""
-    at = 0
-    while at < len(buffer) and (count := stream.readinto(buffer[at:])):
-        at += count
-    return at
-
-
-class Range:
-    """The least and the largest number of a `.npy` file, seen while it is hashed."""
-
-    def __init__(self, file: Path) -> None:
-        with open(file, "rb") as stream:
-            _, _, self._dtype = npy_header(stream)
-            self._start = stream.tell()
-        self._seen: list[tuple[int, int]] = []
-
-    def look(self, at: int, piece: memoryview) -> None:
-        data = piece[max(0, self._start - at) :]
-        if len(data):
-            numbers = np.frombuffer(data[: len(data) - len(data) % self._dtype.itemsize], dtype=self._dtype)
-            self._seen.append((int(numbers.min()), int(numbers.max())))
-
-    def fault(self, below: int) -> str | None:
-        """What is wrong if every number must be at least 0 and less than `below`."""
-        if self._start % self._dtype.itemsize:
-            return "begins with a header of an odd length"
-        low, high = min((pair[0] for pair in self._seen), default=0), max((pair[1] for pair in self._seen), default=-1)
-        return (
-            None if low >= 0 and high < below else f"holds numbers from {low} to {high}, 0 to {below - 1} are possible"
-        )
-
-
-def mismatch(file: Path, num_bytes: int, checksum: str, below: int | None = None) -> str | None:
-    """How a file differs from what was noted of it, or None. With `below`, it is an array of whole numbers, all at
-    least 0 and less than that. One that was found right is not read again by this process unless it was written to
-    since."""
+def mismatch(file: Path, num_bytes: int, checksum: str) -> str | None:
+    """How a file differs from what was noted of it, or None. One that was found right is not read again by this
+    process unless it was written to since."""
     try:
         facts = file.stat()
         if facts.st_size != num_bytes:
             return f"has {facts.st_size} bytes, {num_bytes} were written"
-        key = (str(file), facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, checksum, below)
-        if key in _checked:
-            return None
-        seen = None if below is None else Range(file)
-        if file_checksum(file, look=None if seen is None else seen.look) != checksum:
+        key = (str(file), facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, checksum)
+        if key not in _checked and file_checksum(file) != checksum:
             return "does not match its checksum"
-        if seen is not None and below is not None and (fault := seen.fault(below)) is not None:
-            return fault
     except FileNotFoundError:
         return "is missing"
     _checked.add(key)
+    return None
+
+
+def outside(array: Array, below: int, checksum: str) -> str | None:
+    """What is wrong if every number of an array must be at least 0 and less than `below`, or None. Looked at once in a
+    process for each checksum."""
+    if (checksum, below) in _checked:
+        return None
+
+    def extremes(low: int, high: int) -> tuple[int, int]:
+        return int(array[low:high].min()), int(array[low:high].max())
+
+    for low, high in run_ranges(extremes, [*range(0, len(array), _RANGE_ROWS), len(array)] if array.size else []):
+        if low < 0 or high >= below:
+            return f"holds numbers from {low} to {high}, 0 to {below - 1} are possible"
+    _checked.add((checksum, below))
     return None
 
 
@@ -210,7 +171,7 @@ def is_checker() -> bool:
     return os.environ.get("LARGEGT_CHECK") != "open" and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-# small JSON files that carry their own checksum -------------------------------------------------------------------
+# small JSON files that carry their own checksum
 
 
 def canonical(tree: Any) -> bytes:
@@ -239,9 +200,9 @@ def read_object(file: Path, advice: str, opened: IO[bytes] | None = None) -> dic
     """The object in a JSON file, which may be `opened` already."""
     try:
         with nullcontext(opened) if opened is not None else open(file, "rb") as stream:
-            raw = stream.read(MOST_JSON_BYTES + 1)
-        if len(raw) > MOST_JSON_BYTES:
-            raise FormatError(f"{file} has more than {MOST_JSON_BYTES} bytes, too many for what it is; {advice}")
+            raw = stream.read(_MOST_JSON_BYTES + 1)
+        if len(raw) > _MOST_JSON_BYTES:
+            raise FormatError(f"{file} has more than {_MOST_JSON_BYTES} bytes, too many for what it is; {advice}")
         tree = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{file} cannot be read ({first_line(error)}); {advice}") from error
@@ -256,7 +217,7 @@ def check_seal(tree: dict[str, Any], file: Path, advice: str) -> None:
         raise FormatError(f"{file} does not match its checksum: it was damaged or changed; {advice}")
 
 
-# what a file says of itself before it is read --------------------------------------------------------------------
+# headers of .npy files
 
 
 def npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -269,33 +230,3 @@ def npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if any(side < 0 for side in shape):
         raise ValueError(f"its shape {shape} is impossible")
     return tuple(shape), bool(fortran), dtype
-
-
-def _plain_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """As `npy_header`, for files of a plain array; None, and nothing is read, for others. NumPy builds a syntax tree of
-    the header, which CPython 3.11 cannot do safely in several threads at once."""
-    plain = _PLAIN_HEADER.fullmatch(stream.read(128))
-    if plain is None:
-        stream.seek(0)
-        return None
-    shape = tuple(int(side) for side in plain[3].decode().split(",") if side.strip())
-    return shape, plain[2] == b"True", np.dtype(plain[1].decode())
-
-
-def npy_fault(file: Path, shape: Iterable[int], dtype: str) -> str | None:
-    """How a `.npy` file's header or size differs from what it is to hold, or None. Reads the header alone."""
-    try:
-        with open(file, "rb") as stream:
-            found, fortran, kind = _plain_header(stream) or npy_header(stream)
-            size, expected = os.fstat(stream.fileno()).st_size, stream.tell() + math.prod(found) * kind.itemsize
-    except FileNotFoundError:
-        return "is missing"
-    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError, TypeError) as error:
-        return f"is no array ({first_line(error)})"
-    if list(found) != list(shape):
-        return f"has shape {list(found)}, its manifest says {list(shape)}"
-    if fortran or kind.hasobject or kind.name != ("uint16" if dtype == "bfloat16" else dtype):
-        return f"holds {kind.name}{' by columns' if fortran else ''}, its manifest says {dtype}"
-    if size != expected:
-        return f"has {size} bytes, its header promises {expected}"
-    return None

@@ -18,7 +18,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import InputError, disk_errors
+from ..errors import DiskError, InputError, disk_errors
 from ..types import PathLike
 
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
@@ -48,7 +48,13 @@ class Lock:
         self._descriptor = -1
         with disk_errors(path):
             self._descriptor = self._locked(path, doing, wait)
-            self._describe()
+            facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            try:
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, json.dumps(facts).encode(), 0)
+            except OSError:  # a full disk
+                self.release()
+                raise
 
     def __enter__(self) -> Lock:
         return self
@@ -83,16 +89,6 @@ class Lock:
                 os.close(descriptor)
                 raise
 
-    def _describe(self) -> None:
-        """Write who holds it."""
-        facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(facts).encode(), 0)
-        except OSError:  # a full disk
-            self.release()
-            raise
-
     def release(self) -> None:
         """Let the next process in. A second call does nothing."""
         if self._descriptor < 0:
@@ -101,34 +97,21 @@ class Lock:
             self.file.unlink(missing_ok=True)  # while it is held: who has opened it already sees that it is gone
         os.close(self._descriptor)
         self._descriptor = -1
-        for parent in self._made:
-            try:
+        with suppress(OSError):  # not empty
+            for parent in self._made:
                 parent.rmdir()
-            except OSError:
-                return
 
 
 def check_free(path: PathLike, doing: str = "writing") -> None:
-    """Refuse what another process holds now, without taking it: an error before any work. The file that a killed
-    process has left is removed."""
-    path = Path(path)
-    file = _lock_file(path)
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        _lock(descriptor, path, doing)
-        if _is_at(descriptor, file):
-            with suppress(OSError):  # a read-only folder
-                file.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
+    """Refuse what another process holds now: an error before any work. The file that a killed process has left is
+    removed."""
+    if _lock_file(Path(path)).exists():
+        Lock(path, doing).release()
 
 
 def remove_stale(path: PathLike) -> None:
-    """Remove the lock file of a process that was killed."""
-    with suppress(HeldError):
+    """Remove the lock file of a process that was killed, where that can be done."""
+    with suppress(HeldError, DiskError, OSError):
         check_free(path)
 
 
@@ -150,19 +133,14 @@ def _lock(descriptor: int, path: Path, doing: str) -> None:
                 return
         if attempt:
             time.sleep(_GLANCE_S)
-    raise HeldError(
-        f"another process ({_holder(descriptor)}) is {doing} {path}: wait for it or stop it, then run the same command "
-        "again"
-    )
-
-
-def _holder(descriptor: int) -> str:
-    """`pid 4711 on host, since 2030-01-31 12:00:00`, as far as the file says so."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
-        return f"pid {said['pid']} on {said['host']}, since {said['since']}"
+        holder = f"pid {said['pid']} on {said['host']}, since {said['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "it has just begun"
+        holder = "it has just begun"
+    raise HeldError(
+        f"another process ({holder}) is {doing} {path}: wait for it or stop it, then run the same command again"
+    )
 
 
 def _is_at(descriptor: int, file: Path) -> bool:

@@ -24,7 +24,7 @@ _AROUND_BYTES = 1 << 16
 """A single row comes with its surroundings: who searches an array asks for some of them next."""
 _GAP_BYTES = 1 << 18
 """Rows that lie closer together come in one request."""
-_HEADER_BYTES = 128
+HEADER_BYTES = 128
 
 
 class RemoteArray:
@@ -161,7 +161,7 @@ def window(array: Any, first: int, last: int) -> Array:
 
 def _data_offset(url: str) -> int:
     """Where the data of a `.npy` file begin."""
-    (head,) = read(url, 0, _HEADER_BYTES)
+    (head,) = read(url, 0, HEADER_BYTES)
     if head[:6] != b"\x93NUMPY":
         raise FormatError(f"{url} is no .npy file: it was damaged or changed; make it again")
     wide = head[6] > 1
