@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.baselines.mlp import MLP
+from largegt.baselines.feature_models import MLP
 from largegt.config import Config, ModelConfig, TrainConfig
 from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT

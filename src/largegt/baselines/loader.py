@@ -1,10 +1,8 @@
-"""Batches for the models that draw neighbours themselves, with the manners of tokens/loader.py.
+"""Batches for the models that draw neighbours themselves, with the interface of tokens/loader.py.
 
 Enters: rows of a Prepared whose token table holds the features of every node (row = node number), and the graph.
-Leaves: NeighborBatches (message passing), NeighborhoodBatches (GOAT) or AdjacencyBatches (LINKX), the next ones drawn
-while this one is used. Order and draws are a function of (seed, epoch, node).
-
-The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
+Leaves: batches (batch.py), the next ones drawn while this one is used. Order and draws are a function of (seed, epoch,
+node). The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
 """
 
 from __future__ import annotations
@@ -26,10 +24,8 @@ from ..threads import num_threads, run_ahead
 from ..tokens.loader import Aside, shuffled
 from ..tokens.table import TokenTable
 from ..types import Array
-from .goat import NeighborhoodBatch
-from .linkx import AdjacencyBatch
-from .message_passing import NeighborBatch
-from .neighbors import NeighborSampler, neighborhoods
+from .batch import AdjacencyBatch, NeighborBatch, NeighborhoodBatch
+from .neighbors import NeighborSampler
 
 _GPU_SHARE = 0.25
 _SCORING = 1 << 40
@@ -93,35 +89,36 @@ class NeighborLoader:
     def gather(self, rows: Tensor, epoch: int) -> Any:
         """The batch of these rows of the table, on the loader's device."""
         at = rows.to(self.table.device)
-        nodes = self.table.nodes[at].long()
-        labels = self.table.labels[at]
+        nodes, labels = self.table.nodes[at].long(), self.table.labels[at]
         shared = {
             "nodes": nodes,
             "positions": self.table.positions_np[at],
             "labels": labels if labels.is_floating_point() else labels.long(),
         }
-        batch: Any
+        seeds = nodes.to(self.sampler.device)
+        batch: NeighborBatch | NeighborhoodBatch | AdjacencyBatch
         if self.reads == "sample":
-            sample = self.sampler.sample(nodes.to(self.sampler.device), epoch)
+            sample = self.sampler.sample(seeds, epoch)
             batch = NeighborBatch(features=self.features(sample.nodes), blocks=sample.blocks, **shared)
         elif self.reads == "neighborhoods":
-            found = neighborhoods(self.sampler, nodes.to(self.sampler.device), epoch)
-            batch = NeighborhoodBatch(
-                features=self.features(found.nodes), member=found.member, distance=found.distance, **shared
-            )
+            around, member, distance = self.sampler.neighborhoods(seeds, epoch)
+            batch = NeighborhoodBatch(features=self.features(around), member=member, distance=distance, **shared)
+        elif self.reads == "adjacency":
+            indptr, neighbors = self.sampler.draw(seeds, 0, 0)
+            own = self._own_features(at)
+            batch = AdjacencyBatch(features=own, neighbors_indptr=indptr, neighbors=neighbors, **shared)
         else:
-            features = self.table.tokens_of(self.table.local_rows_of(at, 1))[:, 0]
-            if self.reads == "adjacency":
-                indptr, neighbors = self.sampler.draw(nodes.to(self.sampler.device), 0, 0)
-                batch = AdjacencyBatch(features=features, neighbors_indptr=indptr, neighbors=neighbors, **shared)
-            else:
-                member = torch.arange(len(at))[:, None]
-                batch = NeighborhoodBatch(
-                    features=features, member=member, distance=torch.zeros_like(member, dtype=torch.int8), **shared
-                )
+            member = torch.arange(len(at))[:, None]
+            distance = torch.zeros_like(member, dtype=torch.int8)
+            own = self._own_features(at)
+            batch = NeighborhoodBatch(features=own, member=member, distance=distance, **shared)
         return batch.to(self.device, non_blocking=True)
 
     def features(self, nodes: Tensor) -> Tensor:
         """[u, d] features of these nodes, on the loader's device."""
         rows = nodes.to(self.table.device)[:, None]
         return self.table.tokens_of(rows).view(len(nodes), -1, self.table.width)[:, 0]
+
+    def _own_features(self, rows: Tensor) -> Tensor:
+        """[b, d] features of these rows themselves."""
+        return self.table.tokens_of(self.table.local_rows_of(rows, 1))[:, 0]

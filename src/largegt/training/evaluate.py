@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..baselines.layerwise import layerwise
 from ..baselines.loader import NeighborLoader
-from ..baselines.message_passing import MessagePassing, layerwise
+from ..baselines.message_passing import MessagePassing
 from ..config import TrainConfig
 from ..errors import ConfigError, InputError
 from ..io.remote import shown

@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..baselines.feature_models import MLP, SGC, SIGN
 from ..baselines.gat import GAT
 from ..baselines.goat import GOAT
 from ..baselines.graphsage import GraphSAGE
 from ..baselines.gt_sparse import GTSparse
 from ..baselines.linkx import LINKX
 from ..baselines.loader import NeighborLoader
-from ..baselines.mlp import MLP
 from ..baselines.nagphormer import NAGphormer
-from ..baselines.sgc import SGC
-from ..baselines.sign import SIGN
 from ..config import ModelConfig, TrainConfig
 from ..data.store import GraphStore
 from ..errors import ConfigError
