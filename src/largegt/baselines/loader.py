@@ -8,11 +8,10 @@ node). The graph lies on a GPU where it fits there and draws on it; otherwise th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +19,8 @@ from ..data.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks
-from ..threads import num_threads, run_ahead
-from ..tokens.loader import Aside, shuffled
+from ..threads import num_threads
+from ..tokens.loader import cut, gathered_ahead
 from ..tokens.table import TokenTable
 from ..types import Array
 from .batch import AdjacencyBatch, NeighborBatch, NeighborhoodBatch
@@ -65,26 +64,9 @@ class NeighborLoader:
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Any]:
         """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
-        if seed is not None:
-            rows = shuffled(rows, seed, epoch)
-        if not len(rows):
-            return
-        drawn = _SCORING + self.draw if seed is None else epoch
-        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
-        if seed is not None:
-            pieces = tuple(self.ranks.part(piece) for piece in pieces)
-        aside = Aside(self.device)
+        gather = partial(self.gather, epoch=_SCORING + self.draw if seed is None else epoch)
         ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
-
-        def make(piece: Tensor) -> Any:
-            return aside.make(lambda rows: self.gather(rows, drawn), piece)
-
-        try:
-            with closing(run_ahead(make, pieces, ahead)) as made:
-                for batch, whole in made:
-                    yield aside.take(batch, whole)
-        finally:
-            aside.close()
+        yield from gathered_ahead(gather, cut(rows, batch_size, self.ranks, seed, epoch), self.device, ahead)
 
     def gather(self, rows: Tensor, epoch: int) -> Any:
         """The batch of these rows of the table, on the loader's device."""

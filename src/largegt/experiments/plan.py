@@ -151,9 +151,13 @@ def main_metric(run: Run) -> str:
     return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
 
 
+class _CurveEntry(Entry):
+    epoch: int
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Entries of a JSON-lines file; none where there is no file."""
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [parse_metrics(file, line, Entry) for line in lines]
+    return [parse_metrics(file, line, _CurveEntry) for line in lines]

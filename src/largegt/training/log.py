@@ -21,27 +21,25 @@ Scores = dict[str, Number]
 
 
 class Entry(BaseModel):
-    """An entry of metrics.jsonl that must have the fields of the class; others are numbers or text."""
+    """An entry of a metrics file that must have the fields of its class; others are numbers, text or scores."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Number | str | Scores | None]
-    epoch: int
 
 
 class EpochEntry(Entry):
-    """What a training writes of an epoch."""
+    """A line of metrics.jsonl."""
 
+    epoch: int
     train: Scores
     valid: Scores
     train_s: Number
     elapsed_s: Number
 
 
-class FinalEntry(BaseModel):
-    """What metrics.json holds."""
+class FinalEntry(Entry):
+    """metrics.json."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, Number | str | Scores | None]
     model: str
     dataset: str
     seed: int
@@ -57,7 +55,7 @@ class FinalEntry(BaseModel):
     test: Scores
 
 
-def parse_metrics(file: Path, text: str, kind: type[BaseModel]) -> dict[str, Any]:
+def parse_metrics(file: Path, text: str, kind: type[Entry]) -> dict[str, Any]:
     """The entry in `text`, a line or the whole of `file`."""
     try:
         entry: dict[str, Any] = json.loads(text)

@@ -132,7 +132,7 @@ class Run:
             ) from error
 
     def newest_store(self) -> GraphStore:
-        """What the store has become by appending to it; the run's own version where that has labels of its own."""
+        """The newest version of the store; the run's own version where that has labels of its own."""
         self._require_store()
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:
