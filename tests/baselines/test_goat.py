@@ -17,6 +17,7 @@ from largegt.baselines.neighbors import NeighborSampler
 from largegt.config import CodebookConfig, Config, ModelConfig
 from largegt.errors import ConfigError
 from largegt.model.node_model import DataShape
+from largegt.tokens.input_tokens import TokenBatch
 from oracles import attention, convolutions
 from oracles.goat_codebook import GOATKMeans, attend
 
@@ -226,10 +227,12 @@ def test_its_own_form_is_not_for_largegt() -> None:
         Config.from_recipe("plain", ["model.codebook.variant=goat"])
 
 
-def test_global_needs_no_members() -> None:
+def test_global_reads_tokens() -> None:
     model, batch = make_model("goat-global"), make_batch()
-    alone = replace(batch, member=batch.member[:, :1], distance=batch.distance[:, :1])
-    torch.testing.assert_close(model(alone).logits, model(batch).logits)
+    assert model.reads == "tokens"
+    own = batch.features[batch.member[:, 0]]
+    tokens = TokenBatch(batch.nodes, torch.stack([own, -own], dim=1), None, batch.positions, batch.labels)
+    torch.testing.assert_close(model(tokens).logits, model(batch).logits)
 
 
 @pytest.mark.parametrize("name", ["goat-local", "goat-full"])

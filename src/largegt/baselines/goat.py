@@ -6,7 +6,7 @@ h heads, w width of a head, s distances.
 
 Local: x = W_in H + b_in; q from the target, k and v from the members, score q·k/√w + bias[distance, head]
 − log(members at that distance), so that a distance weighs as one however many were drawn there. As in
-model/attention.py, what is linear in the members waits until they are summed, the input projection too:
+model/attention.py, what is linear in the members waits until they are summed:
 
     q_i · k_j = (W_inᵀ W_kᵀ q_i) · H_j + const
     Σ_j p_ij v_j = W_v (W_in Σ_j p_ij H_j + b_in Σ_j p_ij) + b_v Σ_j p_ij,
@@ -29,6 +29,7 @@ from ..model.codebook import NORM_EPSILON, NORM_MOMENTUM, Codebook
 from ..model.global_module import GlobalModule
 from ..model.largegt import make_norm
 from ..model.node_model import DataShape, NodeModel, NodeOutput
+from ..tokens.input_tokens import TokenBatch
 from .batch import NeighborhoodBatch
 from .message_passing import gather
 
@@ -134,8 +135,7 @@ class GOATGlobalModule(GlobalModule):
 
 
 class GOAT(NodeModel):
-    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. For goat-global a batch needs no
-    members but the targets."""
+    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. goat-global reads TokenBatches."""
 
     num_local_nodes = 1
     reads = "neighborhoods"
@@ -143,7 +143,7 @@ class GOAT(NodeModel):
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
         if config.name == "goat-global":
-            self.reads = "own"
+            self.reads = "tokens"
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None
@@ -161,13 +161,17 @@ class GOAT(NodeModel):
         )  # fmt: skip
         self.head = nn.Linear(width, shape.num_outputs)
 
-    def forward(self, batch: NeighborhoodBatch) -> NodeOutput:
+    def forward(self, batch: NeighborhoodBatch | TokenBatch) -> NodeOutput:
         parts: list[Tensor] = []
         joined = None
-        if self.local_module is not None:
-            parts.append(self.local_module(batch.features, batch.member, batch.distance))
+        if isinstance(batch, TokenBatch):
+            own_bf = batch.tokens[:, 0]
+        else:
+            own_bf = batch.features[batch.member[:, 0]]
+            if self.local_module is not None:
+                parts.append(self.local_module(batch.features, batch.member, batch.distance))
         if self.global_module is not None:
-            global_bd, joined = self.global_module(batch.features[batch.member[:, 0]], batch.positions)
+            global_bd, joined = self.global_module(own_bf, batch.positions)
             parts.append(global_bd)
         h_bd = self.ffn(torch.cat(parts, dim=1))
         return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=joined)

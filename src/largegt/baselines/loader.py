@@ -39,7 +39,7 @@ class NeighborLoader:
     device: torch.device
     sampler: NeighborSampler
     reads: str
-    """What the model reads: sample, neighborhoods, own or adjacency."""
+    """What the model reads: sample, neighborhoods or adjacency."""
     csr: tuple[Array, Array]
     draw: int = 0
     """Which of several draws to score on."""
@@ -85,22 +85,13 @@ class NeighborLoader:
         elif self.reads == "neighborhoods":
             around, member, distance = self.sampler.neighborhoods(seeds, epoch)
             batch = NeighborhoodBatch(features=self.features(around), member=member, distance=distance, **shared)
-        elif self.reads == "adjacency":
-            indptr, neighbors = self.sampler.draw(seeds, 0, 0)
-            own = self._own_features(at)
-            batch = AdjacencyBatch(features=own, neighbors_indptr=indptr, neighbors=neighbors, **shared)
         else:
-            member = torch.arange(len(at))[:, None]
-            distance = torch.zeros_like(member, dtype=torch.int8)
-            own = self._own_features(at)
-            batch = NeighborhoodBatch(features=own, member=member, distance=distance, **shared)
+            indptr, neighbors = self.sampler.draw(seeds, 0, 0)
+            own = self.table.tokens_of(self.table.local_rows_of(at, 1))[:, 0]
+            batch = AdjacencyBatch(features=own, neighbors_indptr=indptr, neighbors=neighbors, **shared)
         return batch.to(self.device, non_blocking=True)
 
     def features(self, nodes: Tensor) -> Tensor:
         """[u, d] features of these nodes, on the loader's device."""
         rows = nodes.to(self.table.device)[:, None]
         return self.table.tokens_of(rows).view(len(nodes), -1, self.table.width)[:, 0]
-
-    def _own_features(self, rows: Tensor) -> Tensor:
-        """[b, d] features of these rows themselves."""
-        return self.table.tokens_of(self.table.local_rows_of(rows, 1))[:, 0]

@@ -59,7 +59,7 @@ class NodeModel(nn.Module):
     """How many local nodes a batch must carry; None: all that were sampled."""
     reads: str = "tokens"
     """What its batches hold: tokens, or for models that draw neighbours themselves a sample by layers, neighborhoods
-    by distance, its own features, or its row of the adjacency."""
+    by distance, or adjacency, all neighbours."""
     fanouts: tuple[int, ...] = ()
     """Neighbours to draw per hop, where it draws."""
     takes_padding = False

@@ -85,8 +85,8 @@ def train_on_ray(
 
 
 def _work(job: dict[str, Any]) -> None:
-    """What each worker does, in a process group that Ray has made. An error that is the user's to mend would be the same
-    again, so Ray does not see it."""
+    """What each worker does, in a process group that Ray has made. An error that is the user's to mend is kept from Ray,
+    which would try again."""
     try:
         store = GraphStore.open(job["store"], version=job["version"])
         train(store, build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])
