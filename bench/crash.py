@@ -279,7 +279,7 @@ def _say_phases(file: Path, pause_s: float) -> None:
     say("begin")
     import_module("largegt.progress").console_progress = progress  # type: ignore[attr-defined]
     loop, log = import_module("largegt.training.loop"), import_module("largegt.training.log")
-    within(loop, "score_rows", "validate")
+    within(import_module("largegt.training.evaluate").Scorer, "scores", "validate")
     within(loop, "save_weights", "save weights")
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop.Trainer, "finish", "final scores")

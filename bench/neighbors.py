@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from largegt.baselines.neighbors import NeighborSampler, neighborhoods
+from largegt.baselines.neighbors import NeighborSampler, TorchBackend
 from largegt.datasets.synthetic import synthesize
 from largegt.threads import num_threads, run_ahead
 
@@ -41,8 +41,11 @@ class Bench:
         self.seeds = order[: batch_size * num_batches]
         self.batches = [torch.from_numpy(batch) for batch in np.array_split(self.seeds, num_batches)]
 
-    def sampler(self, fanouts: list[int], **how: Any) -> NeighborSampler:
-        return NeighborSampler(self.indptr, self.indices, fanouts, 0, **how)
+    def sampler(self, fanouts: list[int], backend: str, device: str, threads: int = 1) -> NeighborSampler:
+        sampler = NeighborSampler(self.indptr, self.indices, fanouts, 0, device, threads)
+        if backend == "torch":
+            sampler.backend = TorchBackend(self.indptr, self.indices, torch.device(device))
+        return sampler
 
     def report(self, what: str, work: Callable[[], Iterator[Any]]) -> None:
         """The best of three rounds over all batches, after a batch to warm up."""
@@ -62,24 +65,24 @@ class Bench:
         cores = num_threads(None)
         counts = [threads for threads in (1, 2, 4, 8, 16) if threads <= cores]
         for threads in counts:
-            sampler = self.sampler(fanouts, threads=threads)
+            sampler = self.sampler(fanouts, "numba", "cpu", threads)
             self.report(f"numba, threads={threads}", lambda s=sampler: (s.sample(b).nodes for b in self.batches))
-        sampler = self.sampler(fanouts, threads=1)
+        sampler = self.sampler(fanouts, "numba", "cpu")
         for threads in counts[1:]:
             self.report(
                 f"numba, {threads} batches at once",
                 lambda s=sampler, t=threads: run_ahead(lambda b: s.sample(b).nodes, self.batches, t),
             )
         for device in devices:
-            sampler = self.sampler(fanouts, device=device, backend="torch")
+            sampler = self.sampler(fanouts, "torch", device)
             self.report(f"torch on {device}", lambda s=sampler: (s.sample(b).nodes for b in self.batches))
 
     def goat(self, fanouts: list[int], devices: list[str]) -> None:
         for backend, device in (("numba", "cpu"), *(("torch", device) for device in devices)):
-            sampler = self.sampler(fanouts, device=device, backend=backend)
+            sampler = self.sampler(fanouts, backend, device)
             self.report(
                 f"neighborhoods, {backend} on {device}",
-                lambda s=sampler: (neighborhoods(s, b).nodes for b in self.batches),
+                lambda s=sampler: (s.neighborhoods(b).nodes for b in self.batches),
             )
 
     def theirs(self, fanouts: list[int]) -> None:

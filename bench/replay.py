@@ -29,8 +29,8 @@ WAYS = {"one by one": ("no", False), "recorded": ("no", True), "compiled": ("yes
 def recording(is_on: bool) -> AbstractContextManager[Any]:
     """Whether trainings record their steps, compiled or not."""
 
-    def chosen(accelerator: Any, model: Any, optimizer: Any, head: Any, config: Any, record: bool, *others: Any) -> Any:
-        return TrainingStep(accelerator, model, optimizer, head, config, is_on, *others)
+    def chosen(accelerator: Any, state: Any, head: Any, config: Any, record: bool, *others: Any) -> Any:
+        return TrainingStep(accelerator, state, head, config, is_on, *others)
 
     return patch.object(loop, "TrainingStep", chosen)
 

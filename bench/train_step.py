@@ -35,8 +35,9 @@ import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.prepare.prepared import Prepared
 from largegt.training.accelerator import make_accelerator
+from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_loader, make_optimizer
+from largegt.training.setup import build_model, make_loader
 from largegt.training.step import TrainingStep
 
 RECIPES = {
@@ -99,9 +100,9 @@ class Bare:
         if config.train.compile == "yes":
             self.model.compile_for({config.train.batch_size, config.train.eval_batch_size})
         self.head = TaskHead.for_training(prepared, config.train)
-        self.optimizer = make_optimizer(self.model, config.train, self.device)
+        state = State.make(self.model, config.train, self.accelerator)
         record = config.train.compile == "yes"
-        self.step = TrainingStep(self.accelerator, self.model, self.optimizer, self.head, config.train, record)
+        self.step = TrainingStep(self.accelerator, state, self.head, config.train, record)
         self.loader = make_loader(prepared, self.model, config.train, self.device, config.tokens.table)
         self.rows = prepared.split_rows("train")
 

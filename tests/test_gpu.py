@@ -196,8 +196,9 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
     from largegt.training.accelerator import make_accelerator
+    from largegt.training.checkpoint import State
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_loader, make_optimizer
+    from largegt.training.setup import build_model, make_loader
     from largegt.training.step import TrainingStep
 
     config = lg.Config.from_recipe(
@@ -210,10 +211,9 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         torch.manual_seed(0)
         accelerator = make_accelerator(config.train)
         model = build_model(config.model, prepared)
-        network = accelerator.distribute(model)
-        optimizer = make_optimizer(model, config.train, accelerator.device)
+        state = State.make(model, config.train, accelerator)
         head = TaskHead.for_training(prepared, config.train)
-        step = TrainingStep(accelerator, network, optimizer, head, config.train, record)
+        step = TrainingStep(accelerator, state, head, config.train, record)
         loader = make_loader(prepared, model, config.train, accelerator.device)
         torch.manual_seed(1)
         for batch in loader.batches(prepared.split_rows("train"), 25, 0):
@@ -306,22 +306,22 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
     from largegt.training.accelerator import make_accelerator
+    from largegt.training.checkpoint import State
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_loader, make_optimizer
+    from largegt.training.setup import build_model, make_loader
     from largegt.training.step import TrainingStep
-    from largegt.training.weight_average import WeightAverage
 
     decay = 0.5
-    config = lg.Config.from_recipe("plain", ["model.hidden=32", "train.batch_size=12", "train.device=cuda"])
+    config = lg.Config.from_recipe(
+        "plain", ["model.hidden=32", "train.batch_size=12", "train.device=cuda", "train.weight_average=0.5"]
+    )
     torch.manual_seed(0)
     accelerator = make_accelerator(config.train)
     model = build_model(config.model, prepared)
-    network = accelerator.distribute(model)
-    optimizer = make_optimizer(model, config.train, accelerator.device)
+    state = State.make(model, config.train, accelerator)
     model.compile_for({12, 100})
-    average = WeightAverage(model, decay)
     head = TaskHead.for_training(prepared, config.train)
-    step = TrainingStep(accelerator, network, optimizer, head, config.train, True, average)
+    step = TrainingStep(accelerator, state, head, config.train, True)
     loader = make_loader(prepared, model, config.train, accelerator.device)
     expected = [parameter.detach().cpu().double() for parameter in model.parameters()]
     steps = 0
@@ -334,7 +334,8 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
             steps += 1
         model.eval()
         own = [parameter.detach().clone() for parameter in model.parameters()]
-        with average.in_place(), torch.no_grad():
+        assert state.average is not None
+        with state.average.in_place(), torch.no_grad():
             for found, mean in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(found.cpu().double(), mean, rtol=1e-4, atol=1e-6)
             for batch in loader.batches(prepared.split_rows("valid")[:100], 100):
@@ -346,7 +347,7 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
     assert steps > 20
     torch.cuda.set_sync_debug_mode("error")
     try:
-        average.update()
+        state.average.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -460,7 +461,7 @@ def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepare
 
 
 def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(prepared: lg.Prepared, tmp_path: Path) -> None:
-    from largegt.training import loop
+    from largegt.training.evaluate import Scorer
     from run_helpers import history, stopped_at
 
     config = lg.Config.from_recipe(
@@ -468,7 +469,7 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(prepared: lg.Pr
         ["model.hidden=32", "train.epochs=4", "train.batch_size=64", "train.device=cuda", "train.precision=16-mixed"],
     )
     alone = lg.train(prepared, config, tmp_path / "alone")
-    with stopped_at(loop, "score_rows", 3):
+    with stopped_at(Scorer, "scores", 3):
         lg.train(prepared, config, tmp_path / "run")
     lg.train(prepared, config, tmp_path / "run", resume=True)
     assert history(tmp_path / "run") == history(alone.path)

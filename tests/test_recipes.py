@@ -190,14 +190,15 @@ def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
     from largegt.baselines.gat import GAT
     from largegt.baselines.goat import GOAT
     from largegt.baselines.gt_sparse import GTSparse
+    from largegt.model.node_model import DataShape
 
     def of(name: str) -> Any:
         return Config.from_recipe(f"{dataset}-{name}").model
 
     hidden = of("goat-full").hidden
-    assert GAT(7, 3, of("gat")).layers[0].weight_hwd.shape == (4, 128, 7)
-    assert GTSparse(7, 3, of("gt-sparse")).layers[0].value.weight.shape == (4 * 128, 7)
-    goat = GOAT(7, 3, 10, 64, of("goat-full"))
+    assert GAT(DataShape(7, 3), of("gat")).layers[0].weight_hwd.shape == (4, 128, 7)
+    assert GTSparse(DataShape(7, 3), of("gt-sparse")).layers[0].value.weight.shape == (4 * 128, 7)
+    goat = GOAT(DataShape(7, 3, 10, 64), of("goat-full"))
     assert goat.local_module is not None
     assert goat.global_module is not None
     assert goat.local_module.value.weight.shape == (2 * hidden, hidden)

@@ -26,10 +26,11 @@ from largegt.inspection import inspect
 from largegt.io.checksums import sealed
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
-from largegt.training.checkpoint import load_checkpoint
+from largegt.training.accelerator import make_accelerator
+from largegt.training.checkpoint import State, load_checkpoint
 from largegt.training.loop import train
 from largegt.training.run import Run
-from largegt.training.setup import build_model, make_optimizer
+from largegt.training.setup import build_model
 
 from .cases import ACCEPTED, RIGHT, Wrong
 from .mutations import damaged, disturb, odd_value
@@ -165,8 +166,8 @@ class CheckpointTarget:
         if not file.exists():
             return
         model = build_model(self._config.model, self._prepared)
-        optimizer = make_optimizer(model, self._config.train, torch.device("cpu"))
-        progress = load_checkpoint(file, model, optimizer, torch.device("cpu"))
+        config = self._config.train
+        progress = load_checkpoint(file, State.make(model, config, make_accelerator(config)), torch.device("cpu"))
         if not isinstance(progress.epoch, int) or progress.epoch < 0:
             raise Wrong(f"an impossible number of epochs was resumed from: {progress.epoch!r}")
 

@@ -59,7 +59,7 @@ from .threads import num_threads
 from .tokens.loader import TokenLoader
 from .tokens.local_labels import LocalLabels
 from .training.accelerator import make_accelerator
-from .training.evaluate import averaged_logits
+from .training.evaluate import Scorer
 from .training.run import Run
 from .training.setup import make_loader, num_draws
 from .types import Array, PathLike
@@ -179,11 +179,8 @@ class NewNodes(TableSource):
             if self.local_labels is not None:
                 loader = replace(loader, local_labels=self._labels_of(prepared, loader.table.device))
             others = [replace(loader, table=loader.table.with_local_rows(rows, *draw)) for draw in drawn]
-            logits = [
-                part for _, part, _ in averaged_logits(
-                    self.model, [loader, *others], rows, self.config, self.head, self.accelerator
-                )
-            ]  # fmt: skip
+            scorer = Scorer(self.model, self.head, self.config, self.accelerator, loader, prepared, self.store)
+            logits = [part for _, part, _ in scorer.logits([loader, *others], rows)]
         return decided(self.head.probabilities(torch.cat(logits)), self.every).cpu().numpy()
 
     # rows as a preparation has them

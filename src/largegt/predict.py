@@ -38,10 +38,10 @@ from .ranks import Ranks
 from .streams import pinned_buffer
 from .text import quoted
 from .training.accelerator import make_accelerator
-from .training.evaluate import averaged_logits, nodes_at_once
+from .training.evaluate import Scorer, nodes_at_once
 from .training.metrics import TaskHead
 from .training.run import Run
-from .training.setup import is_worth_compiling, make_loader, with_draws
+from .training.setup import is_worth_compiling, make_loader
 from .types import Array, PathLike
 
 _SEGMENT_ROWS = 1 << 18
@@ -198,6 +198,7 @@ class Predictor(TableSource):
         place = opened.config.tokens.table  # one that was trained with its table on a GPU may predict without
         where, device_used = "auto" if place == "gpu" else place, self.accelerator.device
         self.loader = make_loader(prepared, self.model.eval(), config, device_used, where, self.store)
+        self.scorer = Scorer(self.model, self.head, config, self.accelerator, self.loader, prepared, self.store)
         at_once = nodes_at_once(self.loader, config)
         if is_worth_compiling(config, self.accelerator.device, len(self.own) // at_once):
             self.model.compile_for({at_once})
@@ -262,14 +263,12 @@ class Predictor(TableSource):
 
     def _logits_of(self, part: range) -> Iterator[Tensor]:
         rows = _cut(self.rows, part)
-        loaders = with_draws(self.loader, self.prepared, self.model, self.config, self.store, rows, self.draws)
+        loaders = self.scorer.loaders(rows, self.draws)
 
         def show(stage: str, done: int, total: int | None) -> None:
             self.show(stage, part.start - self.own.start + done, len(self.own))
 
-        for _, logits, _ in averaged_logits(
-            self.model, loaders, rows, self.config, self.head, self.accelerator, show, "predict"
-        ):
+        for _, logits, _ in self.scorer.logits(loaders, rows, show, "predict"):
             yield logits
 
     def _segments(self) -> list[range]:

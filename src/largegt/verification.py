@@ -172,8 +172,6 @@ def _run(path: Path, found: Verified, progress: Progress | None) -> None:
     if any(damage.file in (config, own) for damage in found.damaged):
         found.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
         return
-    if checksums.is_moved(path):
-        found.notes.append(f"{config} names another place of its store than was written")
     _sound(config, found, lambda: _data_of(Run.open(path), found, progress))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.goat import GOAT, GOATCodebook, GOATGlobalModule, NeighborhoodAttention, NeighborhoodBatch
-from largegt.baselines.neighbors import NeighborSampler, neighborhoods
+from largegt.baselines.batch import NeighborhoodBatch
+from largegt.baselines.goat import GOAT, GOATCodebook, GOATGlobalModule, NeighborhoodAttention
+from largegt.baselines.neighbors import NeighborSampler
 from largegt.config import CodebookConfig, Config, ModelConfig
 from largegt.errors import ConfigError
+from largegt.model.node_model import DataShape
+from largegt.tokens.input_tokens import TokenBatch
 from oracles import attention, convolutions
 from oracles.goat_codebook import GOATKMeans, attend
 
@@ -41,18 +45,17 @@ def padded(members: list[list[tuple[int, int]]], width: int) -> tuple[Tensor, Te
 
 def make_batch(width: int = 6, seed: int = 0) -> NeighborhoodBatch:
     g = torch.Generator().manual_seed(seed)
+    member, distance = padded(MEMBERS, width)
     return NeighborhoodBatch(
-        torch.tensor([10, 11, 12, 13]),
-        torch.randn(10, 5, generator=g, dtype=torch.float64),
-        *padded(MEMBERS, width),
-        torch.randn(4, 3, generator=g, dtype=torch.float64),
-        torch.tensor([0, 1, 2, 0]),
-    )
+        nodes=torch.tensor([10, 11, 12, 13]), features=torch.randn(10, 5, generator=g, dtype=torch.float64),
+        member=member, distance=distance, positions=torch.randn(4, 3, generator=g, dtype=torch.float64),
+        labels=torch.tensor([0, 1, 2, 0]),
+    )  # fmt: skip
 
 
 def make_model(name: str = "goat-full", **settings: Any) -> GOAT:
     torch.manual_seed(0)
-    model = GOAT(5, 3, 20, 3, config_of(name, **settings)).double().eval()
+    model = GOAT(DataShape(5, 3, 20, 3), config_of(name, **settings)).double().eval()
     if model.local_module is not None:
         nn.init.normal_(model.local_module.distance_bias_hs)
     return model
@@ -224,12 +227,12 @@ def test_its_own_form_is_not_for_largegt() -> None:
         Config.from_recipe("plain", ["model.codebook.variant=goat"])
 
 
-def test_global_needs_no_members() -> None:
+def test_global_reads_tokens() -> None:
     model, batch = make_model("goat-global"), make_batch()
-    alone = NeighborhoodBatch(
-        batch.nodes, batch.features, batch.member[:, :1], batch.distance[:, :1], batch.positions, batch.labels
-    )
-    torch.testing.assert_close(model(alone).logits, model(batch).logits)
+    assert model.reads == "tokens"
+    own = batch.features[batch.member[:, 0]]
+    tokens = TokenBatch(batch.nodes, torch.stack([own, -own], dim=1), None, batch.positions, batch.labels)
+    torch.testing.assert_close(model(tokens).logits, model(batch).logits)
 
 
 @pytest.mark.parametrize("name", ["goat-local", "goat-full"])
@@ -238,12 +241,12 @@ def test_over_a_sample_of_all_neighbours(name: str) -> None:
     indices = np.array([[(i - 1) % 12, (i + 1) % 12] for i in range(12)]).ravel()
     sampler = NeighborSampler(np.arange(0, 25, 2), indices, [-1, -1], seed=0)
     seeds = [4, 0, 7]
-    around = neighborhoods(sampler, seeds)
+    around = sampler.neighborhoods(torch.tensor(seeds))
     features = torch.randn(12, 5, dtype=torch.float64)
     model = make_model(name)
     batch = NeighborhoodBatch(
-        around.nodes[:3], features[around.nodes], around.member, around.distance, torch.zeros(3, 3).double(),
-        torch.zeros(3, dtype=torch.int64),
+        nodes=around.nodes[:3], features=features[around.nodes], member=around.member, distance=around.distance,
+        positions=torch.zeros(3, 3).double(), labels=torch.zeros(3, dtype=torch.int64),
     )  # fmt: skip
     found = model.local_module(batch.features, batch.member, batch.distance)  # type: ignore[misc]
     for row, i in enumerate(seeds):
@@ -268,9 +271,7 @@ def test_attention_dropout_is_right_on_average() -> None:
 def test_mixed_precision_and_every_weight_learns() -> None:
     batch = make_batch()
     model = make_model(norm="layer", dropout=0.0).float().train()
-    batch = NeighborhoodBatch(
-        batch.nodes, batch.features.float(), batch.member, batch.distance, batch.positions.float(), batch.labels
-    ).to("cpu")
+    batch = replace(batch, features=batch.features.float(), positions=batch.positions.float()).to("cpu")
     exact = model(batch).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(batch).logits
@@ -280,8 +281,3 @@ def test_mixed_precision_and_every_weight_learns() -> None:
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
         assert parameter.grad.abs().max() > 0, name
-
-
-def test_another_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a GOAT"):
-        GOAT(5, 3, 20, 3, config_of("mlp"))

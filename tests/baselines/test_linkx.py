@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.linkx import LINKX, AdjacencyBatch
+from largegt.baselines.batch import AdjacencyBatch
+from largegt.baselines.linkx import LINKX
 from largegt.config import ModelConfig
+from largegt.model.node_model import DataShape
 
 NUM_NODES = 9
 
@@ -28,13 +30,16 @@ def batch_of(nodes: list[int], adjacency: Tensor, features: Tensor) -> Adjacency
     lists = [adjacency[i].nonzero()[:, 0] for i in nodes]
     indptr = torch.from_numpy(np.cumsum([0, *map(len, lists)]))
     chosen = torch.tensor(nodes)
-    return AdjacencyBatch(chosen, features[chosen], indptr, torch.cat(lists), torch.zeros(len(nodes), 0), chosen % 3)
+    return AdjacencyBatch(
+        nodes=chosen, features=features[chosen], neighbors_indptr=indptr, neighbors=torch.cat(lists),
+        positions=torch.zeros(len(nodes), 0), labels=chosen % 3,
+    )  # fmt: skip
 
 
 def make_model(**settings: Any) -> LINKX:
     torch.manual_seed(0)
     config = ModelConfig(hidden=6).model_copy(update={"norm": "none", **settings})
-    model = LINKX(5, 3, NUM_NODES, config).double().eval()
+    model = LINKX(DataShape(5, 3, NUM_NODES), config).double().eval()
     nn.init.normal_(model.table_nd)
     return model
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines import message_passing
+from largegt.baselines.batch import NeighborBatch
 from largegt.baselines.gat import GAT, GatLayer
 from largegt.baselines.graphsage import GraphSAGE, SageLayer
 from largegt.baselines.gt_sparse import GTSparse, TransformerLayer
+from largegt.baselines.layerwise import layerwise
 from largegt.baselines.message_passing import (
     MessagePassing,
-    NeighborBatch,
     edge_weights,
     is_less_projected,
-    layerwise,
     neighbor_mean,
     over_neighbors,
 )  # fmt: skip
 from largegt.baselines.neighbors import Block, NeighborSampler
 from largegt.config import ModelConfig, TrainConfig
+from largegt.model.node_model import DataShape
 from largegt.training.setup import make_optimizer
 from oracles import convolutions as oracle
 
@@ -230,7 +232,7 @@ def test_inputs_are_projected_first_where_that_is_less_work() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_weight_decay_falls_on_every_matrix(kind: type[MessagePassing]) -> None:
     """It falls on what has two axes: a layer's weights are kept so, however many heads they are of."""
-    model = kind(50, 3, config_of())
+    model = kind(DataShape(50, 3), config_of())
     optimizer = make_optimizer(model, TrainConfig(weight_decay=0.1), torch.device("cpu"))
     spared = [p.numel() for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]]
     assert max(spared) <= 8
@@ -315,7 +317,7 @@ def graph(num_nodes: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def make_model(kind: type[MessagePassing], num_layers: int = 2, norm: str = "none", **settings: Any) -> MessagePassing:
     torch.manual_seed(1)
     config = config_of(fanouts=(-1,) * num_layers, norm=norm, **settings)
-    model = kind(6, 4, config).double().eval()  # type: ignore[call-arg, arg-type]
+    model = kind(DataShape(6, 4), config).double().eval()  # type: ignore[call-arg, arg-type]
     for module in model.norms:
         if isinstance(module, nn.BatchNorm1d):
             module.running_mean.normal_()
@@ -329,7 +331,10 @@ def whole_graph(csr: tuple[np.ndarray, np.ndarray], num_layers: int) -> tuple[Ne
     block = Block(torch.from_numpy(csr[0]), torch.from_numpy(csr[1]).long(), num_nodes)
     features = torch.randn(num_nodes, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     nodes, nothing = torch.arange(num_nodes), torch.zeros(num_nodes, 0)
-    return NeighborBatch(nodes, features, (block,) * num_layers, nothing, nodes % 4), features
+    batch = NeighborBatch(
+        nodes=nodes, features=features, blocks=(block,) * num_layers, positions=nothing, labels=nodes % 4
+    )
+    return batch, features
 
 
 def test_a_model_is_its_layers_with_activations_between() -> None:
@@ -372,9 +377,9 @@ def test_a_sample_of_all_neighbours_is_the_whole_graph(kind: type[MessagePassing
     csr = graph()
     batch, features = whole_graph(csr, 2)
     model = make_model(kind)
-    sample = NeighborSampler(*csr, [-1, -1], seed=0).sample([7, 59, 3, 20])
-    nothing = torch.zeros(4, 0)
-    part = NeighborBatch(sample.nodes[:4], features[sample.nodes], sample.blocks, nothing, batch.labels[:4])
+    seeds = torch.tensor([7, 59, 3, 20])
+    sample = NeighborSampler(*csr, [-1, -1], seed=0).sample(seeds)
+    part = replace(batch, nodes=seeds, features=features[sample.nodes], blocks=sample.blocks)
     found, expected = model(part.to("cpu")), model(batch)
     assert found.nodes.tolist() == [7, 59, 3, 20]
     torch.testing.assert_close(found.logits, expected.logits[found.nodes])
@@ -409,7 +414,7 @@ def test_a_step_changes_every_weight(kind: type[MessagePassing]) -> None:
 def test_mixed_precision(kind: type[MessagePassing]) -> None:
     batch, features = whole_graph(graph(), 2)
     model = make_model(kind, norm="layer", attention_dropout=0.0, dropout=0.0).float().train()
-    batch = NeighborBatch(batch.nodes, features.float(), batch.blocks, batch.positions, batch.labels)
+    batch = replace(batch, features=features.float())
     exact = model(batch).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(batch).logits
@@ -421,6 +426,9 @@ def test_mixed_precision(kind: type[MessagePassing]) -> None:
 # layer by layer --------------------------------------------------------------------------------------------------
 
 
+EVERYONE = np.arange(60)
+
+
 def rows_of(features: Tensor) -> Callable[[np.ndarray], Tensor]:
     return lambda nodes: features[torch.from_numpy(nodes)]
 
@@ -429,18 +437,15 @@ def rows_of(features: Tensor) -> Callable[[np.ndarray], Tensor]:
 @pytest.mark.parametrize("block_size", [1, 17, 1 << 20])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_layerwise_equals_one_block(
-    kind: type[MessagePassing], num_layers: int, block_size: int, memory: int, tmp_path: Path
-) -> None:
+def test_layerwise_equals_one_block(kind: type[MessagePassing], num_layers: int, block_size: int, memory: int) -> None:
     csr = graph()
     batch, features = whole_graph(csr, num_layers)
     model = make_model(kind, num_layers, "batch")
     expected = model(batch)
-    outputs = list(layerwise(model, csr, rows_of(features), None, block_size, memory, tmp_path))
+    outputs = list(layerwise(model, csr, rows_of(features), EVERYONE, block_size, memory))
     assert torch.cat([output.nodes for output in outputs]).tolist() == list(range(60))
     torch.testing.assert_close(torch.cat([output.logits for output in outputs]), expected.logits)
     torch.testing.assert_close(torch.cat([output.hidden for output in outputs]), expected.hidden)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("wanted", [[58], [59, 2, 30], list(range(59, -1, -2)), []])
@@ -481,7 +486,7 @@ def test_layerwise_keeps_its_bound(block_size: int, monkeypatch: pytest.MonkeyPa
     csr = graph()
     batch, features = whole_graph(csr, 2)
     model = make_model(GAT)
-    monkeypatch.setattr(message_passing, "_NODES_AT_ONCE", 7)
+    monkeypatch.setattr("largegt.baselines.layerwise._NODES_AT_ONCE", 7)
     sizes: list[int] = []
     plain = model.layer
 
@@ -491,7 +496,7 @@ def test_layerwise_keeps_its_bound(block_size: int, monkeypatch: pytest.MonkeyPa
         return plain(number, h, block)
 
     monkeypatch.setattr(model, "layer", layer)
-    found = torch.cat([output.logits for output in layerwise(model, csr, rows_of(features), None, block_size)])
+    found = torch.cat([output.logits for output in layerwise(model, csr, rows_of(features), EVERYONE, block_size)])
     monkeypatch.undo()
     torch.testing.assert_close(found, model(batch).logits)
     expected: list[int] = []
@@ -511,19 +516,20 @@ def test_layers_that_take_too_much_memory_lie_in_files(tmp_path: Path, monkeypat
     model = make_model(GraphSAGE, 4)
     one_layer = 60 * 8 * 8
     seen: dict[int, set[str]] = {}
+    plain = model.layer
 
-    def show(stage: str, done: int, total: int | None) -> None:
-        files = {file.name for file in tmp_path.glob("*/*")}
-        seen.setdefault(int(stage.split()[1]), set()).update(files)
-        assert 0 < done <= 60
-        assert total == 60
+    def layer(number: int, h: Tensor, block: Block) -> Tensor:
+        seen.setdefault(number, set()).update(file.name for file in tmp_path.glob("*/*"))
+        return plain(number, h, block)
 
-    list(layerwise(model, csr, rows_of(features), memory=2 * one_layer, folder=tmp_path, progress=show))
-    assert seen == {1: set(), 2: set(), 3: set(), 4: set()}
+    monkeypatch.setattr(model, "layer", layer)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    list(layerwise(model, csr, rows_of(features), EVERYONE, memory=2 * one_layer))
+    assert seen == {0: set(), 1: set(), 2: set(), 3: set()}
     seen.clear()
-    list(layerwise(model, csr, rows_of(features), memory=2 * one_layer - 1, folder=tmp_path, progress=show))
-    assert seen == {1: {"0"}, 2: {"0", "1"}, 3: {"1", "2"}, 4: {"2"}}
-    walk = layerwise(model, csr, rows_of(features), None, 5, 0, tmp_path)
+    list(layerwise(model, csr, rows_of(features), EVERYONE, memory=2 * one_layer - 1))
+    assert seen == {0: {"0"}, 1: {"0", "1"}, 2: {"1", "2"}, 3: {"2"}}
+    walk = layerwise(model, csr, rows_of(features), EVERYONE, 5, 0)
     next(walk)
     assert list(tmp_path.iterdir())
     walk.close()  # type: ignore[attr-defined]
@@ -535,6 +541,6 @@ def test_layerwise_needs_no_gradient_and_no_dropout() -> None:
     batch, features = whole_graph(csr, 2)
     model = make_model(GTSparse, dropout=0.5, attention_dropout=0.5)
     expected = model(batch).logits
-    outputs = list(layerwise(model.train(), csr, rows_of(features.requires_grad_())))
+    outputs = list(layerwise(model.train(), csr, rows_of(features.requires_grad_()), EVERYONE))
     assert not any(output.logits.requires_grad for output in outputs)
     torch.testing.assert_close(torch.cat([output.logits for output in outputs]), expected.detach())

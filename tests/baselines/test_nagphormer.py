@@ -12,6 +12,7 @@ from torch import Tensor
 
 from largegt.baselines.nagphormer import NAGphormer
 from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.model.node_model import DataShape
 from largegt.prepare.pipeline import prepare
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
@@ -22,7 +23,7 @@ from oracles import attention as oracle
 def model_of(hops: int = 2, positions: int = 3, seed: int = 0, **settings: Any) -> NAGphormer:
     torch.manual_seed(seed)
     config = ModelConfig(name="nagphormer", **{"hidden": 8, **settings})
-    return NAGphormer(5, 4, config, hops, positions).double().eval()
+    return NAGphormer(DataShape(5, 4, 0, positions, hops), config).double().eval()
 
 
 def batch_of(hops: int = 2, positions: int = 3, b: int = 6, k: int = 1) -> TokenBatch:
@@ -101,7 +102,7 @@ def test_dropout_is_the_encoders() -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_normal_init_is_as_published(num_layers: int) -> None:
-    model = NAGphormer(50, 9, ModelConfig(hidden=128, init="normal", num_layers=num_layers), 3, 20)
+    model = NAGphormer(DataShape(50, 9, 0, 20, 3), ModelConfig(hidden=128, init="normal", num_layers=num_layers))
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weights = torch.cat([m.weight.flatten() for m in linears])
     assert weights.std().item() == pytest.approx(0.02 / math.sqrt(num_layers), rel=0.05)

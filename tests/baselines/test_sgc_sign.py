@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from largegt.baselines.mlp import MLP
-from largegt.baselines.sgc import SGC
-from largegt.baselines.sign import SIGN
+from largegt.baselines.feature_models import MLP, SGC, SIGN
 from largegt.config import Config, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.model.node_model import NodeModel
+from largegt.model.node_model import DataShape, NodeModel
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
@@ -135,7 +133,8 @@ def test_zeros_behind_the_features_change_nothing(graph: Any, kind: Any) -> None
 def test_every_weight_learns(norm: Any) -> None:
     batch = TokenBatch(torch.arange(6), torch.randn(6, 4, 5), None, torch.zeros(6, 0), torch.zeros(6))
     config = CONFIG.model_copy(update={"norm": norm, "dropout": 0.0})
-    for model in (SGC(5, 3, hops=3), SIGN(5, 3, config, hops=3), MLP(5, 3, config)):
+    for kind in (SGC, SIGN, MLP):
+        model = kind(DataShape(5, 3, hops=3), config)
         output = model.train()(batch)
         assert output.logits.shape == (6, 3)
         assert output.codebook_input is None

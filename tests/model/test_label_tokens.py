@@ -20,8 +20,9 @@ from largegt.model.local_module import LocalModule, LocalNodeInputs
 from largegt.tokens.input_tokens import TokenBatch
 from largegt.tokens.loader import TokenLoader, token_batches
 from largegt.training.accelerator import make_accelerator
+from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_loader, make_optimizer
+from largegt.training.setup import build_model, make_loader
 from largegt.training.step import TrainingStep
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 
@@ -281,12 +282,11 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
         torch.manual_seed(0)
         accelerator = make_accelerator(config.train)
         model = build_model(config.model, prepared)
-        network = accelerator.distribute(model)
-        optimizer = make_optimizer(model, config.train, accelerator.device)
+        state = State.make(model, config.train, accelerator)
         if compiles and device == "cuda":
             model.compile_for({10})
         head = TaskHead.for_training(prepared, config.train)
-        step = TrainingStep(accelerator, network, optimizer, head, config.train, device == "cuda")
+        step = TrainingStep(accelerator, state, head, config.train, device == "cuda")
         loader = make_loader(prepared, model, config.train, accelerator.device)
         assert isinstance(loader, TokenLoader)
         for epoch in range(3):

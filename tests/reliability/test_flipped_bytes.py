@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,11 +24,12 @@ from largegt.io.checksums import BlockDigests, file_checksum
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.run import Run
 from largegt.verification import verify
-from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array  # noqa: F401
+from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array, stopped_at  # noqa: F401
 
 _BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
 
@@ -147,7 +149,6 @@ def test_the_place_of_the_store_may_be_changed_and_nothing_else(copy: Path) -> N
     assert Run.open(copy / "run").store().num_nodes == 150
     found = verify(copy / "run")
     assert found.damaged == []
-    assert any("another place of its store" in note for note in found.notes)
     config.write_text(config.read_text().replace("hidden = 8", "hidden = 9"))
     with pytest.raises(FormatError, match=r"delete .*checksums\.json if you changed it on purpose"):
         Run.open(copy / "run")
@@ -232,16 +233,13 @@ def test_one_process_of_a_machine_reads_large_arrays(copy: Path, monkeypatch: py
         GraphStore.open(copy / "g").check(features=True)
 
 
-def test_a_killed_write_leaves_a_run_that_is_sound(copy: Path) -> None:
-    """The note of what a file is about to be is there before the file is: the old one is still right."""
-    from largegt.training import checksums
-
+@pytest.mark.parametrize("call", [2, 3])
+def test_a_killed_write_leaves_a_run_that_is_sound(copy: Path, call: int) -> None:
+    """Before a file takes its place, and just after: what it was and what it is about to be are both right."""
     run = copy / "run"
-    new = run / ".model.partial"
-    new.write_bytes(b"new weights")
-    checksums.note(run, {run / "model.safetensors": new})
-    assert verify(run).damaged == []  # killed here, before the file took its place
-    new.replace(run / "model.safetensors")
+    with stopped_at(os, "replace", call), replacing(run) as folder:
+        (folder / "model.safetensors").write_bytes(b"new weights")
+    assert (run / "model.safetensors").read_bytes().startswith(b"new weights") == (call == 3)
     assert verify(run).damaged == []
     (run / "model.safetensors").write_bytes(b"old weights")
     assert [damage.file.name for damage in verify(run).damaged] == ["model.safetensors"]

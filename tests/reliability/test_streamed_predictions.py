@@ -23,6 +23,7 @@ from largegt.errors import DiskError, InputError
 from largegt.predict import PredictOptions, Predictor, predict
 from largegt.prediction_files import PredictionFile
 from largegt.ranks import Ranks
+from largegt.training.evaluate import Scorer
 from largegt.training.loop import train
 from largegt.training.run import Run
 from run_helpers import Cli, Killed, homophilous, left_in, one_thread, small, stopped_at, thirds  # noqa: F401
@@ -196,7 +197,7 @@ def test_a_prediction_that_ends_early_leaves_nothing(out: Path, run: Run, monkey
         with stopped_at(PredictionFile, "add", call, Killed):
             Predictor(run, PredictOptions(out)).write()
         assert left_in(out.parent) == []
-    with stopped_at(streaming, "averaged_logits", 3, ZeroDivisionError):
+    with stopped_at(Scorer, "logits", 3, ZeroDivisionError):
         Predictor(run, PredictOptions(out)).write()
     assert left_in(out.parent) == []
 

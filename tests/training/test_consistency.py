@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import torch
 import largegt as lg
 from largegt.errors import ConfigError
 from largegt.prepare.prepared import Prepared, sample_rows
+from largegt.ranks import Ranks
 from largegt.tokens.loader import TokenLoader
-from largegt.training.consistency import TwoViews, check_model
+from largegt.training.batches import EpochBatches, check_consistency
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader
 from run_helpers import check_resumed, homophilous, one_thread, small  # noqa: F401
@@ -37,12 +37,12 @@ def store(tmp_path: Path) -> lg.GraphStore:
     return few_labels(tmp_path / "g")
 
 
-def views_of(store: lg.GraphStore, *settings: str) -> tuple[TwoViews, Prepared]:
+def views_of(store: lg.GraphStore, *settings: str) -> tuple[EpochBatches, Prepared]:
     config = small(*WITH, *settings)
     prepared = lg.prepare(store, config.preparation)
     loader = make_loader(prepared, build_model(config.model, prepared), config.train, CPU)
     assert isinstance(loader, TokenLoader)
-    return TwoViews(loader, prepared, config.train, store if config.train.resample == "epoch" else None), prepared
+    return EpochBatches(loader, prepared, config.train, store if config.train.resample == "epoch" else None), prepared
 
 
 # the views --------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_step_reads_training_nodes_then_others_twice(store: lg.GraphStore) -> 
     train_nodes = set(prepared.nodes[prepared.split_rows("train")].tolist())
     for epoch in range(3):
         seen: list[int] = []
-        for first, second in two.batches(epoch):
+        for first, second in two.of(epoch):
             assert torch.equal(first.nodes, second.nodes)
             own, others = first.nodes[:-20].tolist(), first.nodes[-20:].tolist()
             seen += own
@@ -68,7 +68,7 @@ def test_views_are_samples_of_their_own(store: lg.GraphStore) -> None:
     two, prepared = views_of(store, *FRESH)
     rows_of_tokens = {tuple(row): number for number, row in enumerate(prepared.tokens[:, 0].tolist())}
     for epoch in (0, 2):
-        for views in two.batches(epoch):
+        for views in two.of(epoch):
             rows = prepared.rows_of(views[0].nodes.numpy())
             for view, draw in zip(views, (epoch, 3 + epoch), strict=True):
                 tokens = view.tokens.view(len(view), 4, 3, -1)[:, :, 0]
@@ -79,13 +79,13 @@ def test_views_are_samples_of_their_own(store: lg.GraphStore) -> None:
 
 def test_without_fresh_samples_both_views_have_the_prepared_one(store: lg.GraphStore) -> None:
     two, _ = views_of(store)
-    for first, second in two.batches(1):
+    for first, second in two.of(1):
         assert torch.equal(first.tokens, second.tokens)
 
 
 def test_the_others_are_chosen_anew_and_always_the_same_way(store: lg.GraphStore) -> None:
     two, again = views_of(store)[0], views_of(store)[0]
-    chosen = [[first.nodes.tolist() for first, _ in each.batches(epoch)] for epoch in (0, 1) for each in (two, again)]
+    chosen = [[first.nodes.tolist() for first, _ in each.of(epoch)] for epoch in (0, 1) for each in (two, again)]
     assert chosen[0] == chosen[1]
     assert chosen[2] == chosen[3]
     assert chosen[0] != chosen[2]
@@ -239,7 +239,7 @@ def test_refusals(store: lg.GraphStore, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"token rows, which {name} does not"):
             lg.train(store, small(*WITH, f"model.name={name}"), tmp_path / "run2")
     with pytest.raises(ConfigError, match="one process"):
-        check_model(small(*WITH), SimpleNamespace(size=2))  # type: ignore[arg-type]
+        check_consistency(small(*WITH), Ranks(0, 2))
     assert not list(tmp_path.glob("run*")), "nothing is begun"
 
 

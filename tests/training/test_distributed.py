@@ -105,12 +105,12 @@ def _trained(store: GraphStore, folder: Path, name: str) -> list[str]:
 
     def step(self: TrainingStep, *args: Any) -> None:
         real_step(self, *args)
-        state = self.model.state_dict().values()
+        state = self.state.model.state_dict().values()
         digests.append(hashlib.sha256(b"".join(value.numpy().tobytes() for value in state)).hexdigest())
 
-    def save(path: Path, model: Any, optimizer: Any, state: Any, *rest: Any) -> None:
-        real_save(path, model, optimizer, state, *rest)
-        shutil.copy(path, folder / name / f"epoch{state.epoch}.pt")
+    def save(path: Path, state: Any, progress: Any) -> None:
+        real_save(path, state, progress)
+        shutil.copy(path, folder / name / f"epoch{progress.epoch}.pt")
 
     TrainingStep.__call__, loop.save_checkpoint = step, save  # type: ignore[method-assign]
     try:

@@ -20,7 +20,7 @@ from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
 from largegt.training.accelerator import Accelerator
-from largegt.training.evaluate import evaluate
+from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.log import RunLog
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
@@ -59,7 +59,7 @@ def same(one: Path, other: Path) -> None:
     [
         (TaskHead, "loss", 2),  # in the first epoch: no checkpoint yet
         (TaskHead, "loss", 14),  # in the middle of an epoch
-        (loop, "score_rows", 5),  # before validation
+        (Scorer, "scores", 5),  # before validation
         (loop, "save_weights", 2),  # before the best weights
         (RunLog, "add", 5),  # between weights and log
         (loop, "save_checkpoint", 2),  # between log and checkpoint
@@ -102,14 +102,14 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(
     """In float16 on the CPU, which no setting asks for. Gradients overflow until their scale has shrunk, and those
     steps are skipped: a resumed run that begins with the first scale would skip them again."""
 
-    def in_float16(*_: Any) -> Accelerator:
+    def in_float16(*_: Any, **__: Any) -> Accelerator:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4)
         return Accelerator(torch.device("cpu"), "16-mixed", scaler)
 
     monkeypatch.setattr(loop, "make_accelerator", in_float16)
     config = small("train.epochs=4")
     alone = train(prepared, config, tmp_path / "alone")
-    with stopped_at(loop, "score_rows", 3):
+    with stopped_at(Scorer, "scores", 3):
         train(prepared, config, tmp_path / "run")
     train(prepared, config, tmp_path / "run", resume=True)
     same(tmp_path / "run", alone.path)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.baselines.mlp import MLP
+from largegt.baselines.feature_models import MLP
 from largegt.config import Config, ModelConfig, TrainConfig
 from largegt.errors import ConfigError
 from largegt.model.largegt import LargeGT
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
-from largegt.training.accelerator import check_precision, make_accelerator, precision_of
+from largegt.training.accelerator import make_accelerator, precision_of
 from largegt.training.evaluate import evaluate
 from largegt.training.loop import train
 from largegt.training.setup import build_model, make_loader, make_optimizer, set_learning_rate
@@ -152,7 +152,7 @@ def test_bfloat16_is_refused_where_it_does_not_work(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists(), "refused before anything is written"
     for allowed in ("auto", "32-true"):
-        check_precision(TrainConfig(device="cpu", precision=allowed))
+        make_accelerator(TrainConfig(device="cpu", precision=allowed), trains=True)
 
 
 def test_a_run_in_bfloat16_is_evaluated_in_float32_where_that_does_not_work(

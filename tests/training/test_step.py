@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from torch.amp import GradScaler
 
-from largegt.errors import FormatError
 from largegt.prepare.pipeline import prepare
 from largegt.tokens.loader import token_batches
 from largegt.training.accelerator import make_accelerator
-from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_optimizer, set_learning_rate
+from largegt.training.setup import build_model, set_learning_rate
 from largegt.training.step import TrainingStep
 from run_helpers import easy_store, small
 
@@ -25,11 +24,9 @@ def test_losses_are_summed_over_nodes_and_weights_move(tmp_path: Path) -> None:
     accelerator = make_accelerator(config.train)
     torch.manual_seed(0)
     model = build_model(config.model, prepared)
-    network = accelerator.distribute(model)
-    head = TaskHead.for_training(prepared, config.train)
-    optimizer = make_optimizer(model, config.train, accelerator.device)
-    step = TrainingStep(accelerator, network, optimizer, head, config.train, record=True)
-    set_learning_rate(optimizer, config.train, 0, 10)
+    state, head = State.make(model, config.train, accelerator), TaskHead.for_training(prepared, config.train)
+    step = TrainingStep(accelerator, state, head, config.train, record=True)
+    set_learning_rate(state.optimizer, config.train, 0, 10)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     expected, count = 0.0, 0
     for batch in token_batches(prepared, split="train", batch_size=40):
@@ -45,41 +42,37 @@ def test_losses_are_summed_over_nodes_and_weights_move(tmp_path: Path) -> None:
     assert float(step.loss_sum) == step.num_nodes == 0
 
 
+OFF, CPU = GradScaler("cpu", enabled=False), torch.device("cpu")
+
+
 def test_a_checkpoint_does_not_say_how_an_optimizer_runs(tmp_path: Path) -> None:
     """Written where the optimizer was fused and its step size a tensor, read where neither is so."""
-    model = torch.nn.Linear(2, 2)
+    model: Any = torch.nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     there = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.25), fused=True)
     there.step()
-    save_checkpoint(tmp_path / "c.pt", model, there, Progress(epoch=3))
+    save_checkpoint(tmp_path / "c.pt", State(model, there, OFF), Progress(epoch=3))
     here = torch.optim.AdamW(model.parameters(), lr=0.125)
-    assert load_checkpoint(tmp_path / "c.pt", model, here, torch.device("cpu")).epoch == 3
+    assert load_checkpoint(tmp_path / "c.pt", State(model, here, OFF), CPU).epoch == 3
     assert here.param_groups[0]["lr"] == 0.125
     assert not here.param_groups[0]["fused"]
     assert torch.equal(here.state[model.weight]["exp_avg"], there.state[model.weight]["exp_avg"])
 
 
 def test_a_checkpoint_keeps_the_scale_of_gradients(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
+    model: Any = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def scaler() -> GradScaler:
-        return GradScaler("cpu", init_scale=1024.0, growth_interval=5)
-
-    there, here, cpu, disabled = scaler(), scaler(), torch.device("cpu"), GradScaler("cpu", enabled=False)
+    there, here = (GradScaler("cpu", init_scale=1024.0, growth_interval=5) for _ in range(2))
     for factor in (1.0, torch.inf, 1.0):
         optimizer.zero_grad()
         there.scale(model(torch.ones(1, 2)).sum() * factor).backward()
         there.step(optimizer)
         there.update()
     assert (there.state_dict()["scale"], there.state_dict()["_growth_tracker"]) == (512.0, 1)
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), scaler=there)
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)
+    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, there), Progress())
+    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, here), CPU)
     assert here.state_dict() == there.state_dict()
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=disabled)
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress(), scaler=disabled)
-    load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)  # it starts with the scale it has
+    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, OFF), CPU)
+    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, OFF), Progress())
+    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, here), CPU)  # it starts with the scale it has
     assert here.state_dict() == there.state_dict()
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress())
-    with pytest.raises(FormatError, match="cannot be resumed from"):
-        load_checkpoint(tmp_path / "c.pt", model, optimizer, cpu, scaler=here)

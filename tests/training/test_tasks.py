@@ -15,7 +15,7 @@ from largegt.data.store import GraphStore
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.training.accelerator import make_accelerator
-from largegt.training.evaluate import evaluate, score_rows
+from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
@@ -191,9 +191,9 @@ def test_scores_do_not_depend_on_the_batch_size(task: str, weights: str, tmp_pat
     prepared = run.prepared()
     model, head = run.load_model(prepared), run.head(prepared)
     accelerator, sized = make_accelerator(config.train), config.train.model_copy
-    loaders, rows = [make_loader(prepared, model, config.train, accelerator.device)], prepared.split_rows("valid")
+    loader, rows = make_loader(prepared, model, config.train, accelerator.device), prepared.split_rows("valid")
     scores = [
-        score_rows(model, loaders, rows, sized(update={"eval_batch_size": size}), head, accelerator)
+        Scorer(model, head, sized(update={"eval_batch_size": size}), accelerator, loader, prepared, store).scores(rows)
         for size in (1, 7, 1000)
     ]
     assert scores[0] == pytest.approx(scores[2], rel=1e-4)

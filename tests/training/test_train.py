@@ -19,8 +19,7 @@ from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
 from largegt.predict import predict
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
-from largegt.training import loop
-from largegt.training.evaluate import evaluate, majority_scores
+from largegt.training.evaluate import Scorer, evaluate, majority_scores
 from largegt.training.loop import train
 from largegt.training.run import Run
 from run_helpers import (
@@ -212,13 +211,13 @@ def test_the_weights_kept_are_those_of_the_best_epoch(
 ) -> None:
     """Weights are copied at every validation; the file must hold the copy of best_epoch, not of another."""
     seen: list[dict[str, torch.Tensor]] = []
-    real = loop.score_rows
+    real = Scorer.scores
 
-    def watch(model: Any, *args: Any, **rest: Any) -> dict[str, float]:
-        seen.append({name: value.clone() for name, value in model.state_dict().items()})
-        return real(model, *args, **rest) | {"accuracy": [0.1, 0.2, 0.9, 0.3, 0.4][len(seen) - 1]}
+    def watch(self: Scorer, *args: Any) -> dict[str, float]:
+        seen.append({name: value.clone() for name, value in self.model.state_dict().items()})
+        return real(self, *args) | {"accuracy": [0.1, 0.2, 0.9, 0.3, 0.4][len(seen) - 1]}
 
-    monkeypatch.setattr(loop, "score_rows", watch)
+    monkeypatch.setattr(Scorer, "scores", watch)
     run = train(prepared, small("train.epochs=5"), tmp_path / "run", score_test=False)
     best = run.metrics["best_epoch"]
     assert (best, len(seen)) == (3, 5)

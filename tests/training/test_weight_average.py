@@ -16,13 +16,13 @@ from largegt.errors import FormatError
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.training import loop
-from largegt.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from largegt.training.evaluate import evaluate
+from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
+from largegt.training.ema import WeightAverage
+from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.step import TrainingStep
-from largegt.training.weight_average import WeightAverage
 from run_helpers import easy_store, final, history, one_thread, small, stopped_at  # noqa: F401
 
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
@@ -111,7 +111,7 @@ def test_what_is_scored_kept_and_watched_is_the_average(
     real = TrainingStep.__call__
 
     def spy(self: TrainingStep, *args: Any) -> None:
-        model = self.model
+        model = self.state.model
         if not weights:
             weights.append(weights_of(model))
         assert all(np.array_equal(now, weights[-1][name]) for name, now in weights_of(model).items()), "raw weights"
@@ -150,7 +150,7 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
     ("where", "name", "call"),
     [
         (TaskHead, "loss", 8),  # in the middle of an epoch
-        (loop, "score_rows", 3),  # with the averaged weights in place
+        (Scorer, "scores", 3),  # with the averaged weights in place
         (loop, "save_weights", 2),
         (loop, "save_checkpoint", 2),
         (loop.Trainer, "finish", 1),
@@ -174,11 +174,13 @@ def test_a_resumed_run_has_the_same_bits(
 
 
 def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    save_checkpoint(tmp_path / "c.pt", model, optimizer, Progress())
+    model: Any = nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
+    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, scaler), Progress())
     with pytest.raises(FormatError, match="cannot be resumed"):
-        load_checkpoint(tmp_path / "c.pt", model, optimizer, torch.device("cpu"), WeightAverage(model, 0.9))
+        load_checkpoint(
+            tmp_path / "c.pt", State(model, optimizer, scaler, WeightAverage(model, 0.9)), torch.device("cpu")
+        )
 
 
 @pytest.mark.parametrize("name", ["mlp", "graphsage", "goat-full"])

@@ -1,28 +1,76 @@
-"""What the batches of models that draw neighbours themselves have in common."""
+"""Batches of the models that draw neighbours themselves.
+
+Axes: b batch, u nodes of a sample, f features, p positional width, m members of a neighbourhood, e neighbours.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from .neighbors import Block
 
-class DrawnBatch:
-    """Base of frozen dataclasses of tensors, or of tuples of blocks; what a model sees of b nodes."""
 
-    nodes: Tensor
+class Movable:
+    """Base of frozen dataclasses of tensors, of tuples of such dataclasses, and of plain numbers."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same on another device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(moved, value))
+            return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor | Movable) else value
+
+        return replace(self, **{name: moved(value) for name, value in vars(self).items()})  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphBatch(Movable):
+    """What every such model sees of b nodes."""
+
     multiplicity: ClassVar[None] = None
     """As a TokenBatch has it: every row stands for itself."""
+    nodes: Tensor
+    """[b] node numbers."""
+    features: Tensor
+    """[u, f] of all nodes in the sample, each once."""
+    positions: Tensor
+    """[b, p] positional encodings; p may be 0."""
+    labels: Tensor
+    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
 
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same batch on another device."""
 
-        def moved(value: Any) -> Any:
-            return tuple(map(moved, value)) if isinstance(value, tuple) else value.to(device, non_blocking=non_blocking)
+@dataclass(frozen=True, kw_only=True)
+class NeighborBatch(GraphBatch):
+    """A sample by layers, for message passing; the b targets are the first rows of `features`."""
 
-        return replace(self, **{name: moved(value) for name, value in vars(self).items()})  # type: ignore[type-var]
+    blocks: tuple[Block, ...]
+    """One per layer, the outermost hop first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborhoodBatch(GraphBatch):
+    """A sample by distance, for GOAT."""
+
+    member: Tensor
+    """[b, m] rows of `features`; the target in column 0."""
+    distance: Tensor
+    """[b, m] hops from the target, 0 for itself; -1 where there is no member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdjacencyBatch(GraphBatch):
+    """All neighbours of each node by number, for LINKX; `features` are those of the b nodes."""
+
+    neighbors_indptr: Tensor
+    """[b+1] int64: the neighbours of node i are neighbors[indptr[i] : indptr[i + 1]]."""
+    neighbors: Tensor
+    """[e] int64: node numbers."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from ..model.node_model import DataShape
 from .message_passing import MessagePassing, edge_weights, gather, is_less_projected, layers_of_heads, over_neighbors
 from .neighbors import Block
 
@@ -92,5 +93,5 @@ def with_own(block: Block) -> Block:
 class GAT(MessagePassing):
     """As many layers as fan-outs, ELU between them; the last one averages its heads into logits."""
 
-    def __init__(self, num_features: int, num_outputs: int, config: ModelConfig) -> None:
-        super().__init__(*layers_of_heads(GatLayer, num_features, num_outputs, config), F.elu, config)
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+        super().__init__(*layers_of_heads(GatLayer, shape, config), F.elu, config)

@@ -6,7 +6,7 @@ h heads, w width of a head, s distances.
 
 Local: x = W_in H + b_in; q from the target, k and v from the members, score q·k/√w + bias[distance, head]
 − log(members at that distance), so that a distance weighs as one however many were drawn there. As in
-model/attention.py, what is linear in the members waits until they are summed, the input projection too:
+model/attention.py, what is linear in the members waits until they are summed:
 
     q_i · k_j = (W_inᵀ W_kᵀ q_i) · H_j + const
     Σ_j p_ij v_j = W_v (W_in Σ_j p_ij H_j + b_in Σ_j p_ij) + b_v Σ_j p_ij,
@@ -20,42 +20,18 @@ output layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import CodebookConfig, ModelConfig
-from ..errors import ConfigError
 from ..model.codebook import NORM_EPSILON, NORM_MOMENTUM, Codebook
 from ..model.global_module import GlobalModule
 from ..model.largegt import make_norm
-from ..model.node_model import NodeModel, NodeOutput
-from .batch import DrawnBatch
+from ..model.node_model import DataShape, NodeModel, NodeOutput
+from ..tokens.input_tokens import TokenBatch
+from .batch import NeighborhoodBatch
 from .message_passing import gather
-
-if TYPE_CHECKING:
-    from ..prepare.prepared import Prepared
-
-
-@dataclass(frozen=True)
-class NeighborhoodBatch(DrawnBatch):
-    """What GOAT sees of b nodes: a NeighborBatch by distance instead of by layer."""
-
-    nodes: Tensor
-    """[b] node numbers."""
-    features: Tensor
-    """[u, f] of all nodes in the neighbourhoods, each once."""
-    member: Tensor
-    """[b, m] rows of `features`; the target in column 0."""
-    distance: Tensor
-    """[b, m] hops from the target, 0 for itself; -1 where there is no member."""
-    positions: Tensor
-    """[b, p] positional encodings; p may be 0."""
-    labels: Tensor
-    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
 
 
 class NeighborhoodAttention(nn.Module):
@@ -159,53 +135,43 @@ class GOATGlobalModule(GlobalModule):
 
 
 class GOAT(NodeModel):
-    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. For goat-global a batch needs no
-    members but the targets."""
+    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. goat-global reads TokenBatches."""
 
     num_local_nodes = 1
     reads = "neighborhoods"
 
-    def __init__(
-        self, num_features: int, num_outputs: int, num_nodes: int, num_positions: int, config: ModelConfig
-    ) -> None:
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
-        if config.name not in ("goat-local", "goat-global", "goat-full"):
-            raise ConfigError(f"model.name={config.name} is not a GOAT: choose goat-local, -global or -full")
         if config.name == "goat-global":
-            self.reads = "own"
+            self.reads = "tokens"
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None
         width, joined = config.hidden, 0
         if config.name != "goat-global":
-            self.local_module = NeighborhoodAttention(num_features, config)
+            self.local_module = NeighborhoodAttention(shape.num_features, config)
             joined += self.local_module.out_width
-        if config.name != "goat-local" and config.codebook.variant == "goat":
-            own_form = GOATGlobalModule(num_features, num_positions, num_nodes, config)
-            self.global_module, joined = own_form, joined + own_form.out_width
-        elif config.name != "goat-local":
-            self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
-            joined += width
+        if config.name != "goat-local":
+            make = GOATGlobalModule if config.codebook.variant == "goat" else GlobalModule
+            self.global_module = make(shape.num_features, shape.num_positions, shape.num_nodes, config)
+            joined += self.global_module.out_width
         self.ffn = nn.Sequential(
             nn.Linear(joined, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
             nn.Linear(width, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
         )  # fmt: skip
-        self.head = nn.Linear(width, num_outputs)
+        self.head = nn.Linear(width, shape.num_outputs)
 
-    @classmethod
-    def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> GOAT:
-        """A model whose shapes fit a Prepared."""
-        meta = prepared.meta
-        num_nodes = prepared.num_trained_nodes
-        return cls(prepared.num_features, meta["num_outputs"], num_nodes, prepared.num_positions, config)
-
-    def forward(self, batch: NeighborhoodBatch) -> NodeOutput:
+    def forward(self, batch: NeighborhoodBatch | TokenBatch) -> NodeOutput:
         parts: list[Tensor] = []
         joined = None
-        if self.local_module is not None:
-            parts.append(self.local_module(batch.features, batch.member, batch.distance))
+        if isinstance(batch, TokenBatch):
+            own_bf = batch.tokens[:, 0]
+        else:
+            own_bf = batch.features[batch.member[:, 0]]
+            if self.local_module is not None:
+                parts.append(self.local_module(batch.features, batch.member, batch.distance))
         if self.global_module is not None:
-            global_bd, joined = self.global_module(batch.features[batch.member[:, 0]], batch.positions)
+            global_bd, joined = self.global_module(own_bf, batch.positions)
             parts.append(global_bd)
         h_bd = self.ffn(torch.cat(parts, dim=1))
         return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=joined)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from ..model.node_model import DataShape
 from .message_passing import MessagePassing, is_less_projected, layer_widths, neighbor_mean
 from .neighbors import Block
 
@@ -35,6 +36,6 @@ class SageLayer(nn.Module):
 class GraphSAGE(MessagePassing):
     """As many layers as fan-outs, ReLU between them."""
 
-    def __init__(self, num_features: int, num_outputs: int, config: ModelConfig) -> None:
-        widths = layer_widths(num_features, config.hidden, num_outputs, config)
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+        widths = layer_widths(shape, config.hidden, config)
         super().__init__((SageLayer(*pair) for pair in pairwise(widths)), widths[1:], F.relu, config)

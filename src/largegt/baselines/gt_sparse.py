@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
+from ..model.node_model import DataShape
 from .message_passing import MessagePassing, edge_weights, gather, layers_of_heads, over_neighbors
 from .neighbors import Block
 
@@ -62,5 +63,5 @@ class TransformerLayer(nn.Module):
 class GTSparse(MessagePassing):
     """As many layers as fan-outs, ReLU between them; the last one averages its heads into logits."""
 
-    def __init__(self, num_features: int, num_outputs: int, config: ModelConfig) -> None:
-        super().__init__(*layers_of_heads(TransformerLayer, num_features, num_outputs, config), F.relu, config)
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+        super().__init__(*layers_of_heads(TransformerLayer, shape, config), F.relu, config)

@@ -1,20 +1,17 @@
-"""Batches for the models that draw neighbours themselves, with the manners of tokens/loader.py.
+"""Batches for the models that draw neighbours themselves, with the interface of tokens/loader.py.
 
 Enters: rows of a Prepared whose token table holds the features of every node (row = node number), and the graph.
-Leaves: NeighborBatches (message passing), NeighborhoodBatches (GOAT) or AdjacencyBatches (LINKX), the next ones drawn
-while this one is used. Order and draws are a function of (seed, epoch, node).
-
-The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
+Leaves: batches (batch.py), the next ones drawn while this one is used. Order and draws are a function of (seed, epoch,
+node). The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +19,12 @@ from ..data.store import GraphStore
 from ..model.node_model import NodeModel
 from ..prepare.prepared import Prepared
 from ..ranks import ALONE, Ranks
-from ..threads import num_threads, run_ahead
-from ..tokens.loader import Aside, shuffled
+from ..threads import num_threads
+from ..tokens.loader import cut, gathered_ahead
 from ..tokens.table import TokenTable
 from ..types import Array
-from .goat import NeighborhoodBatch
-from .linkx import AdjacencyBatch
-from .message_passing import NeighborBatch
-from .neighbors import NeighborSampler, neighborhoods
+from .batch import AdjacencyBatch, NeighborBatch, NeighborhoodBatch
+from .neighbors import NeighborSampler
 
 _GPU_SHARE = 0.25
 _SCORING = 1 << 40
@@ -44,7 +39,7 @@ class NeighborLoader:
     device: torch.device
     sampler: NeighborSampler
     reads: str
-    """What the model reads: sample, neighborhoods, own or adjacency."""
+    """What the model reads: sample, neighborhoods or adjacency."""
     csr: tuple[Array, Array]
     draw: int = 0
     """Which of several draws to score on."""
@@ -69,56 +64,31 @@ class NeighborLoader:
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Any]:
         """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
-        if seed is not None:
-            rows = shuffled(rows, seed, epoch)
-        if not len(rows):
-            return
-        drawn = _SCORING + self.draw if seed is None else epoch
-        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
-        if seed is not None:
-            pieces = tuple(self.ranks.part(piece) for piece in pieces)
-        aside = Aside(self.device)
+        gather = partial(self.gather, epoch=_SCORING + self.draw if seed is None else epoch)
         ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
-
-        def make(piece: Tensor) -> Any:
-            return aside.make(lambda rows: self.gather(rows, drawn), piece)
-
-        try:
-            with closing(run_ahead(make, pieces, ahead)) as made:
-                for batch, whole in made:
-                    yield aside.take(batch, whole)
-        finally:
-            aside.close()
+        yield from gathered_ahead(gather, cut(rows, batch_size, self.ranks, seed, epoch), self.device, ahead)
 
     def gather(self, rows: Tensor, epoch: int) -> Any:
         """The batch of these rows of the table, on the loader's device."""
         at = rows.to(self.table.device)
-        nodes = self.table.nodes[at].long()
-        labels = self.table.labels[at]
+        nodes, labels = self.table.nodes[at].long(), self.table.labels[at]
         shared = {
             "nodes": nodes,
             "positions": self.table.positions_np[at],
             "labels": labels if labels.is_floating_point() else labels.long(),
         }
-        batch: Any
+        seeds = nodes.to(self.sampler.device)
+        batch: NeighborBatch | NeighborhoodBatch | AdjacencyBatch
         if self.reads == "sample":
-            sample = self.sampler.sample(nodes.to(self.sampler.device), epoch)
+            sample = self.sampler.sample(seeds, epoch)
             batch = NeighborBatch(features=self.features(sample.nodes), blocks=sample.blocks, **shared)
         elif self.reads == "neighborhoods":
-            found = neighborhoods(self.sampler, nodes.to(self.sampler.device), epoch)
-            batch = NeighborhoodBatch(
-                features=self.features(found.nodes), member=found.member, distance=found.distance, **shared
-            )
+            around, member, distance = self.sampler.neighborhoods(seeds, epoch)
+            batch = NeighborhoodBatch(features=self.features(around), member=member, distance=distance, **shared)
         else:
-            features = self.table.tokens_of(self.table.local_rows_of(at, 1))[:, 0]
-            if self.reads == "adjacency":
-                indptr, neighbors = self.sampler.draw(nodes.to(self.sampler.device), 0, 0)
-                batch = AdjacencyBatch(features=features, neighbors_indptr=indptr, neighbors=neighbors, **shared)
-            else:
-                member = torch.arange(len(at))[:, None]
-                batch = NeighborhoodBatch(
-                    features=features, member=member, distance=torch.zeros_like(member, dtype=torch.int8), **shared
-                )
+            indptr, neighbors = self.sampler.draw(seeds, 0, 0)
+            own = self.table.tokens_of(self.table.local_rows_of(at, 1))[:, 0]
+            batch = AdjacencyBatch(features=own, neighbors_indptr=indptr, neighbors=neighbors, **shared)
         return batch.to(self.device, non_blocking=True)
 
     def features(self, nodes: Tensor) -> Tensor:

@@ -1,65 +1,27 @@
-"""What GraphSAGE, GAT and GT-sparse share: their batch, the walk through their layers, and sums over neighbours.
+"""What GraphSAGE, GAT and GT-sparse share: the walk through their layers, and sums over neighbours.
 
-Axes: b batch, u nodes of a sample, p positional width, n inputs of a layer, t its targets, e edges, d width, h heads,
-g targets of a group, m edges of a target.
+Axes: b batch, n inputs of a layer, t its targets, e edges, d width, h heads, g targets of a group, m edges of a target.
 
-Enters: a NeighborBatch. Leaves: a NodeOutput. A layer's projections are linear, so all of them wait until the
-neighbours are summed: a product for each target, not for each of the many more inputs. (GraphSAGE and GAT project first
-where that is less work: wide inputs of whole graphs, see `is_less_projected`.) What is left per edge is one sum
-(`neighbor_mean`, which makes no row per edge), or for attention two small dense products over neighbours that lie side
-by side (`over_neighbors`). Cost: O(e·h·d) time; memory O(t·d), or O(e·d + e·h) with attention.
+A layer's projections are linear, so they wait until the neighbours are summed: a product for each target, not for each
+of the many more inputs (unless `is_less_projected`). What is left per edge is one sum (`neighbor_mean`), or for
+attention two dense products over neighbours side by side (`over_neighbors`). Cost: O(e·h·d) time; memory O(t·d), or
+O(e·d + e·h) with attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from ..io.atomic import require_space
 from ..model.largegt import make_norm
-from ..model.node_model import NodeModel, NodeOutput
-from ..prepare.blocks import numbers
-from ..progress import Progress, silent
-from ..threads import num_threads, take_rows
-from ..types import Array, PathLike
-from .batch import DrawnBatch
-from .neighbors import Block, NeighborSampler
-
-if TYPE_CHECKING:
-    from ..prepare.prepared import Prepared
-
-Rows = Callable[[Array], Tensor]
-"""Rows [n, d] of these nodes."""
-
-_NODES_AT_ONCE = 1 << 20
-_ROWS_PER_READ, _READERS = 1024, 32
-"""A file has so many requests in hand at once."""
-
-
-@dataclass(frozen=True)
-class NeighborBatch(DrawnBatch):
-    """What a message-passing model sees of b nodes."""
-
-    nodes: Tensor
-    """[b] node numbers."""
-    features: Tensor
-    """[u, d] of all nodes in the sample, the b targets first."""
-    blocks: tuple[Block, ...]
-    """One per layer, the outermost hop first."""
-    positions: Tensor
-    """[b, p] positional encodings; p may be 0."""
-    labels: Tensor
-    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
+from ..model.node_model import DataShape, NodeModel, NodeOutput
+from .batch import NeighborBatch
+from .neighbors import Block
 
 
 class MessagePassing(NodeModel):
@@ -88,12 +50,6 @@ class MessagePassing(NodeModel):
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @classmethod
-    def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> Self:
-        """A model whose shapes fit a Prepared."""
-        make: Callable[..., Self] = cls  # a subclass, which takes no layers
-        return make(prepared.num_features, prepared.meta["num_outputs"], config)
-
     def width_after(self, number: int) -> int:
         """Width of what layer `number` gives."""
         return self._widths[number]
@@ -111,23 +67,23 @@ class MessagePassing(NodeModel):
         for number, block in enumerate(batch.blocks[:-1]):
             h_nd = self.layer(number, h_nd, block)
         logits = self.layer(self.num_layers - 1, h_nd, batch.blocks[-1])
-        return NodeOutput(logits=logits, hidden=h_nd[: len(batch)], nodes=batch.nodes, codebook_input=None)
+        return NodeOutput(logits=logits, hidden=h_nd[: len(batch)], nodes=batch.nodes)
 
 
-def layer_widths(num_features: int, hidden: int, num_outputs: int, config: ModelConfig) -> list[int]:
+def layer_widths(shape: DataShape, hidden: int, config: ModelConfig) -> list[int]:
     """Widths before, between and after as many layers as there are hops."""
-    return [num_features, *[hidden] * (len(config.fanouts) - 1), num_outputs]
+    return [shape.num_features, *[hidden] * (len(config.fanouts) - 1), shape.num_outputs]
 
 
 def layers_of_heads(
-    make: Callable[[int, int, bool, ModelConfig], nn.Module], num_features: int, num_outputs: int, config: ModelConfig
+    make: Callable[[int, int, bool, ModelConfig], nn.Module], shape: DataShape, config: ModelConfig
 ) -> tuple[list[nn.Module], list[int]]:
     """`make(width_in, head_width, average, config)` for each layer, and the widths of their outputs: heads side by
     side, and averaged into logits by the last one."""
     head_width = config.head_width or max(1, config.hidden // config.heads)
-    widths = layer_widths(num_features, config.heads * head_width, num_outputs, config)
+    widths = layer_widths(shape, config.heads * head_width, config)
     layers = [make(width, head_width, False, config) for width in widths[:-2]]
-    return [*layers, make(widths[-2], num_outputs, True, config)], widths[1:]
+    return [*layers, make(widths[-2], shape.num_outputs, True, config)], widths[1:]
 
 
 def neighbor_mean(h_nd: Tensor, block: Block) -> Tensor:
@@ -191,120 +147,3 @@ def edge_weights(score_ghm: Tensor, here_gm: Tensor, dropout: float) -> Tensor:
 def gather(h_nd: Tensor, place_gm: Tensor) -> Tensor:
     """[g, m, d] rows of the inputs."""
     return h_nd.index_select(0, place_gm.reshape(-1)).view(*place_gm.shape, -1)
-
-
-# full neighbourhoods ---------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def layerwise(
-    model: MessagePassing,
-    csr: tuple[Array, Array],
-    features: Rows,
-    nodes: Array | None = None,
-    block_size: int = 1 << 18,
-    memory: int = 1 << 30,
-    folder: PathLike | None = None,
-    progress: Progress | None = None,
-) -> Iterator[NodeOutput]:
-    """What the model says of these distinct nodes (of all, without them) over their full neighbourhoods, block after
-    block in their order. Every node takes each layer once, where a sample would repeat it for each node it serves.
-
-    `csr` is (indptr, indices), arrays or mapped files; `features(nodes)` gives float rows. A layer is computed for the
-    nodes that the next one needs: for those within reach of `nodes`, or for all where that is over half of them.
-
-    Cost: the edges of the needed nodes, per layer. A block has at most max(block_size, 1 + largest degree) edges and
-    targets together, and no more input rows than that: a hub is never cut. Rows of a layer that take over half of
-    `memory` bytes lie in a file of a temporary folder in `folder`; there are two layers at a time.
-    """
-    show = progress or silent
-    model.eval()
-    device, dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
-    neighbors = NeighborSampler(*csr, [-1], seed=0)
-    wanted = range(neighbors.num_nodes) if nodes is None else np.asarray(nodes, dtype=np.int64)
-
-    def blocks(number: int, targets: Array | range, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Block]]:
-        """(targets, input rows, block), range after range of the targets."""
-        for low, high in _cut(csr[0], targets, block_size):
-            sample = neighbors.sample(numbers(targets[low:high]))
-            h_nd = rows(sample.nodes.numpy()).to(device)
-            yield sample.nodes[: high - low], h_nd, sample.blocks[0].to(device)
-            show(f"layer {number + 1} of {model.num_layers}", high, len(targets))
-
-    with TemporaryDirectory(prefix="largegt-", dir=folder) as scratch:
-        rows: Rows = features
-        last = model.num_layers - 1
-        for number, needed in enumerate(_needed(neighbors, csr[0], wanted, last, block_size)):
-            layer = _LayerRows(needed, model.width_after(number), dtype, memory // 2, Path(scratch) / f"{number}")
-            for _, h_nd, block in blocks(number, needed, rows):
-                layer.append(model.layer(number, h_nd, block))
-            if isinstance(rows, _LayerRows):
-                rows.drop()
-            rows = layer
-        for targets, h_nd, block in blocks(last, wanted, rows):
-            logits = model.layer(last, h_nd, block)
-            yield NodeOutput(logits, hidden=h_nd[: len(targets)], nodes=targets.to(device), codebook_input=None)
-
-
-def _needed(
-    neighbors: NeighborSampler, indptr: Array, wanted: Array | range, hops: int, block_size: int
-) -> list[Array | range]:
-    """The nodes, rising, whose rows of each hidden layer are needed, the first layer first. Found with a byte per
-    node."""
-    everyone, found = range(neighbors.num_nodes), [wanted]
-    for _ in range(hops):
-        nearer = found[0]
-        if 2 * len(nearer) <= len(everyone):
-            marks = np.zeros(len(everyone), dtype=np.bool_)
-            marks[nearer] = True
-            for low, high in _cut(indptr, nearer, block_size):
-                _, around = neighbors.draw(torch.from_numpy(numbers(nearer[low:high])), hop=0, epoch=0)
-                marks[around.numpy()] = True
-            nearer = np.flatnonzero(marks)
-        found.insert(0, everyone if 2 * len(nearer) > len(everyone) else nearer)
-    return found[:-1]
-
-
-def _cut(indptr: Array, nodes: Array | range, block_size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes whose edges and themselves are at most `block_size`, or one node alone."""
-    for start in range(0, len(nodes), _NODES_AT_ONCE):
-        here = numbers(nodes[start : start + _NODES_AT_ONCE])
-        end_of = np.cumsum(indptr[here + 1] - indptr[here] + 1)
-        low = 0
-        while low < len(here):
-            before = end_of[low - 1] if low else 0
-            high = max(low + 1, int(np.searchsorted(end_of, before + block_size, side="right")))
-            yield start + low, start + high
-            low = high
-
-
-class _LayerRows:
-    """A layer's rows for some nodes, which come in order: in memory, or in a file if they take over `limit` bytes."""
-
-    def __init__(self, nodes: Array | range, width: int, dtype: torch.dtype, limit: int, file: Path) -> None:
-        self.nodes, self.file, self.filled = nodes, file, 0
-        self.dtype = dtype if dtype == torch.float64 else torch.float32
-        stored, shape = np.dtype(str(self.dtype).removeprefix("torch.")), (len(nodes), width)
-        num_bytes = stored.itemsize * len(nodes) * width
-        self.array: Array
-        if num_bytes <= limit:
-            self.array, self.readers = np.empty(shape, dtype=stored), num_threads(None)
-        else:
-            require_space(file.parent, num_bytes, "a layer of the network")
-            self.array, self.readers = np.memmap(file, dtype=stored, mode="w+", shape=shape), _READERS
-
-    def append(self, rows: Tensor) -> None:
-        """The rows of the next nodes."""
-        self.array[self.filled : self.filled + len(rows)] = rows.to("cpu", self.dtype).numpy()
-        self.filled += len(rows)
-
-    def __call__(self, nodes: Array) -> Tensor:
-        """The rows of these nodes."""
-        at = nodes if isinstance(self.nodes, range) else np.searchsorted(self.nodes, nodes)
-        out = np.empty((len(at), self.array.shape[1]), dtype=self.array.dtype)
-        take_rows(self.array, at, out, _ROWS_PER_READ, self.readers)
-        return torch.from_numpy(out)
-
-    def drop(self) -> None:
-        """No more is read."""
-        self.file.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,9 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..model.attention import EncoderLayer
 from ..model.local_module import normal_init
-from ..model.node_model import NodeModel, NodeOutput
+from ..model.node_model import DataShape, NodeModel, NodeOutput
 from ..model.padding import PaddedLinear
 from ..tokens.input_tokens import TokenBatch
-
-if TYPE_CHECKING:
-    from ..prepare.prepared import Prepared
 
 
 class NAGphormer(NodeModel):
@@ -36,14 +32,12 @@ class NAGphormer(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(
-        self, num_features: int, num_outputs: int, config: ModelConfig, hops: int = 2, num_positions: int = 0
-    ) -> None:
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
         width = config.hidden
-        self.hops = hops
-        self.project = PaddedLinear(num_features, width)
-        self.project_positions = nn.Linear(num_positions, width, bias=False) if num_positions else None
+        self.hops = shape.hops
+        self.project = PaddedLinear(shape.num_features, width)
+        self.project_positions = nn.Linear(shape.num_positions, width, bias=False) if shape.num_positions else None
         self.layers = nn.ModuleList(
             EncoderLayer(
                 width, config.heads, config.head_width or max(1, width // config.heads),
@@ -52,17 +46,11 @@ class NAGphormer(NodeModel):
             for _ in range(config.num_layers)
         )  # fmt: skip
         self.norm = nn.LayerNorm(width)
-        self.readout = nn.Linear(width, 1, bias=False) if hops else None
+        self.readout = nn.Linear(width, 1, bias=False) if shape.hops else None
         half = max(1, width // 2)
-        self.head = nn.Sequential(nn.Linear(width, half), nn.ReLU(), PaddedLinear(half, num_outputs))
+        self.head = nn.Sequential(nn.Linear(width, half), nn.ReLU(), PaddedLinear(half, shape.num_outputs))
         if config.init == "normal":
             self.apply(partial(normal_init, std=0.02 / math.sqrt(config.num_layers)))
-
-    @classmethod
-    def for_prepared(cls, prepared: Prepared, config: ModelConfig) -> NAGphormer:
-        """A model whose shapes fit a Prepared."""
-        outputs = prepared.meta["num_outputs"]
-        return cls(prepared.num_features, outputs, config, prepared.hops, prepared.num_positions)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         x_btd = self.project(batch.tokens[:, : self.hops + 1])
@@ -71,7 +59,7 @@ class NAGphormer(NodeModel):
         for layer in self.layers:
             x_btd = layer(x_btd)
         h_bd = self._read(self.norm(x_btd))
-        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=None)
+        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes)
 
     def _read(self, h_btd: Tensor) -> Tensor:
         own_bd, hops_btd = h_btd[:, 0], h_btd[:, 1:]

@@ -17,8 +17,8 @@ from ..errors import ConfigError, InputError
 from ..io.locks import remove_stale
 from ..progress import Progress, silent
 from ..recipe import recipe_names
+from ..training.log import Entry, parse_metrics
 from ..training.loop import Watch, train
-from ..training.metrics_file import parse_metrics
 from ..training.run import Run
 from ..types import PathLike
 from .paper import DATASETS, DELTA_MODELS, OUR_MODELS, TITLES
@@ -151,9 +151,13 @@ def main_metric(run: Run) -> str:
     return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
 
 
+class _CurveEntry(Entry):
+    epoch: int
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Entries of a JSON-lines file; none where there is no file."""
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [parse_metrics(file, line, {"epoch": int}) for line in lines]
+    return [parse_metrics(file, line, _CurveEntry) for line in lines]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +19,7 @@ from ..io.atomic import write_text_atomically
 from ..model.node_model import NodeModel
 from ..progress import Progress
 from ..training.accelerator import make_accelerator
-from ..training.evaluate import score_rows
+from ..training.evaluate import Scorer
 from ..training.run import Run
 from ..training.setup import make_loader
 from ..types import PathLike
@@ -192,7 +193,8 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
                 prepared, trained, config.train, accelerator.device, config.tokens.table, experiment.store
             )
             rows, head = prepared.split_rows("test"), run.head(prepared)
-            kept.append(lambda m: score_rows(m, [loader], rows, config.train, head, accelerator))
+            scorer = Scorer(trained, head, config.train, accelerator, loader, prepared, experiment.store)
+            kept.append(lambda m: replace(scorer, model=m).scores(rows))
         before = [entry for entry in read_lines(file) if entry["epoch"] < epoch]
         entries = [*before, {"epoch": epoch, **kept[0](trained)}]
         write_text_atomically(file, "".join(json.dumps(entry) + "\n" for entry in entries))

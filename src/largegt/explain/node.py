@@ -24,7 +24,6 @@ from ..progress import Progress
 from ..tokens.input_tokens import TokenBatch, distinct_rows
 from ..tokens.loader import TokenLoader
 from ..training.run import Run
-from ..training.setup import with_draws
 from ..types import Array, PathLike
 from .attribution import Attribution, Score
 from .columns import input_columns, mean_token, token_columns
@@ -114,9 +113,7 @@ def explain(
 def _batch(prediction: Predictor, model: LargeGT) -> tuple[TokenBatch, Array]:
     """The node as every draw has it, distinct local nodes alone, and their rows of the token table [d, k]."""
     rows = np.asarray(prediction.rows)
-    loaders = with_draws(
-        prediction.loader, prediction.prepared, model, prediction.config, prediction.store, rows, prediction.draws
-    )
+    loaders = prediction.scorer.loaders(rows, prediction.draws)
     first = loaders[0]
     assert isinstance(first, TokenLoader)
     table, at = first.table, torch.from_numpy(rows.astype(np.int64)).to(first.table.device)

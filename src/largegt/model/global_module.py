@@ -41,6 +41,7 @@ class GlobalModule(nn.Module):
             nn.Linear(self.heads * head_width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
         )
         self.norm: nn.Module = nn.LayerNorm(config.hidden)
+        self.out_width = config.hidden
 
     def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
         weights_hbc, joined_bw = self.attend(features_bf, positions_bp)

@@ -8,8 +8,8 @@ attention, c centroids, l shares of labels.
     Ĥ        = FFN(H_local ‖ H_global)    Eqn 5
     H_out    = H_in + Norm(Ĥ)             Eqn 6
 
-`embed` is all up to the encoder and up to the weights of centroids, `encode` the rest: explanations take gradients of
-what stands between the two. Beyond the paper, an encoding of the labels around a node may be joined in Eqn 5.
+`embed` is all up to the encoder and the weights of centroids, `encode` the rest; explanations take gradients between
+the two. Beyond the paper, an encoding of the labels around a node may be joined in Eqn 5.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class Embedded(NamedTuple):
 class LargeGT(NodeModel):
     """A plain `nn.Module`: `output = model(batch)`, and after the optimizer's step `model.update_codebook(output)`.
 
-    num_features, num_positions and num_nodes are those of the Prepared; num_outputs is the number of classes or
-    labels, 1 for binary and regression. hops is how many contexts a token row has beside the features. The task says
-    what labels are, for a model that reads those of local nodes.
+    The sizes are those of a DataShape. The task says what labels are, for a model that reads those of local nodes.
     """
 
     takes_padding = True
@@ -163,32 +161,21 @@ class LargeGT(NodeModel):
         module = self.local_module
         if module is None:
             return LocalNodeInputs()
-        if self.reads_labels and batch.local_labels is None:
-            raise ConfigError(
-                "model.label_tokens=true, but the batch does not say what local nodes tell of their labels: "
-                "use token_batches(…, local_labels=True)"
-            )
-        if module.near_embedding is not None and batch.near is None:
-            raise ConfigError(
-                "model.distances=true, but the batch has none: prepare with prepare.local_nodes.near=true"
-            )
-        if module.context is not None and batch.local_contexts is None:
-            raise ConfigError(
-                "model.label_surroundings=true, but the batch has none: prepare with prepare.labels.local=true"
-            )
-        return LocalNodeInputs(
-            batch.local_labels if self.reads_labels else None,
-            None if module.near_embedding is None else batch.near,
-            None if module.context is None else batch.local_contexts,
-        )
+        labels = near = contexts = None
+        if self.reads_labels:
+            labels = _required(batch.local_labels, "label_tokens", "use token_batches(…, local_labels=True)")
+        if module.near_embedding is not None:
+            near = _required(batch.near, "distances", "prepare with prepare.local_nodes.near=true")
+        if module.context is not None:
+            contexts = _required(batch.local_contexts, "label_surroundings", "prepare with prepare.labels.local=true")
+        return LocalNodeInputs(labels, near, contexts)
 
     def _label_shares(self, batch: TokenBatch) -> Tensor | None:
         """[b, l] shares of training labels around the nodes, where the model reads them."""
         if self.labels is None:
             return None
-        if batch.label_contexts is None:
-            raise ConfigError("model.label_contexts is set, but the batch has none: prepare with prepare.labels.hops")
-        return batch.label_contexts[:, : self.label_width].to(next(self.labels.parameters()).dtype)
+        shares = _required(batch.label_contexts, "label_contexts", "prepare with prepare.labels.hops")
+        return shares[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
@@ -202,6 +189,13 @@ class LargeGT(NodeModel):
         """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
         if self.global_module is not None and output.codebook_input is not None:
             self.global_module.codebook.update(output.codebook_input, output.nodes)
+
+
+def _required(values: Tensor | None, setting: str, advice: str) -> Tensor:
+    """An input of a batch that a setting of the model asks for."""
+    if values is None:
+        raise ConfigError(f"model.{setting} is set, but the batch has none: {advice}")
+    return values
 
 
 def label_encoder(width_in: int, config: ModelConfig) -> nn.Module:

@@ -31,12 +31,11 @@ from ..prepare.prepared import Prepared
 from ..progress import Progress
 from ..text import quoted
 from ..tokens.loader import TokenLoader
-from ..training.accelerator import make_accelerator
 from ..training.checksums import check_file
-from ..training.evaluate import averaged_logits
+from ..training.evaluate import Scorer
 from ..training.metrics import Scores, TaskHead
 from ..training.run import Run
-from ..training.setup import Loader, make_loaders, with_draws
+from ..training.setup import Loader
 from ..types import Array, PathLike
 from . import tallies
 from .attention import attention_use
@@ -117,16 +116,12 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     if device is None and run.config.train.device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
     config = run.train_config(device)
-    accelerator = make_accelerator(config)
-    model = run.load_model(prepared).to(accelerator.device)
-    head = run.head(prepared)
-    loaders = make_loaders(
-        prepared, model, config, accelerator.device, store, rows, config.draws, run.config.tokens.table
-    )
+    scorer = Scorer.of_run(run, prepared, store, config)
+    model, head, loaders = scorer.model, scorer.head, scorer.loaders(rows, config.draws)
     scores = Scores(head)
     probabilities, truths = [], []
     stage = f"analyse {run.path.name}"
-    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, accelerator, progress, stage):
+    for _, logits, labels in scorer.logits(loaders, rows, progress, stage):
         scores.add(logits, labels)
         probabilities.append(head.probabilities(logits).cpu().numpy())
         truths.append(labels.cpu().numpy())
@@ -143,10 +138,8 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
     if isinstance(model, LargeGT):
         some = _spread(rows, MAX_POINTS)
-        draws = with_draws(loaders[0], prepared, model, config, store, some, config.draws)
-        vectors = averaged_logits(
-            Embedder(model), draws, some, config, vectors_head(run.config.model.hidden), accelerator, progress, stage
-        )
+        embedder = replace(scorer, model=Embedder(model), head=vectors_head(run.config.model.hidden))
+        vectors = embedder.logits(scorer.loaders(some, config.draws), some, progress, stage)
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)
         found |= _columns(store, prepared, model, head, loaders[0], rows)

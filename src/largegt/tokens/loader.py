@@ -63,32 +63,19 @@ class TokenLoader:
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[TokenBatch]:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
-        if not len(rows):
-            return
-        left_out_by: int | None = None
-        if seed is not None:
-            rows, left_out_by = shuffled(rows, seed, epoch), left_out_seed(seed, epoch)
-        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
-        if seed is not None:
-            pieces = tuple(self.ranks.part(piece) for piece in pieces)
-        yield from self.batches_of(pieces, left_out_by)
+        left_out_by = None if seed is None else left_out_seed(seed, epoch)
+        yield from self.batches_of(cut(rows, batch_size, self.ranks, seed, epoch), left_out_by)
 
     def batches_of(
         self, pieces: Sequence[torch.Tensor], left_out_by: int | None = None
     ) -> Generator[TokenBatch, None, None]:
         """A batch of each of these pieces."""
-        aside, ahead = Aside(self.device), self.table.ahead
+        if not pieces:
+            return
         pieces = torch.split(torch.cat(tuple(pieces)).to(self.table.device), [len(piece) for piece in pieces])  # 1 copy
         is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
-        try:
-            gather = partial(self.gather, left_out_by=left_out_by)
-            with closing(
-                run_ahead(lambda piece: aside.make(gather, piece), pieces, ahead, at_once=is_here)
-            ) as gathered:
-                for batch, whole in gathered:
-                    yield aside.take(batch, whole)
-        finally:
-            aside.close()
+        gather = partial(self.gather, left_out_by=left_out_by)
+        yield from gathered_ahead(gather, pieces, self.device, self.table.ahead, is_here)
 
     def gather(self, rows: torch.Tensor, left_out_by: int | None = None) -> TokenBatch:
         """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
@@ -125,6 +112,30 @@ def left_out_seed(seed: int, epoch: int) -> int:
 def shuffled(rows: Array, seed: int, epoch: int) -> Array:
     """The order that an epoch goes through these rows in."""
     return np.random.default_rng([seed, epoch]).permutation(rows)
+
+
+def cut(rows: Array, batch_size: int, ranks: Ranks, seed: int | None, epoch: int) -> tuple[torch.Tensor, ...]:
+    """The rows of each batch, in order; with a seed, shuffled by (seed, epoch), and of each batch this rank's part."""
+    if not len(rows):
+        return ()
+    if seed is None:
+        return torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
+    pieces = torch.split(torch.from_numpy(shuffled(rows, seed, epoch).astype(np.int64)), batch_size)
+    return tuple(ranks.part(piece) for piece in pieces)
+
+
+def gathered_ahead(
+    gather: Callable[[torch.Tensor], BatchT], pieces: Sequence[torch.Tensor], device: torch.device, ahead: int,
+    at_once: bool = False,
+) -> Generator[BatchT, None, None]:  # fmt: skip
+    """`gather(piece)` of each piece, the next ones made while this one is used."""
+    aside = Aside(device)
+    try:
+        with closing(run_ahead(lambda piece: aside.make(gather, piece), pieces, ahead, at_once)) as made:
+            for batch, whole in made:
+                yield aside.take(batch, whole)
+    finally:
+        aside.close()
 
 
 class Aside:

@@ -42,21 +42,23 @@ class Accelerator:
         return torch.autocast(self.device.type, dtype=_MIXED[self.precision])
 
     def distribute(self, model: NodeModel) -> nn.Module:
-        """The model on the device; of several ranks, with gradients averaged over them. What a model keeps beside its
-        weights is the same on every rank by itself, so nothing else needs to travel."""
-        model.to(self.device)
+        """A model that is on the device; of several ranks, with gradients averaged over them. Its buffers are the same
+        on every rank by themselves."""
         if self.ranks.size == 1:
             return model
-        self.ranks.attach(model)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # its new name is not in every torch
             return DistributedDataParallel(model, broadcast_buffers=False)
 
 
-def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE) -> Accelerator:
-    """One device, chosen at run time, with the precision that suits it. Each rank has one of its own."""
-    kind = _device_type(config)
-    precision = precision_of(config, kind)
+def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE, trains: bool = False) -> Accelerator:
+    """One device, chosen at run time, with the precision that suits it. Each rank has one of its own. One that trains
+    is refused a precision that this CPU cannot compute in."""
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
+    kind = "cuda" if cuda and config.device != "cpu" else "cpu"
+    precision = precision_of(config, kind, trains)
     if kind == "cpu" and precision == "16-mixed":
         warnings.warn("train.precision=16-mixed computes in bfloat16 on a CPU", stacklevel=2)
         precision = "bf16-mixed"
@@ -68,29 +70,16 @@ def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE) -> Accelerator:
     return Accelerator(device, precision, GradScaler(kind, enabled=precision == "16-mixed"), ranks)
 
 
-def check_precision(config: TrainConfig) -> None:
-    """Refuse to train in a precision that this CPU cannot compute in."""
-    if _device_type(config) == "cuda" or config.precision not in _MIXED:
-        return
-    if (found := ability("bfloat16_cpu")).works is False:
-        raise ConfigError(
-            f"train.precision={config.precision} computes in bfloat16 on a CPU, which does not work on this one "
-            f"({found.reason}): use --set train.precision=32-true"
-        )
-
-
-def precision_of(config: TrainConfig, device_type: str) -> str:
+def precision_of(config: TrainConfig, device_type: str, trains: bool = False) -> str:
     """The precision to compute in. `auto` is float32 on every CPU: results must not depend on how fast it is. A run
     that was trained in bfloat16 elsewhere is evaluated in float32 where bfloat16 does not work."""
     if config.precision == "auto":
         return "bf16-mixed" if device_type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
-    if device_type == "cpu" and config.precision in _MIXED:
-        return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"
-    return config.precision
-
-
-def _device_type(config: TrainConfig) -> str:
-    cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not cuda:
-        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
-    return "cuda" if cuda and config.device != "cpu" else "cpu"
+    if device_type == "cuda" or config.precision not in _MIXED:
+        return config.precision
+    if trains and (found := ability("bfloat16_cpu")).works is False:
+        raise ConfigError(
+            f"train.precision={config.precision} computes in bfloat16 on a CPU, which does not work on this one "
+            f"({found.reason}): use --set train.precision=32-true"
+        )
+    return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, TypeAdapter
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from ..config import TrainConfig
 from ..errors import FormatError, disk_errors, first_line
 from ..io.atomic import require_space
+from ..model.node_model import NodeModel
+from .accelerator import Accelerator
 from .checksums import check_file
-from .weight_average import WeightAverage
+from .ema import WeightAverage
+from .setup import make_optimizer
 
 
 @dataclass
@@ -36,94 +39,76 @@ class Progress:
     """Why training ended before its last epoch; empty while it goes on."""
 
 
-def save_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    average: WeightAverage | None = None,
-    scaler: GradScaler | None = None,
-) -> None:
+@dataclass(frozen=True)
+class State:
+    """What training changes, and a checkpoint keeps."""
+
+    model: NodeModel
+    optimizer: torch.optim.Optimizer
+    scaler: GradScaler
+    average: WeightAverage | None = None
+
+    @classmethod
+    def make(cls, model: NodeModel, config: TrainConfig, accelerator: Accelerator) -> State:
+        """The state before the first step; the model is moved to its device."""
+        accelerator.ranks.attach(model.to(accelerator.device))
+        average = WeightAverage(model, config.weight_average) if config.weight_average else None
+        return cls(model, make_optimizer(model, config, accelerator.device), accelerator.scaler, average)
+
+    def num_bytes(self) -> int:
+        """About how large a checkpoint is: weights, two moments of each parameter, and the average if there is one."""
+        moments = 2 * sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
+        return self.weight_bytes() * (2 if self.average is not None else 1) + moments
+
+    def weight_bytes(self) -> int:
+        return sum(int(tensor.nbytes) for tensor in self.model.state_dict().values())
+
+
+def save_checkpoint(path: Path, state: State, progress: Progress) -> None:
     """Write the whole state of a training to a file."""
-    with disk_errors(path.parent, checkpoint_bytes(model, average)):
+    parts: dict[str, Any] = {
+        "model": state.model,
+        "optimizer": state.optimizer,
+        "scaler": state.scaler,
+        "average": state.average,
+    }
+    kept = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    with disk_errors(path.parent, state.num_bytes()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
-        if average is not None:
-            state["average"] = average.state_dict()
-        if scaler is not None:
-            state["scaler"] = scaler.state_dict()
-        _save(state, path)
+        with open(path, "wb") as stream:
+            try:
+                torch.save(kept | {"progress": asdict(progress)}, stream)
+            except RuntimeError as error:  # of torch.save, which does not say that a disk is full
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
-def checkpoint_bytes(model: nn.Module, average: WeightAverage | None = None) -> int:
-    """About how large a checkpoint is: weights, two moments of each parameter, and the average where there is one."""
-    held = int(sum(tensor.nbytes for tensor in model.state_dict().values()))
-    moments = 2 * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    return held * (2 if average is not None else 1) + moments
-
-
-def require_room(folder: Path, model: nn.Module, average: WeightAverage | None = None) -> None:
+def require_room(folder: Path, state: State) -> None:
     """Refuse to begin where checkpoints and weights will not fit, each of them beside the one it replaces."""
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     there = sum(file.stat().st_size for file in (*folder.glob("checkpoints/*.pt"), *folder.glob("*.safetensors")))
-    needed = 2 * (weights + checkpoint_bytes(model, average)) - there
+    needed = 2 * (state.weight_bytes() + state.num_bytes()) - there
     require_space(folder, needed, f"training (weights and checkpoints of {folder.name})")
 
 
-def _save(state: dict[str, Any], file: Path) -> None:
-    """torch.save, whose own errors do not say that a disk is full."""
-    with open(file, "wb") as stream:
-        kept = _Kept(stream)
-        try:
-            torch.save(state, kept)  # type: ignore[arg-type]
-        except RuntimeError:
-            if kept.error is not None:
-                raise kept.error from None
-            raise
-
-
-class _Kept:
-    """A stream that remembers why it could not be written to."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self.stream.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
-def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    average: WeightAverage | None = None,
-    scaler: GradScaler | None = None,
-) -> Progress:
-    """Restore all of them; no code is run from the file. Of the optimizer only its moments are read: its settings are
-    those of the run's configuration, and how it runs is the device's."""
+def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
+    """Restore the whole state; no code is run from the file. Of the optimizer only its moments are read: its settings
+    are those of the run's configuration, and how it runs is the device's."""
     check_file(path.parents[1], path)
+    optimizer = state.optimizer
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
+        kept: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state.model.load_state_dict(kept["model"])
         own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(state["optimizer"])
-        for group, kept in zip(optimizer.param_groups, own, strict=True):
-            group.update(kept)
+        optimizer.load_state_dict(kept["optimizer"])
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
         _check_moments(optimizer)
-        if average is not None:
-            average.load_state_dict(state["average"])
-        if scaler is not None and state["scaler"]:  # empty where it was written in another precision
-            scaler.load_state_dict(state["scaler"])
-        return TypeAdapter(Progress).validate_python(state["progress"])
+        if state.average is not None:
+            state.average.load_state_dict(kept["average"])
+        if kept["scaler"]:  # empty where it was written in another precision
+            state.scaler.load_state_dict(kept["scaler"])
+        return TypeAdapter(Progress).validate_python(kept["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"

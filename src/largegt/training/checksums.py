@@ -1,12 +1,8 @@
 """checksums.json of a run: what its files are, so that a damaged one is found before it is used.
 
-Enters: a file about to take its place in a run folder, or one about to be read. Leaves: the note, or a `FormatError`
-that names the file. Cost: a hash of the file, and a small file more per write.
-
-A run grows while it trains and may be killed at any moment, so a file has up to two notes: what it was and what it is
-about to be. The second is there before the file is, and either is sound until the next file is noted: then a history
-that was cut off after an earlier epoch is damaged. `analysis.json`, which a report may write beside a training, carries
-its own checksum. Runs without a checksums.json are read as they are.
+A training may be killed at any moment: while files take their places, each has two notes, what it was and what it is
+about to be, and either is sound. `analysis.json`, which a report may write beside a training, carries its own checksum.
+Runs without a checksums.json are read as they are. Cost: a hash of each file, and two small files per write.
 """
 
 from __future__ import annotations
@@ -25,12 +21,13 @@ from ..io.atomic import leaves, sync, write_text_atomically
 from ..io.checksums import Damage, bytes_checksum, file_checksum, mismatch, read_sealed, sealed
 
 FILE = "checksums.json"
-_FORMAT, _VERSION = "largegt-run", 1
+_FORMAT, _VERSION = "largegt-run", 2
 _ATTEMPTS = 5
 _PLACE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
 """Where the store lies is the user's to change in config.toml, and its fingerprint is checked anyway."""
 
-Note = dict[str, Any]
+Notes = dict[str, list[dict[str, Any]]]
+"""Sizes and checksums of each file by its name, newest last."""
 
 
 @contextmanager
@@ -47,10 +44,15 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
             files = {run / file.relative_to(folder): file for file in new}
             for file in new:
                 sync(file)
-            note(run, files | {path: path for path in others})
+            before = noted(run)
+            after = {_name(run, path): [_note(path, file)] for path, file in files.items()}
+            after |= {_name(run, path): [_note(path, path)] for path in others}
+            both = {name: [*before.get(name, [])[-1:], *note] for name, note in after.items()}
+            _write(run, before | both, durable=True)
             for path, file in files.items():
                 path.parent.mkdir(exist_ok=True)
                 os.replace(file, path)
+            _write(run, before | after)
         finally:
             try:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -65,19 +67,6 @@ def put_text(run: Path, path: Path, text: str) -> None:
         (folder / path.name).write_text(text, encoding="utf-8", newline="")
 
 
-def note(run: Path, files: dict[Path, Path]) -> None:
-    """Note what each of these is about to be; its content lies where the value says."""
-    notes = noted(run)
-    for name, known in notes.items():  # of those that took their place, what they were is sound no more
-        if len(known) > 1:
-            notes[name] = [one for one in known if _fault(run / name, one) is None] or known
-    for path, content in files.items():
-        name, new = path.relative_to(run).as_posix(), _note(path, content)
-        old = [one for one in notes.get(name, []) if path.is_file() and one != new]
-        notes[name] = [*old[-1:], new]
-    write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), True)
-
-
 def check_file(run: Path, path: Path) -> None:
     """Refuse a file of the run that is not what was written."""
     try:
@@ -85,7 +74,10 @@ def check_file(run: Path, path: Path) -> None:
     except OSError as error:
         raise DiskError(f"{path} cannot be read: {error.strerror or error}; mend that and try again") from error
     if fault is not None:
-        raise FormatError(f"{path} {fault}: it was damaged or changed; {_advice(run, path)}")
+        advice = "bring a whole copy, or train again with --overwrite"
+        if path.name == "config.toml":
+            advice = f"put it back, or delete {run / FILE} if you changed it on purpose"
+        raise FormatError(f"{path} {fault}: it was damaged or changed; {advice}")
 
 
 def damages(run: Path) -> Iterator[Damage]:
@@ -100,58 +92,14 @@ def damages(run: Path) -> Iterator[Damage]:
             yield Damage(path, fault)
 
 
-def is_moved(run: Path) -> bool:
-    """Whether config.toml names another place of its store than was written."""
-    config = run / "config.toml"
-    known = noted(run).get(config.name, [])
-    return bool(known) and _note(config, config)["whole"] not in [one.get("whole") for one in known]
-
-
 def unchecked(run: Path) -> list[str]:
     """Files in the run that nothing was noted of."""
     known = {*noted(run), FILE, "analysis.json"}
-    names = (file.relative_to(run).as_posix() for file in sorted(run.rglob("*")) if file.is_file())
+    names = (_name(run, file) for file in sorted(run.rglob("*")) if file.is_file())
     return [name for name in names if name not in known]
 
 
-def _fault_of(run: Path, path: Path) -> str | None:
-    """What is wrong with a file. A training may write between our two looks, so we look again when it did."""
-    fault = None
-    for _ in range(_ATTEMPTS):
-        notes = noted(run)
-        known = notes.get(path.relative_to(run).as_posix())
-        if not known:
-            return None
-        if leaves(run, path):
-            return "leads out of its run"
-        faults = [_fault(path, one) for one in reversed(known)]
-        if None in faults:
-            return None
-        fault = faults[0]
-        if noted(run) == notes:
-            break
-    return fault
-
-
-def _note(path: Path, content: Path) -> Note:
-    if path.name == "config.toml":
-        text = content.read_bytes()
-        rest = _PLACE.sub(rb"\1 =", text, count=2)
-        return {"bytes": len(rest), "checksum": bytes_checksum(rest), "whole": bytes_checksum(text)}
-    return {"bytes": content.stat().st_size, "checksum": file_checksum(content)}
-
-
-def _fault(path: Path, one: Note) -> str | None:
-    if path.name != "config.toml":
-        return mismatch(path, one["bytes"], one["checksum"])
-    try:
-        found = _note(path, path)
-        return None if found["checksum"] == one["checksum"] else "does not match its checksum"
-    except FileNotFoundError:
-        return "is missing"
-
-
-def noted(run: Path) -> dict[str, list[Note]]:
+def noted(run: Path) -> Notes:
     """What is noted of each file of the run, by its name."""
     file = run / FILE
     if not file.is_file():
@@ -164,6 +112,50 @@ def noted(run: Path) -> dict[str, list[Note]]:
     return files  # type: ignore[return-value]
 
 
+def _fault_of(run: Path, path: Path) -> str | None:
+    """What is wrong with a file. A training may write between our two looks, so we look again when it did."""
+    fault = None
+    for _ in range(_ATTEMPTS):
+        notes = noted(run)
+        known = notes.get(_name(run, path))
+        if not known:
+            return None
+        if leaves(run, path):
+            return "leads out of its run"
+        faults = [_fault(path, note) for note in reversed(known)]
+        if None in faults:
+            return None
+        fault = faults[0]
+        if noted(run) == notes:
+            break
+    return fault
+
+
+def _fault(path: Path, note: dict[str, Any]) -> str | None:
+    if path.name != "config.toml":
+        return mismatch(path, note["bytes"], note["checksum"])
+    try:
+        return None if _note(path, path) == note else "does not match its checksum"
+    except FileNotFoundError:
+        return "is missing"
+
+
+def _note(path: Path, content: Path) -> dict[str, Any]:
+    """What `path` is, whose content lies at `content`."""
+    if path.name == "config.toml":
+        text = _PLACE.sub(rb"\1 =", content.read_bytes(), count=2)
+        return {"bytes": len(text), "checksum": bytes_checksum(text)}
+    return {"bytes": content.stat().st_size, "checksum": file_checksum(content)}
+
+
+def _name(run: Path, path: Path) -> str:
+    return path.relative_to(run).as_posix()
+
+
+def _write(run: Path, notes: Notes, durable: bool = False) -> None:
+    write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), durable)
+
+
 def _is_plain(files: Any) -> bool:
     return isinstance(files, dict) and all(
         not Path(name).is_absolute() and ".." not in Path(name).parts and isinstance(known, list)
@@ -171,9 +163,3 @@ def _is_plain(files: Any) -> bool:
                 for one in known)
         for name, known in files.items()
     )  # fmt: skip
-
-
-def _advice(run: Path, path: Path) -> str:
-    if path.name == "config.toml":
-        return f"put it back, or delete {run / FILE} if you changed it on purpose"
-    return "bring a whole copy, or train again with --overwrite"

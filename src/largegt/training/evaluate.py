@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..baselines.layerwise import layerwise
 from ..baselines.loader import NeighborLoader
-from ..baselines.message_passing import MessagePassing, layerwise
+from ..baselines.message_passing import MessagePassing
 from ..config import TrainConfig
+from ..data.store import GraphStore
 from ..errors import ConfigError, InputError
 from ..io.remote import shown
 from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared
+from ..prepare.prepared import Prepared, sample_rows
 from ..progress import Progress, silent
-from ..ranks import Ranks
+from ..ranks import ALONE, Ranks
 from ..text import quoted
 from ..tokens.loader import TokenLoader
 from ..types import Array, PathLike
 from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_loaders
+from .setup import Loader, make_loader, num_draws
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -55,12 +58,8 @@ def evaluate(
     rows = prepared.split_rows(split)
     if not len(rows):
         raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
-    rows = ranks.batches_of(rows, config.eval_batch_size)
-    accelerator = make_accelerator(config, ranks)
-    model = opened.load_model(prepared).to(accelerator.device)
-    table = opened.config.tokens.table
-    loaders = make_loaders(prepared, model, config, accelerator.device, opened.store(), rows, draws, table)
-    scores = score_rows(model, loaders, rows, config, opened.head(prepared), accelerator, progress)
+    scorer = Scorer.of_run(opened, prepared, opened.store(), config, ranks)
+    scores = scorer.scores(ranks.batches_of(rows, config.eval_batch_size), draws, progress)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
             f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
@@ -70,71 +69,101 @@ def evaluate(
 
 
 def majority_scores(prepared: Prepared) -> dict[str, float]:
-    """Accuracy on valid and test of always saying the most common class of the training nodes."""
+    """Accuracy on valid and test of always predicting the most common class of the training nodes."""
     labels = np.asarray(prepared.labels)
     classes, counts = np.unique(labels[prepared.split_rows("train")], return_counts=True)
     common = classes[counts.argmax()]
     return {split: float((labels[prepared.split_rows(split)] == common).mean()) for split in ("valid", "test")}
 
 
-def score_rows(
-    model: NodeModel,
-    loaders: Sequence[Loader],
-    rows: Array,
-    config: TrainConfig,
-    head: TaskHead,
-    accelerator: Accelerator,
-    progress: Progress | None = None,
-) -> dict[str, float]:
-    """Scores of a model on rows of the loaders' table, predictions averaged over the loaders' draws. With several
-    ranks each brings rows of its own, and the scores are those of all."""
-    scores = Scores(head)
-    for _, logits, labels in averaged_logits(model, loaders, rows, config, head, accelerator, progress, "evaluate"):
-        scores.add(logits, labels)
-    return scores.result_of(accelerator.ranks)
+@dataclass(frozen=True)
+class Scorer:
+    """A model with all that its predictions and scores are made of. `rows` are those of the loader's table, sorted."""
 
+    model: NodeModel
+    head: TaskHead
+    config: TrainConfig
+    accelerator: Accelerator
+    loader: Loader
+    prepared: Prepared
+    store: GraphStore
 
-@torch.no_grad()
-def averaged_logits(
-    model: NodeModel,
-    loaders: Sequence[Loader],
-    rows: Array,
-    config: TrainConfig,
-    head: TaskHead,
-    accelerator: Accelerator,
-    progress: Progress | None = None,
-    stage: str = "",
-) -> Iterator[Predicted]:
-    """(nodes, logits, labels) batch by batch, in the order of `rows`, which are sorted; each loader brings the same
-    nodes with another draw of local nodes or neighbours."""
-    show = progress or silent
-    model.eval()
-    if not len(rows):
-        return
-    num_done = 0
-    for found in zip(*(_predicted(model, loader, rows, config, accelerator) for loader in loaders), strict=True):
-        nodes, _, labels = found[0]
-        yield nodes, head.average([logits for _, logits, _ in found]), labels
-        num_done += len(nodes)
-        show(stage, num_done, len(rows))
+    @classmethod
+    def of_run(
+        cls, run: Run, prepared: Prepared, store: GraphStore, config: TrainConfig, ranks: Ranks = ALONE
+    ) -> Scorer:
+        """A run's best weights. One that was trained with its table on a GPU may be scored where there is none."""
+        accelerator = make_accelerator(config, ranks)
+        model = run.load_model(prepared).to(accelerator.device)
+        place = run.config.tokens.table
+        loader = make_loader(prepared, model, config, accelerator.device, "auto" if place == "gpu" else place, store)
+        return cls(model, run.head(prepared), config, accelerator, loader, prepared, store)
 
+    def scores(self, rows: Array, draws: int = 1, progress: Progress | None = None) -> dict[str, float]:
+        """Scores of these rows, of predictions averaged over so many draws. With several ranks each brings rows of its
+        own, and the scores are those of all."""
+        scores = Scores(self.head)
+        for _, logits, labels in self.logits(self.loaders(rows, draws), rows, progress, "evaluate"):
+            scores.add(logits, labels)
+        return scores.result_of(self.accelerator.ranks)
 
-def _predicted(
-    model: NodeModel, loader: Loader, rows: Array, config: TrainConfig, accelerator: Accelerator
-) -> Iterator[Predicted]:
-    if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and config.inference == "full":
-        yield from _over_all_neighbors(model, loader, rows, accelerator)
-        return
-    num_left, size = len(rows), nodes_at_once(loader, config)
-    if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
-        rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
-    for batch in loader.batches(rows, size):
-        with accelerator.autocast():
-            logits = _in_order(batch, model(batch).logits)
-        nodes, labels = (_in_order(batch, values) for values in (batch.nodes, batch.labels))
-        count = min(len(nodes), num_left)
-        yield nodes[:count], logits[:count], labels[:count]
-        num_left -= count
+    def loaders(self, rows: Array, draws: int) -> list[Loader]:
+        """The loader, and others like it with fresh draws of local nodes or neighbours for these rows."""
+        if draws < 1:
+            raise ConfigError(f"draws is {draws}: it must be at least 1")
+        first, others = self.loader, range(1, num_draws(self.model, self.config, draws))
+        if isinstance(first, NeighborLoader):
+            return [first, *(replace(first, draw=draw) for draw in others)]
+        drawn = (sample_rows(self.store, self.prepared, rows, draw) for draw in others)
+        return [first, *(replace(first, table=first.table.with_local_rows(rows, *each)) for each in drawn)]
+
+    @torch.no_grad()
+    def logits(
+        self, loaders: Sequence[Loader], rows: Array, progress: Progress | None = None, stage: str = ""
+    ) -> Iterator[Predicted]:
+        """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' draws."""
+        show = progress or silent
+        self.model.eval()
+        if not len(rows):
+            return
+        num_done = 0
+        for found in zip(*(self._predicted(loader, rows) for loader in loaders), strict=True):
+            nodes, _, labels = found[0]
+            yield nodes, self.head.average([logits for _, logits, _ in found]), labels
+            num_done += len(nodes)
+            show(stage, num_done, len(rows))
+
+    def _predicted(self, loader: Loader, rows: Array) -> Iterator[Predicted]:
+        model = self.model
+        if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and self.config.inference == "full":
+            yield from self._over_all_neighbors(model, loader, rows)
+            return
+        num_left, size = len(rows), nodes_at_once(loader, self.config)
+        if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
+            rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
+        for batch in loader.batches(rows, size):
+            with self.accelerator.autocast():
+                logits = _in_order(batch, model(batch).logits)
+            nodes, labels = (_in_order(batch, values) for values in (batch.nodes, batch.labels))
+            count = min(len(nodes), num_left)
+            yield nodes[:count], logits[:count], labels[:count]
+            num_left -= count
+
+    def _over_all_neighbors(self, model: MessagePassing, loader: NeighborLoader, rows: Array) -> Iterator[Predicted]:
+        """Every layer once for every node it is needed for."""
+        table = loader.table
+        at = torch.from_numpy(rows).to(table.device)
+        nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(self.accelerator.device)
+        outputs = layerwise(model, loader.csr, lambda of: loader.features(torch.from_numpy(of)), nodes)
+        done = 0
+        while True:
+            with self.accelerator.autocast():
+                output = next(outputs, None)
+            if output is None:
+                return
+            of = labels[done : done + len(output.nodes)]
+            yield output.nodes, output.logits, of if of.is_floating_point() else of.long()
+            done += len(output.nodes)
 
 
 def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
@@ -142,25 +171,6 @@ def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
     if not isinstance(loader, TokenLoader):
         return config.eval_batch_size
     return min(config.eval_batch_size, max(_FEWEST, _BATCH_BYTES // loader.bytes_per_node))
-
-
-def _over_all_neighbors(
-    model: MessagePassing, loader: NeighborLoader, rows: Array, accelerator: Accelerator
-) -> Iterator[Predicted]:
-    """Every layer once for every node it is needed for."""
-    table = loader.table
-    at = torch.from_numpy(rows).to(table.device)
-    nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(accelerator.device)
-    outputs = layerwise(model, loader.csr, lambda of: loader.features(torch.from_numpy(of)), nodes)
-    done = 0
-    while True:
-        with accelerator.autocast():
-            output = next(outputs, None)
-        if output is None:
-            return
-        of = labels[done : done + len(output.nodes)]
-        yield output.nodes, output.logits, of if of.is_floating_point() else of.long()
-        done += len(output.nodes)
 
 
 def _in_order(batch: Any, values: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Launch: one command → the same command in several processes of this machine, which train together.
 
-Enters: how many, and the command's arguments. Leaves: its exit code, when all have ended. The processes find each other
-as those of torchrun do; a job on several machines is torchrun's to launch. The first one has the terminal, the others
-are silent. If one dies, the rest are ended within seconds, and the error says which, why, and how to go on.
+The processes find each other as those of torchrun do, which launches jobs on several machines. The first one has the
+terminal, the others are silent. If one dies, the rest are ended within seconds, and the error says which, why, and how
+to go on. (torchrun names the rank that it sees first, which may be one that only lost another.)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -33,21 +34,19 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "largegt", *arguments]
     with TemporaryDirectory(prefix="largegt-") as folder, _ended_with_us() as processes:
-        said = [Path(folder) / f"rank{rank}" for rank in range(devices)]
+        errors = [Path(folder) / f"rank{rank}" for rank in range(devices)]
         for rank in range(devices):
             environment = os.environ | _environment(rank, devices, store.port)
-            if rank == 0:
-                processes.append(subprocess.Popen(command, env=environment))
-                continue
-            with open(said[rank], "wb") as errors:
-                processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors))
+            with open(errors[rank], "wb") as stream:
+                quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": stream} if rank else {}
+                processes.append(subprocess.Popen(command, env=environment, **quiet))
         failed = _first_to_fail(processes)
         if failed is None:
             return 0
         code = processes[failed].returncode
-        if processes[0].returncode == 2:  # it has told the user what was wrong
+        if processes[0].returncode == 2:  # it has said what was wrong
             return 2
-        words = said[failed].read_text(encoding="utf-8", errors="replace").strip() if failed else ""
+        words = errors[failed].read_text(encoding="utf-8", errors="replace").strip() if failed else ""
         if code == 2:
             raise LostRank(f"rank {failed}: {words.splitlines()[-1].removeprefix('error: ')}")
         if words:
@@ -64,13 +63,13 @@ def resume_advice(out: Path, devices: int) -> str:
         return f"there is no checkpoint yet; begin again with: {command}"
     try:
         epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
-    except Exception:  # whoever goes on with it is told what is wrong with it
+    except Exception:  # resuming says what is wrong with it
         return f"go on with: {command}"
     return f"the last checkpoint is epoch {epoch}; go on with: {command}"
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun would say; and cores for each."""
+    """What torchrun sets, and cores for each."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_threads(None) // size))
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
@@ -80,8 +79,8 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _first_to_fail(processes: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all to end well, or for one that did not: its number. Those that only lost another are not the ones to
-    blame, so they are passed over as long as there may be another."""
+    """Wait for all to end well, or for one that did not: its number. Those that only lost another are passed over as
+    long as there may be another."""
     blamed: int | None = None
     deadline = float("inf")
     while True:
@@ -105,8 +104,7 @@ def _ended_with_us() -> Iterator[list[subprocess.Popen[bytes]]]:
         yield processes
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
         for process in processes:
             try:
                 process.wait(_GRACE_S)

@@ -1,4 +1,5 @@
-"""Where a training writes what happened: metrics.jsonl and .csv, TensorBoard, and Weights & Biases on request."""
+"""The log of a training: metrics.jsonl and .csv, TensorBoard, and Weights & Biases on request; and how metrics.json and
+metrics.jsonl are read. A run folder may come from a stranger, so types are checked."""
 
 from __future__ import annotations
 
@@ -9,8 +10,64 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, FormatError, first_line
+
+_LARGEST = 2**63
+Number = int | float
+Scores = dict[str, Number]
+
+
+class Entry(BaseModel):
+    """An entry of a metrics file that must have the fields of its class; others are numbers, text or scores."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Number | str | Scores | None]
+
+
+class EpochEntry(Entry):
+    """A line of metrics.jsonl."""
+
+    epoch: int
+    train: Scores
+    valid: Scores
+    train_s: Number
+    elapsed_s: Number
+
+
+class FinalEntry(Entry):
+    """metrics.json."""
+
+    model: str
+    dataset: str
+    seed: int
+    num_parameters: int
+    best_epoch: int
+    epochs: int
+    stopped: str
+    epoch_time_s: Number
+    train_time_s: Number
+    peak_gpu_bytes: Number
+    draws: int
+    valid: Scores
+    test: Scores
+
+
+def parse_metrics(file: Path, text: str, kind: type[Entry]) -> dict[str, Any]:
+    """The entry in `text`, a line or the whole of `file`."""
+    try:
+        entry: dict[str, Any] = json.loads(text)
+        kind.model_validate(entry)
+        if any(isinstance(value, int) and abs(value) >= _LARGEST for value in flatten(entry).values()):
+            raise ValueError("a number does not fit 64 bits")
+    except ValidationError as error:
+        wrong = ".".join(str(part) for part in error.errors()[0]["loc"]) or "an object"
+        raise FormatError(f"{file} does not say {wrong} as a run does; train again") from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{file} is damaged ({first_line(error)}); train again") from error
+    return entry
 
 
 class RunLog:
@@ -44,7 +101,7 @@ class RunLog:
             self.wandb.log(flat, step=entry["epoch"])
 
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
-        """TensorBoard's thread raises its errors in ours too: there they are told, once."""
+        """TensorBoard's thread raises its errors in ours too, where they are reported."""
         if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
             self._hook(args)
 

@@ -3,8 +3,8 @@
 Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
 train and valid splits; the test split is read once, at the end, with the weights that were best on valid.
 
-Several ranks run this same page. Each trains on its part of every batch and scores its part of the validation nodes;
-what one of them decides from, all have; the first alone writes.
+Several ranks run the same code. Each trains on its part of every batch and scores its part of the validation nodes; the
+first alone writes.
 """
 
 from __future__ import annotations
@@ -41,33 +41,22 @@ from ..text import quoted
 from ..tokens.loader import shuffled
 from ..tokens.table import check_place
 from ..types import Array, PathLike
-from .accelerator import Accelerator, check_precision, make_accelerator
-from .checkpoint import Progress, load_checkpoint, require_room, save_checkpoint
+from .accelerator import Accelerator, make_accelerator
+from .batches import EpochBatches, check_consistency
+from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import replacing
-from .consistency import check_model, check_nodes
-from .evaluate import nodes_at_once, score_rows
+from .evaluate import Scorer, nodes_at_once
 from .log import RunLog, check_wandb
 from .metrics import TaskHead
 from .numerics import about_steps, likely_cause
 from .run import Run, store_to_train_on
-from .setup import (
-    Loader,
-    build_model,
-    is_worth_compiling,
-    make_loader,
-    make_optimizer,
-    num_draws,
-    set_learning_rate,
-    with_draws,
-)
+from .setup import Loader, build_model, is_worth_compiling, make_loader, num_draws, set_learning_rate
 from .step import TrainingStep
-from .views import views_for
-from .weight_average import WeightAverage
 
 _OUT_OF_TIME = "the budget is used up"
 _STEPS_BEFORE = 8
-"""A step that spoils weights may have a loss itself, and so may the next."""
+"""A step that spoils weights may have a finite loss itself, and so may the next."""
 Watch = Callable[[NodeModel, int, float], None]
 
 
@@ -99,24 +88,21 @@ def train(
     else:
         store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
     check_out(out, config, store, resume, overwrite)
-    check_precision(config.train)
     ranks = Ranks.here(config.train.device)
-    check_model(config, ranks)
+    check_consistency(config, ranks)
+    accelerator = make_accelerator(config.train, ranks, trains=True)
+    check_place(config.tokens.table, accelerator.device)
     show = progress if progress and ranks.is_first else silent
     with Lock(out, "training into") if ranks.is_first else nullcontext():
         if ranks.is_first:
             check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
-        accelerator = make_accelerator(config.train, ranks)
-        check_place(config.tokens.table, accelerator.device)
         with ranks.in_turn():
-            prepared = (
-                data
-                if isinstance(data, Prepared)
-                else prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
-            )
+            prepared = data
+            if not isinstance(prepared, Prepared):
+                prepared = prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
         if not len(prepared.split_rows("train")):
             raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
-        check_nodes(config, prepared)
+        check_consistency(config, ranks, prepared)
         head = TaskHead.for_training(prepared, config.train)
         head.monitor(config.train.monitor)  # refuses what is no metric
         with disk_errors(out):
@@ -134,38 +120,32 @@ class Trainer:
         self, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, accelerator: Accelerator
     ) -> None:
         """A new training, or one that goes on from the checkpoint of its run."""
-        self.run, self.store, self.prepared, self.head, self.accelerator = run, store, prepared, head, accelerator
-        self.config, self.device, self.ranks = run.config.train, accelerator.device, accelerator.ranks
+        self.run, self.config = run, run.config.train
+        self.device, self.ranks = accelerator.device, accelerator.ranks
         self.monitor, self.sign = head.monitor(self.config.monitor)
         torch.manual_seed(self.config.seed)
         self.model = build_model(run.config.model, prepared)
-        network = accelerator.distribute(self.model)
-        self.optimizer = make_optimizer(self.model, self.config, self.device)
-        decay = self.config.weight_average
-        self.average = WeightAverage(self.model, decay) if decay else None
-        self.progress = Progress()
+        self.state, self.progress = State.make(self.model, self.config, accelerator), Progress()
         checkpoint = run.path / "checkpoints" / "last.pt"
         if checkpoint.exists():
-            scaler = accelerator.scaler
-            self.progress = load_checkpoint(checkpoint, self.model, self.optimizer, self.device, self.average, scaler)
-        table = run.config.tokens.table
-        loader = make_loader(prepared, self.model, self.config, self.device, table, store)
-        self.loader: Loader = replace(loader, ranks=self.ranks)
+            self.progress = load_checkpoint(checkpoint, self.state, self.device)
+        loader = make_loader(prepared, self.model, self.config, self.device, run.config.tokens.table, store)
+        loader = replace(loader, ranks=self.ranks)
+        self.scorer = Scorer(self.model, head, self.config, accelerator, loader, prepared, store)
         self.train_rows = prepared.split_rows("train")
         self.valid_rows = self.ranks.batches_of(prepared.split_rows("valid"), self.config.eval_batch_size)
-        self.views = views_for(self.loader, prepared, self.model, self.config, lambda: store)
-        self.steps_per_epoch = self.loader.num_batches(len(self.train_rows), self.config.batch_size)
+        draws_anew = self.config.resample == "epoch" and self.model.num_local_nodes is None
+        self.batches = EpochBatches(loader, prepared, self.config, store if draws_anew else None)
+        self.steps_per_epoch = loader.num_batches(len(self.train_rows), self.config.batch_size)
         self.num_steps = self.config.epochs * self.steps_per_epoch
         self._compile()
-        self.step = TrainingStep(
-            accelerator, network, self.optimizer, head, self.config, bool(self.model.compiled_sizes), self.average,
-            self.views.num_others,
-        )  # fmt: skip
+        record, others = bool(self.model.compiled_sizes), self.batches.num_others
+        self.step = TrainingStep(accelerator, self.state, head, self.config, record, others)
         self.budget_s = seconds(self.config.budget) if self.config.budget else math.inf
         if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.budget_s:
             self.progress.stopped = ""
         if self.ranks.is_first and self.progress.epoch < self.config.epochs:
-            require_room(run.path, self.model, self.average)
+            require_room(run.path, self.state)
         self.show: Show = silent
         self.log = RunLog(run.path, run.config, run.history, self.progress.epoch, writes=self.ranks.is_first)
 
@@ -174,12 +154,12 @@ class Trainer:
         if not is_worth_compiling(self.config, self.device, self.num_steps):
             return
         if self.ranks.size == 1 or self.run.config.model.norm != "batch":
-            sizes = {size + self.views.num_others for size in self.ranks.shares(self.config.batch_size)}
-            self.model.compile_for({*sizes, nodes_at_once(self.loader, self.config)})
+            sizes = {size + self.batches.num_others for size in self.ranks.shares(self.config.batch_size)}
+            self.model.compile_for({*sizes, nodes_at_once(self.scorer.loader, self.config)})
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside, the model has the weights that are scored and kept: their average, where there is one."""
-        return self.average.in_place() if self.average else nullcontext()
+        return self.state.average.in_place() if self.state.average else nullcontext()
 
     # epochs
 
@@ -197,53 +177,55 @@ class Trainer:
                 self.ranks.wait()  # for the first one to have written
         finally:
             self.log.close()
-            self.views.close()
+            self.batches.close()
 
     def _epoch(self) -> None:
-        """Train on every batch once, validate, and save what came of it."""
+        """Train on every batch once, validate, and save the result."""
         progress, start = self.progress, time.perf_counter()
-        train_loss = self._train_epoch(start)
+        losses = self._train_epoch(start)
+        train_loss = float(self.ranks.sum_(self.step.loss_sum)) / self.step.num_nodes
         train_s = time.perf_counter() - start
         with self.averaged():
             valid = self._validate(train_loss)
         progress.epoch += 1
         progress.elapsed_s += time.perf_counter() - start
-        self._judge(valid)
+        self._update_best(valid)
         entry = {
             "epoch": progress.epoch, "train": {"loss": train_loss}, "valid": valid,
-            "learning_rate": float(self.optimizer.param_groups[0]["lr"]), "train_s": train_s,
-            "elapsed_s": progress.elapsed_s, **about_steps(self.step.losses.of_all_ranks()),
+            "learning_rate": float(self.state.optimizer.param_groups[0]["lr"]), "train_s": train_s,
+            "elapsed_s": progress.elapsed_s, **about_steps(losses),
         }  # fmt: skip
         self._save(entry)
 
-    def _train_epoch(self, start: float) -> float:
-        """The mean loss over the training nodes."""
-        config, progress, ranks, step = self.config, self.progress, self.ranks, self.step
+    def _train_epoch(self, start: float) -> Array:
+        """The loss of every step."""
+        config, progress, step = self.config, self.progress, self.step
         epoch, num_rows = progress.epoch, len(self.train_rows)
-        torch.manual_seed(_mixed_seed(config.seed, epoch, ranks.rank))
+        torch.manual_seed(_mixed_seed(config.seed, epoch, self.ranks.rank))
         self.model.train()
         step.restart()
-        for number, batches in enumerate(self.views.batches(epoch), start=epoch * self.steps_per_epoch):
-            set_learning_rate(self.optimizer, config, number, self.num_steps)
-            if weight := self.views.weight(number, self.num_steps):
-                step.agreement.fill_(weight)
+        for number, batches in enumerate(self.batches.of(epoch), start=epoch * self.steps_per_epoch):
+            set_learning_rate(self.state.optimizer, config, number, self.num_steps)
+            if config.consistency:
+                step.agreement.fill_(self.batches.weight(number, self.num_steps))
             step(batches, min(config.batch_size, num_rows - step.num_nodes))
             if step.losses.look():
                 break
             self.show(self._so_far(), epoch * num_rows + step.num_nodes, config.epochs * num_rows)
             elapsed_s = progress.elapsed_s + time.perf_counter() - start
-            if config.budget and ranks.first_says(elapsed_s > self.budget_s):
+            if config.budget and self.ranks.first_says(elapsed_s > self.budget_s):
                 progress.stopped = _OUT_OF_TIME
                 break
-        if step.losses.finish():
-            raise self._bad_step(step.losses.first_bad or 0)
-        return float(ranks.sum_(step.loss_sum)) / step.num_nodes
+        losses = step.losses.finish()
+        if len(bad := np.flatnonzero(~np.isfinite(losses))):
+            raise self._bad_step(int(bad[0]))
+        return losses
 
     def _validate(self, train_loss: float) -> dict[str, float]:
-        valid = score_rows(self.model, [self.loader], self.valid_rows, self.config, self.head, self.accelerator)
+        valid = self.scorer.scores(self.valid_rows)
         if not math.isfinite(train_loss + valid.get("loss", 0.0)):
             what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
-            raise self._not_a_number(what, self.loader, self.valid_rows)
+            raise self._not_a_number(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
         if valid and self.monitor not in valid:
             if self.ranks.is_first:
                 warnings.warn(f"{self.monitor} is undefined on the validation nodes, which are all of one class: "
@@ -251,7 +233,7 @@ class Trainer:
             self.monitor, self.sign = "loss", -1.0
         return valid
 
-    def _judge(self, valid: dict[str, float]) -> None:
+    def _update_best(self, valid: dict[str, float]) -> None:
         """Is this epoch the best so far, and is it time to stop?"""
         progress, best = self.progress, self.progress.best_valid.get(self.monitor)
         if not valid:  # nothing to validate on: the last weights are the best we know
@@ -266,20 +248,18 @@ class Trainer:
     def _save(self, entry: dict[str, Any]) -> None:
         """Weights, log and checkpoint of an epoch take their places together: they never disagree."""
         progress, run = self.progress, self.run
+        self.log.add(entry)
+        if not self.ranks.is_first:
+            return
         is_best = progress.best_epoch == progress.epoch
         is_last = bool(progress.stopped) or progress.epoch == self.config.epochs
-        if not self.ranks.is_first:
-            self.log.add(entry)
-            return
         with replacing(run.path) as folder:
             if is_best:
                 with self.averaged():
                     save_weights(folder / "model.safetensors", self.model)
-            self.log.add(entry)
             self.log.write(folder)
             if is_best or is_last or progress.epoch % self.config.checkpoint_every == 0:
-                checkpoint, scaler = folder / "checkpoints" / "last.pt", self.accelerator.scaler
-                save_checkpoint(checkpoint, self.model, self.optimizer, progress, self.average, scaler)
+                save_checkpoint(folder / "checkpoints" / "last.pt", self.state, progress)
 
     def _so_far(self) -> str:
         """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
@@ -290,24 +270,21 @@ class Trainer:
             parts.append(f"best {self.monitor} {best:.4f}")
         return ", ".join(parts)
 
-    # what goes wrong
+    # errors
 
     def _bad_step(self, number: int) -> ConfigError:
         """The error of a step, from 0 on, whose loss is no number."""
-        config, epoch = self.config, self.progress.epoch
-        order, start = shuffled(self.train_rows, config.seed, epoch), number * config.batch_size
-        rows = order[start : start + config.batch_size]
-        before = order[max(0, start - _STEPS_BEFORE * config.batch_size) : start]
-        return self._not_a_number(f"the loss of step {number + 1}", self.views.loader_of(epoch), rows, before)
+        size, epoch = self.config.batch_size, self.progress.epoch
+        order, start = shuffled(self.train_rows, self.config.seed, epoch), number * size
+        rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
+        return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_of(epoch), rows, before)
 
-    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array | None = None) -> ConfigError:
+    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array) -> ConfigError:
         """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
         that showed it, those of the steps just `before` may have caused it."""
-        config, progress = self.config, self.progress
-        shown, earlier = (
-            loader.batches(some, config.batch_size) for some in (rows, rows[:0] if before is None else before)
-        )
-        cause = likely_cause(config, self.accelerator.precision, self.prepared, shown, earlier)
+        config, progress, scorer = self.config, self.progress, self.scorer
+        shown, earlier = (loader.batches(some, config.batch_size) for some in (rows, before))
+        cause = likely_cause(config, scorer.accelerator.precision, scorer.prepared, shown, earlier)
         kept = "no epoch was finished: start anew with --overwrite"
         if progress.epoch:
             kept = (
@@ -320,12 +297,15 @@ class Trainer:
 
     def finish(self, score_test: bool = True) -> None:
         """Load the best weights, score them on test where that is wanted, and write the final scores."""
-        config, progress, history = self.config, self.progress, self.log.history
+        config, progress, history, scorer = self.config, self.progress, self.log.history, self.scorer
         self.run.load_weights(self.model)
-        draws = num_draws(self.model, config, config.draws)
+        draws, test = num_draws(self.model, config, config.draws), dict[str, float]()
+        if score_test:
+            rows = scorer.prepared.split_rows("test")
+            test = scorer.scores(self.ranks.batches_of(rows, config.eval_batch_size), draws)
         final = {
             "model": self.run.config.model.name,
-            "dataset": self.prepared.meta["name"],
+            "dataset": scorer.prepared.meta["name"],
             "seed": config.seed,
             "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "best_epoch": progress.best_epoch,
@@ -337,22 +317,12 @@ class Trainer:
             "draws": draws,
             "devices": self.ranks.size,
             "valid": progress.best_valid,
-            "test": {},
+            "test": test,
         }
-        if score_test:
-            final["test"] = self._test_scores(draws)
         if self.ranks.is_first:
             with replacing(self.run.path, self.log.events()) as folder:
                 (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
         self.ranks.wait()
-
-    def _test_scores(self, draws: int) -> dict[str, float]:
-        rows = self.ranks.batches_of(self.prepared.split_rows("test"), self.config.eval_batch_size)
-        loaders = with_draws(self.loader, self.prepared, self.model, self.config, self.store, rows, draws)
-        return score_rows(self.model, loaders, rows, self.config, self.head, self.accelerator)
-
-
-# the parts ------------------------------------------------------------------------------------------------------
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
@@ -368,34 +338,7 @@ def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _but_for_budget(config: Config) -> Config:
-    """A run may go on with another budget or token table; every other setting would make it another run."""
-    train = config.train.model_copy(update={"budget": None})
-    return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
-
-
-def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks: Ranks) -> Run:
-    """The run folder, new or as it is."""
-    with ranks.in_turn():
-        if not ranks.is_first:
-            return Run.open(out)
-        _tidy(out, overwrite)
-        return Run.create(out, config, store)
-
-
-def _tidy(out: Path, overwrite: bool) -> None:
-    """Remove what a killed process left, and with `overwrite` the run that is there: moved away first, so that a kill
-    leaves no half of one."""
-    if overwrite and out.exists():
-        out.replace(out.parent / f".{out.name}.old")
-    shutil.rmtree(out.parent / f".{out.name}.old", ignore_errors=True)
-    refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
-    remove_partial(out)
-
-
-def _is_partial(name: str) -> bool:
-    """Of a file that a process was killed at before it had its name, or of the notes that go before it."""
-    return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
+# the run folder
 
 
 def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool, held: bool = False) -> None:
@@ -416,8 +359,34 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
     run = Run.open(out)
     if resume and run.store_fingerprint != store.fingerprint:
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
-    if resume and _but_for_budget(run.config) != _but_for_budget(config):
+    if resume and _comparable(run.config) != _comparable(config):
         raise ConfigError(
             f"{out} was started with other settings than these: go on with its own, --recipe "
             f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
         )
+
+
+def _comparable(config: Config) -> Config:
+    """A run may go on with another budget or token table; every other setting would make it another run."""
+    train = config.train.model_copy(update={"budget": None})
+    return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
+
+
+def _is_partial(name: str) -> bool:
+    """Whether this is left of a process that was killed before it had written a first file."""
+    return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
+
+
+def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks: Ranks) -> Run:
+    """The run folder, new or as it is. A run that is overwritten is moved away first, so that a kill leaves no half of
+    one."""
+    with ranks.in_turn():
+        if not ranks.is_first:
+            return Run.open(out)
+        old = out.parent / f".{out.name}.old"
+        if overwrite and out.exists():
+            out.replace(old)
+        shutil.rmtree(old, ignore_errors=True)
+        refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
+        remove_partial(out)
+        return Run.create(out, config, store)

@@ -1,8 +1,7 @@
 """What a task means: its loss, its predictions, its metrics, and which of them picks the best epoch.
 
-Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split. Scores do not depend on
-how a split is cut into batches: sums and weights are added up, and metrics see all predictions. A metric that is
-undefined on the nodes at hand (ROC-AUC of one class alone) is left out, not called zero.
+Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split, however it is cut into
+batches. A metric that is undefined on the nodes at hand (ROC-AUC of one class alone) is left out, not called zero.
 """
 
 from __future__ import annotations
@@ -49,16 +48,15 @@ class TaskHead:
     @classmethod
     def for_training(cls, prepared: Prepared, config: TrainConfig) -> TaskHead:
         """The head for this data: class weights and target scale come from the training split alone."""
-        task: Task = prepared.meta["task"]
+        task, num_outputs = prepared.meta["task"], prepared.meta["num_outputs"]
         mean, std, weight = 0.0, 1.0, None
-        is_balanced = config.class_weights == "balanced"
-        if is_balanced or task == "regression":  # else nothing is read
+        if config.class_weights == "balanced" or task == "regression":  # else nothing is read
             labels = np.asarray(prepared.labels[prepared.split_rows("train")])
-        if task == "regression":
-            mean, std = float(labels.mean(dtype=np.float64)), float(labels.std(dtype=np.float64)) or 1.0
-        elif is_balanced:
-            weight = _balanced(task, labels, prepared.meta["num_outputs"])
-        return cls(task, prepared.meta["num_outputs"], weight, config.label_smoothing, mean, std)
+            if task == "regression":
+                mean, std = float(labels.mean(dtype=np.float64)), float(labels.std(dtype=np.float64)) or 1.0
+            else:
+                weight = _balanced(task, labels, num_outputs)
+        return cls(task, num_outputs, weight, config.label_smoothing, mean, std)
 
     def loss(self, logits: Tensor, labels: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """Mean loss of a batch in float32; missing parts of a multi-label row count nothing. With several ranks, this
@@ -108,9 +106,8 @@ class TaskHead:
         return logits * self.target_std + self.target_mean
 
     def disagreement(self, logits: list[Tensor], confidence: float = 0.0) -> Tensor:
-        """[b] how far views of the same nodes are from what they say together, in float32. That is their mean, made
-        surer of itself (probabilities squared, and brought to a sum of one again); no gradient passes through it.
-        0 where no class has at least the probability `confidence` in that mean; values have none to ask for."""
+        """[b] the distance of views of the same nodes from their sharpened mean (probabilities squared, normalised),
+        which has no gradient; 0 where no class has at least the probability `confidence` in that mean."""
         if self.task == "regression":
             values = torch.stack([each.float() for each in logits])
             return (values - values.mean(dim=0).detach()).square().sum(dim=-1).mean(dim=0)
@@ -147,10 +144,7 @@ class TaskHead:
 
 
 class Scores:
-    """Tallies loss and predictions over the batches of a split, on the device of the model.
-
-    For classes it keeps two numbers per node, otherwise the predictions themselves.
-    """
+    """Tallies loss and predictions over the batches of a split, on the device of the model."""
 
     def __init__(self, head: TaskHead) -> None:
         self.head = head
@@ -206,16 +200,16 @@ def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, floa
         return found
     truth = truth.float().nan_to_num(-1.0).long()
     ranked = {
-        "roc_auc": _mean_over_labels(_roc_auc, predicted, truth),
+        "roc_auc": _mean_over_labels(roc_auc, predicted, truth),
         "average_precision": _mean_over_labels(_average_precision, predicted, truth),
     }
     found = {name: value for name, value in ranked.items() if value is not None}
     known = truth >= 0
-    said, true = predicted[known] >= 0.5, truth[known] == 1
-    f1 = float(2.0 * (said & true).sum() / (said.sum() + true.sum()).clamp(min=1))
+    positive, true = predicted[known] >= 0.5, truth[known] == 1
+    f1 = float(2.0 * (positive & true).sum() / (positive.sum() + true.sum()).clamp(min=1))
     if head.task == "multilabel":
         return {**found, "micro_f1": f1}
-    return {"accuracy": float((said == true).double().mean()), **found, "f1": f1}
+    return {"accuracy": float((positive == true).double().mean()), **found, "f1": f1}
 
 
 def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Tensor, truth: Tensor) -> float | None:
@@ -228,7 +222,7 @@ def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Ten
     return float(np.mean(values)) if values else None
 
 
-def _roc_auc(score: Tensor, truth: Tensor) -> Tensor:
+def roc_auc(score: Tensor, truth: Tensor) -> Tensor:
     """Area under the ROC curve, by trapezoids: equal scores count half."""
     positives, negatives = (F.pad(counts, (1, 0)) for counts in _counts_by_threshold(score, truth))
     return torch.trapezoid(positives / positives[-1], negatives / negatives[-1])

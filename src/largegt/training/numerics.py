@@ -1,8 +1,8 @@
 """Numerics: is every loss of a training a number; and if one is not, which was the first, and why?
 
 Enters: the loss of every step. Leaves: `Losses`, those of an epoch on the host, and an error that names the first bad
-step, its likely cause and what to do. Cost: three small kernels a step, which are recorded with it, and a copy of 64
-losses every 64 steps, which nobody waits for: a bad one is known 128 steps later at most. On a CPU it is known at once.
+step, its likely cause and what to do. Cost on a GPU: three small kernels a step, which are recorded with it, and a copy
+of 64 losses every 64 steps, which nothing waits for: a bad one is known 128 steps later at most.
 """
 
 from __future__ import annotations
@@ -36,17 +36,13 @@ class Losses:
         self.every = _EVERY if device.type == "cuda" or ranks.size > 1 else 1
         self._ring = torch.zeros(2 * self.every, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
-        self._coming: tuple[Tensor, torch.Event | None] | None = None
-        self._num_steps = 0
-        self.seen: list[float] = []
-        """Those that are on the host: of this rank, where there are several."""
-        self.first_bad: int | None = None
-        """The first step of the epoch, from 0 on, whose loss is no number."""
+        self.restart()
 
     def restart(self) -> None:
         """A new epoch begins."""
         self._at.zero_()
-        self._coming, self._num_steps, self.seen, self.first_bad = None, 0, [], None
+        self._num_steps, self._seen = 0, list[float]()
+        self._coming: tuple[Tensor, torch.Event | None] | None = None
 
     def add(self, loss: Tensor) -> None:
         """Keep the loss of a step where it is."""
@@ -54,59 +50,37 @@ class Losses:
         self._at.add_(1).remainder_(len(self._ring))
 
     def look(self) -> bool:
-        """After a step: whether a loss is known to be bad. All ranks say the same."""
+        """After a step: whether a loss is known to be no number. All ranks say the same."""
         self._num_steps += 1
         if self._num_steps % self.every:
             return False
-        if self._ring.device.type == "cpu":
-            self._take(self._half(self._num_steps))
-        else:
-            self._arrive()
-            half = self._half(self._num_steps)
-            copy = pinned_buffer(half.shape, half.dtype)
-            copy.copy_(half, non_blocking=True)
-            self._coming = copy, torch.cuda.current_stream(half.device).record_event()
-        return self._is_bad()
-
-    def finish(self) -> bool:
-        """After the last step of an epoch: the same, with all losses."""
         self._arrive()
-        missing = self._num_steps - len(self.seen)
-        if missing:
-            self._take(self._half(self._num_steps + self.every - missing)[:missing])
-        return self._is_bad()
+        start = (self._num_steps - self.every) % len(self._ring)
+        window = self._ring[start : start + self.every]
+        if window.device.type == "cpu":
+            self._coming = window, None
+            self._arrive()
+        else:
+            copy = pinned_buffer(window.shape, window.dtype)
+            copy.copy_(window, non_blocking=True)
+            self._coming = copy, torch.cuda.current_stream(window.device).record_event()
+        bad = not all(map(math.isfinite, self._seen[-self.every :]))
+        return bool(self.ranks.sum_(torch.tensor([bad], dtype=torch.int64)))
 
-    def of_all_ranks(self) -> Array:
-        """float64 [steps]: each rank has its part of every loss."""
-        return self.ranks.sum_(torch.tensor(self.seen, dtype=torch.float64)).numpy()
-
-    def _half(self, num_steps: int) -> Tensor:
-        """The half of the ring that was filled up by so many steps."""
-        start = (num_steps // self.every - 1) % 2 * self.every
-        return self._ring[start : start + self.every]
+    def finish(self) -> Array:
+        """float64 [steps] every loss of the epoch: the sum of what ranks have of it."""
+        self._arrive()
+        start = len(self._seen) % len(self._ring)
+        self._seen += self._ring[start : start + self._num_steps - len(self._seen)].tolist()
+        return self.ranks.sum_(torch.tensor(self._seen, dtype=torch.float64)).numpy()
 
     def _arrive(self) -> None:
         if self._coming is not None:
             copy, whole = self._coming
             if whole is not None:
                 whole.synchronize()  # it set out a window of steps ago
-            self._take(copy)
+            self._seen += copy.tolist()
             self._coming = None
-
-    def _take(self, losses: Tensor) -> None:
-        values = losses.tolist()
-        if self.first_bad is None:
-            bad = [place for place, value in enumerate(values, len(self.seen)) if not math.isfinite(value)]
-            self.first_bad = bad[0] if bad else None
-        self.seen += values
-
-    def _is_bad(self) -> bool:
-        if self.ranks.size > 1:
-            none = 2**62
-            own = torch.tensor([none if self.first_bad is None else self.first_bad])
-            first = int(self.ranks.joined(own, [1] * self.ranks.size).min())
-            self.first_bad = None if first == none else first
-        return self.first_bad is not None
 
 
 def about_steps(losses: Array) -> dict[str, float | int]:
@@ -117,7 +91,7 @@ def about_steps(losses: Array) -> dict[str, float | int]:
 
 def num_spikes(losses: Array) -> int:
     """How many of these losses stand far above those around them: over twice the median of some 50 steps, and further
-    from it than ten times their spread. Of an epoch alone, so that a resumed run counts as an unbroken one does."""
+    from it than ten times their spread."""
     spikes = 0
     for block in np.array_split(losses, -(-len(losses) // _BLOCK)):
         median = float(np.median(block))
@@ -130,7 +104,7 @@ def num_spikes(losses: Array) -> int:
 def likely_cause(
     config: TrainConfig, precision: str, prepared: Prepared, batches: Iterable[Any], before: Iterable[Any] = ()
 ) -> str:
-    """Why what a model says of one of these batches is no number, and what to do: by their inputs, then by those of the
+    """Why a model's output for one of these batches is no number, and what to do: by their inputs, then by those of the
     batches that it learned from just `before`."""
     largest = 0.0
     for whose, batch in chain(zip(repeat("its nodes"), batches), zip(repeat("nodes of the steps before it"), before)):
@@ -156,7 +130,7 @@ def likely_cause(
 
 
 def _inputs(batch: Any) -> list[tuple[str, Tensor]]:
-    """What the batch tells a model, labels apart: by name."""
+    """The inputs of a batch by name, labels apart."""
     names = ("tokens", "features", "positions", "label_contexts", "local_contexts")
     found = [(name.replace("_", " "), getattr(batch, name, None)) for name in names]
     return [(name, values) for name, values in found if isinstance(values, Tensor)]

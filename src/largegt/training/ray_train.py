@@ -1,8 +1,5 @@
-"""Ray Train: the same training on workers of a Ray cluster, which Ray places, joins and starts again.
-
-Enters: a store and a run folder that every machine sees under the same path; the store may lie at a URL. Leaves: the
-run. If a worker or a machine is lost, Ray starts all workers again and they go on from the last checkpoint.
-"""
+"""Ray Train: the same training on workers of a Ray cluster. Every machine sees store and run folder under the same
+path; the store may lie at a URL. If a worker is lost, Ray starts all again and they go on from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -88,8 +85,8 @@ def train_on_ray(
 
 
 def _work(job: dict[str, Any]) -> None:
-    """What each worker does, in a process group that Ray has made. It goes on with what a lost one has left. An error
-    that is the user's to mend would be the same again, so Ray is not told of it."""
+    """What each worker does, in a process group that Ray has made. An error that is the user's to mend is kept from Ray,
+    which would try again."""
     try:
         store = GraphStore.open(job["store"], version=job["version"])
         train(store, build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])

@@ -32,8 +32,8 @@ from ..settings import build, to_toml
 from ..text import quoted
 from ..types import PathLike
 from .checksums import check_file, put_text
+from .log import EpochEntry, FinalEntry, parse_metrics
 from .metrics import TaskHead
-from .metrics_file import EPOCH, FINAL, parse_metrics
 from .setup import build_model
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Run:
                 f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it"
             )
         check_file(self.path, file)
-        return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FINAL)
+        return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FinalEntry)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ class Run:
             return []
         check_file(self.path, file)
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [parse_metrics(file, line, EPOCH) for line in lines if line]
+        return [parse_metrics(file, line, EpochEntry) for line in lines if line]
 
     def train_config(self, device: str | None = None) -> TrainConfig:
         """The training's settings, on another device if one is named."""
@@ -132,7 +132,7 @@ class Run:
             ) from error
 
     def newest_store(self) -> GraphStore:
-        """What the store has become by appending to it; the run's own version where that has labels of its own."""
+        """The newest version of the store; the run's own version where that has labels of its own."""
         self._require_store()
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:

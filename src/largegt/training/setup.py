@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..baselines.feature_models import MLP, SGC, SIGN
 from ..baselines.gat import GAT
 from ..baselines.goat import GOAT
 from ..baselines.graphsage import GraphSAGE
 from ..baselines.gt_sparse import GTSparse
 from ..baselines.linkx import LINKX
 from ..baselines.loader import NeighborLoader
-from ..baselines.mlp import MLP
 from ..baselines.nagphormer import NAGphormer
-from ..baselines.sgc import SGC
-from ..baselines.sign import SIGN
 from ..config import ModelConfig, TrainConfig
 from ..data.store import GraphStore
-from ..errors import ConfigError
 from ..model.largegt import LargeGT
 from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared, sample_rows
+from ..prepare.prepared import Prepared
 from ..runtime.hardware import usable
 from ..tokens.loader import TokenLoader
 from ..tokens.local_labels import LocalLabels
 from ..tokens.table import Place, TokenForm, TokenTable
-from ..types import Array
 from .accelerator import precision_of
 
 _BASELINES = {
@@ -87,39 +82,8 @@ def make_loader(
     return TokenLoader(table, device, model.num_local_nodes, distinct, labels, model.node_dropout)
 
 
-def make_loaders(
-    prepared: Prepared,
-    model: NodeModel,
-    config: TrainConfig,
-    device: torch.device,
-    store: GraphStore,
-    rows: Array,
-    draws: int,
-    table: Place = "auto",
-) -> list[Loader]:
-    """A loader per draw of local nodes or neighbours: the prepared one, and fresh ones for these rows. A run that was
-    trained with its table on a GPU may be scored where there is none."""
-    if draws < 1:
-        raise ConfigError(f"draws is {draws}: it must be at least 1")
-    first = make_loader(prepared, model, config, device, "auto" if table == "gpu" else table, store)
-    return with_draws(first, prepared, model, config, store, rows, draws)
-
-
-def with_draws(
-    first: Loader, prepared: Prepared, model: NodeModel, config: TrainConfig, store: GraphStore, rows: Array, draws: int
-) -> list[Loader]:
-    """This loader and others like it with fresh draws for these rows, `num_draws` in all."""
-    others = range(1, num_draws(model, config, draws))
-    if isinstance(first, NeighborLoader):
-        return [first, *(replace(first, draw=draw) for draw in others)]
-    return [first, *(
-        replace(first, table=first.table.with_local_rows(rows, *sample_rows(store, prepared, rows, draw)))
-        for draw in others
-    )]  # fmt: skip
-
-
 def num_draws(model: NodeModel, config: TrainConfig, wanted: int) -> int:
-    """As many draws as are wanted, or one where what the model predicts depends on none."""
+    """As many draws as are wanted, or one where predictions of the model depend on none."""
     is_random = {
         "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": config.inference == "sampled"
     }  # fmt: skip

@@ -1,12 +1,10 @@
 """One training step: forward, loss, backward, clipping, optimizer, weight average, codebook; of a batch, or of two
-views of its nodes (consistency.py). On a GPU, recorded once and replayed.
+views of its nodes (batches.py). On a GPU, recorded once and replayed.
 
-A step of a few milliseconds on the GPU is some two hundred launches, and Python cannot make them that fast. So batches
-are copied into buffers of its own, and after a few steps one of them is recorded as a CUDA graph over those; later ones
-replay it. The steps before it have the same buffers: all that is compiled for them is compiled then, and not while a
-step is recorded, which would end the recording. A batch of another size (the last of an epoch) is computed as usual.
-The loss is summed on the device, and `losses` bring those of single steps to the host by the way: nothing inside an
-epoch waits for them.
+A step of a few milliseconds on a GPU is some two hundred launches, more than Python can make in that time. So batches
+are copied into buffers, and after a few steps one is recorded as a CUDA graph over those; later ones replay it. The
+steps before it have the same buffers: all that is compiled is compiled then, since compiling would end a recording. A
+batch of another size (the last of an epoch) is computed as usual. Nothing inside an epoch waits for the device.
 """
 
 from __future__ import annotations
@@ -16,19 +14,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ..config import TrainConfig
 from ..errors import first_line
-from ..model.node_model import NodeModel, NodeOutput
+from ..model.node_model import NodeOutput
 from ..runtime.hardware import usable
 from ..streams import side_stream
 from ..tokens.input_tokens import TokenBatch
 from .accelerator import Accelerator
+from .checkpoint import State
 from .metrics import TaskHead
 from .numerics import Losses
-from .weight_average import WeightAverage
 
 _STEPS_BEFORE_RECORDING = 3
 
@@ -38,24 +36,23 @@ class TrainingStep:
     training nodes' losses since the last `restart`: this rank's part of it, where there are several."""
 
     def __init__(
-        self, accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer, head: TaskHead,
-        config: TrainConfig, record: bool, average: WeightAverage | None = None, num_others: int = 0,
+        self, accelerator: Accelerator, state: State, head: TaskHead, config: TrainConfig, record: bool,
+        num_others: int = 0,
     ) -> None:  # fmt: skip
-        """`network` is the model as `accelerator.distribute` gives it. `average` is kept up with it. So many nodes at
-        the end of a batch, `num_others`, are not trained on: their views are to agree."""
-        self.accelerator, self.network, self.optimizer, self.config = accelerator, network, optimizer, config
-        self.average, self.ranks, self.num_others = average, accelerator.ranks, num_others
-        self.model: NodeModel = next(part for part in network.modules() if isinstance(part, NodeModel))
-        self.head = head.on(accelerator.device)
-        self.loss_sum = torch.zeros((), device=accelerator.device)
-        self.losses = Losses(accelerator.device, self.ranks)
+        """So many nodes at the end of a batch, `num_others`, are not trained on: their views are to agree."""
+        device, self.ranks = accelerator.device, accelerator.ranks
+        self.accelerator, self.state, self.config, self.num_others = accelerator, state, config, num_others
+        self.network = accelerator.distribute(state.model)
+        self.head = head.on(device)
+        self.loss_sum = torch.zeros((), device=device)
+        self.losses = Losses(device, self.ranks)
         self.num_nodes = 0
-        self.agreement = torch.zeros((), device=accelerator.device)
+        self.agreement = torch.zeros((), device=device)
         """Weight of the views' agreement; on the device, where a recorded step reads it."""
-        can_record = accelerator.device.type == "cuda" and config.precision != "16-mixed" and self.ranks.size == 1
+        can_record = device.type == "cuda" and config.precision != "16-mixed" and self.ranks.size == 1
         self._record = record and can_record and usable("cuda_graphs", "steps are not replayed, since recording fails")
         self._num_steps = 0
-        self._aside = side_stream(accelerator.device, "step") if self._record else None
+        self._aside = side_stream(device, "step") if self._record else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: list[TokenBatch] = []
 
@@ -84,21 +81,20 @@ class TrainingStep:
                 self._replay(num_nodes)
 
     def _compute(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
-        self.optimizer.zero_grad()
+        optimizer, scaler, average = self.state.optimizer, self.state.scaler, self.state.average
+        optimizer.zero_grad()
         outputs = [self._forward(view) for view in views]
         loss, total = self._losses(views, [output.logits for output in outputs])
-        scaler = self.accelerator.scaler
         scaled: Tensor = scaler.scale(total if self.ranks.size == 1 else total * self.ranks.size)
         scaled.backward()  # type: ignore[no-untyped-call]  # DDP takes the mean over ranks
         if self.config.clip_norm is not None:
-            scaler.unscale_(self.optimizer)
-            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
-            clip_grad_norm_(parameters, self.config.clip_norm)
-        scaler.step(self.optimizer)
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(self.state.model.parameters(), self.config.clip_norm)
+        scaler.step(optimizer)
         scaler.update()
-        if self.average is not None:
-            self.average.update()
-        self.model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
+        if average is not None:
+            average.update()
+        self.state.model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
         self.loss_sum += loss.detach() * num_nodes
         self.losses.add(total)
 
@@ -108,7 +104,7 @@ class TrainingStep:
         return output
 
     def _losses(self, views: Sequence[TokenBatch], logits: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The loss of the training nodes, and what is made smaller."""
+        """The loss of the training nodes, and what is minimised."""
         if not self.num_others:
             loss = self.head.loss(logits[0], views[0].labels, self.ranks)
             return loss, loss

@@ -1,11 +1,7 @@
 """Weight average: an exponential moving average of the weights over the steps, which is scored in their place.
 
-Enters: a model whose parameters change in place. Leaves: the same model, with the averaged weights in it as long as
-they are asked for. Cost: one more copy of the parameters, and a pass over them per step that waits for nothing.
-
-Parameters alone are averaged. Buffers (the codebook, the running statistics of batch norm) are moving averages already
-and stay as they are in the model that is trained: they belong to its newest weights, and fit the averaged ones as far
-as the two agree, which is well at the end of a schedule and less so at a large constant step size.
+Parameters alone are averaged: buffers (the codebook, the running statistics of batch norm) are moving averages already.
+Cost: one more copy of the parameters, and a pass over them per step.
 """
 
 from __future__ import annotations
@@ -31,8 +27,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count the newest weights in. After t steps the decay is (1 + t) / (10 + t) at most, so that the weights of
-        the start are soon forgotten."""
+        """Count the newest weights in. After t steps the decay is (1 + t) / (10 + t) at most."""
         decay = ((1 + self._num_steps) / (10 + self._num_steps)).clamp(max=self.decay)
         self._num_steps += 1
         averaged = list(self._averaged.values())
@@ -42,8 +37,8 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; afterwards its own again, to the bit. They are copied to where
-        the weights lie, since compiled and recorded code looks for them there."""
+        """Inside, the model has the averaged weights; afterwards its own again, to the bit. They are copied, since
+        compiled and recorded code looks for them where they lie."""
         self._swap()
         try:
             yield
@@ -51,12 +46,10 @@ class WeightAverage:
             self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         return {"weights": self._averaged, "num_steps": self._num_steps}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
         for name, averaged in self._averaged.items():
             averaged.copy_(state["weights"][name])
         self._num_steps.copy_(state["num_steps"])
