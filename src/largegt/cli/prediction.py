@@ -99,8 +99,9 @@ def embed(
         nearest: Write nothing: show the nodes nearest to this one.
         top: With --nearest: so many.
     """
-    from ..embed import Embedding, check_embedding_file, nearest_nodes
+    from ..embed import SUFFIXES, Embedding, nearest_nodes
     from ..predict import PredictOptions
+    from ..prediction_files import check_prediction_file
 
     how: dict[str, Any] = {"split": split, "device": device, "draws": draws, "memory": memory}
     if nearest is not None:
@@ -112,7 +113,7 @@ def embed(
         title, heads = f"Nearest to {nearest} ({part})", ("node", "label", "similarity")
         facts = {"node": nearest, "part": part, "nearest": found}
         return Result(facts, lambda: show.table(title, heads, rows, left=("label",)))
-    check_embedding_file(out, overwrite)
+    check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
     options = PredictOptions(out=out, ids=node, overwrite=overwrite, **how)
     written = _written(options, devices, lambda o: Embedding(run, o, part))
     if written is None:
