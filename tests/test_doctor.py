@@ -103,9 +103,9 @@ def test_a_cache_folder_may_be_named_from_here(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "kept")
     monkeypatch.setattr(doctor, "kernel_folder", lambda: Path("kept/prepare_0"))  # as numba itself joins them
-    problems: list[Problem] = []
-    assert doctor._cache(problems) == {"folder": "kept/prepare_0", "compiled": False}
-    assert problems == []
+    found = diagnose(quick=True)
+    assert found.facts["numba_cache"] == {"folder": "kept/prepare_0", "compiled": False}
+    assert not [problem for problem in found.problems if "NUMBA_CACHE_DIR" in problem.what]
 
 
 def test_a_numba_that_is_switched_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_no_cache_folder_at_all_stops_and_every_verb_says_so(tmp_path: Path) -> 
     for folder in [copy, *(item for item in copy.rglob("*") if item.is_dir())]:
         (folder / "__pycache__").touch()  # no folder can be made there, not even by root
     (tmp_path / "home").touch()
-    home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home"), "NUMBA_CACHE_DIR": ""}
     done = called("doctor", source=copy.parent, **home)
     assert done.returncode == 1, done.stderr
     said = " ".join(done.stdout.split())
@@ -255,13 +255,9 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(tmp_path: Path, monkeypatch: pyte
     assert found.works
 
 
-def test_a_device_that_does_not_compute_stops() -> None:
-    problems: list[Problem] = []
-    assert doctor._computes("cpu", problems)
-    assert problems == []
-    assert not doctor._computes("cuda:99", problems)
-    assert problems[0].stops
-    assert str(problems[0]).startswith("cuda:99 does not compute (")
+def test_a_device_that_does_not_compute_is_found_out() -> None:
+    assert doctor.why_not_computing("cpu") == ""
+    assert doctor.why_not_computing("cuda:99")
 
 
 @pytest.mark.gpu

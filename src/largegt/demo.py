@@ -39,7 +39,7 @@ def demo(
     """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left. `epochs` are
     those of each model, instead of what its recipe says."""
     folder = Path(out)
-    seeded = [f"train.seed={seed}", *([f"train.epochs={epochs}"] if epochs else [])]
+    seeded = [f"train.seed={seed}", *([] if epochs is None else [f"train.epochs={epochs}"])]
     store = ingest(
         demo_source(),
         folder / "graph",

@@ -3,16 +3,14 @@
 Axes: n nodes, d width of a vector.
 
 Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
-same as arrays) or npy (the vectors alone, in the same order), a table, or both. A vector is what the model makes of a
-node before the prediction head reads it (`joined`, H_out), or one of its halves, H_local and H_global; with several
-draws of local nodes it is the mean. Cost: that of a prediction of the same nodes, in memory that does not grow with
-them; the nearest nodes take the same, and a product of each block of vectors with one.
+same as arrays), npy (the vectors alone, in the same order), or a table. A vector is what the prediction head reads
+(`joined`, H_out), or one of its halves, H_local and H_global; with several draws of local nodes it is the mean. Cost:
+that of a prediction of the same nodes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -23,8 +21,6 @@ from .errors import ConfigError, nearest
 from .model.largegt import LargeGT
 from .model.node_model import NodeModel, NodeOutput
 from .predict import Ids, PredictOptions, Predictor
-from .prediction_files import check_prediction_file
-from .prepare.prepared import Prepared
 from .progress import Progress
 from .tokens.input_tokens import TokenBatch
 from .training.metrics import TaskHead
@@ -76,14 +72,14 @@ def nearest_nodes(
         raise ConfigError(f"top is {top}: it must be at least 1")
     opened = Run.open(run)
     settings = PredictOptions(device=device, draws=draws, memory=memory)
-    wanted = Embedding(opened, replace(settings, ids=[node]), part).collect()["embedding"]
-    direction_d = _unit(_vectors(wanted))[0]
+    wanted_nd = np.concatenate(list(Embedding(opened, replace(settings, ids=[node]), part).groups()))
+    direction_d = _unit(wanted_nd)[0]
     everyone = Embedding(opened, replace(settings, split=split, progress=progress), part)
     store = everyone.store
     [number] = store.nodes_of([node])
     best_n, nodes_n = np.empty(0), np.empty(0, np.int64)
     done = 0
-    for found_nd in everyone.groups(Path(".")):
+    for found_nd in everyone.groups():
         nodes = everyone.nodes_of(done, found_nd)
         done += len(found_nd)
         is_other = nodes != number
@@ -95,30 +91,28 @@ def nearest_nodes(
     return pa.table({"node": store.id_array(nodes_n), "label": pa.array(labels), "similarity": pa.array(best_n)})
 
 
-def check_embedding_file(out: PathLike, overwrite: bool) -> None:
-    """Refuse a name that cannot be written, before any work is done."""
-    check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
-
-
 class Embedding(Predictor):
     """A run, opened to give the vectors of some of its nodes: a prediction whose outputs are those."""
 
+    what, suffixes = "embeddings", SUFFIXES
+
     def __init__(self, run: PathLike | Run, options: PredictOptions, part: str = "joined") -> None:
         self.part = cast(Part, part)
-        opened = Run.open(run)
-        _check_part(opened, part)
-        super().__init__(opened, replace(options, all_probabilities=True))  # every number of a vector
+        super().__init__(run, replace(options, all_probabilities=True))  # every number of a vector
 
-    def check(self, options: PredictOptions) -> None:
-        if options.out is not None:
-            check_embedding_file(options.out, options.overwrite)
-        if options.ids is not None and options.split is not None:
-            raise ConfigError("give embed ids or a split, not both")
+    def check_run(self) -> None:
+        name, path = self.run.config.model.name, self.run.path
+        if self.part not in PARTS:
+            raise ConfigError(f"part {self.part!r} is none of {', '.join(PARTS)}{nearest(self.part, PARTS)}")
+        if not name.startswith("largegt-"):
+            raise ConfigError(f"{path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
+        if self.part != "joined" and name not in ("largegt-full", f"largegt-{self.part}"):
+            raise ConfigError(f"{path} is a {name}, which has no {self.part} part: use --part joined")
 
-    def opened_model(self, run: Run, prepared: Prepared) -> tuple[NodeModel, TaskHead]:
-        model = run.load_model(prepared)
+    def open_model(self) -> tuple[NodeModel, TaskHead]:
+        model = self.run.load_model(self.prepared)
         assert isinstance(model, LargeGT)
-        return Embedder(model, self.part), vectors_head(run.config.model.hidden)
+        return Embedder(model, self.part), vectors_head(self.run.config.model.hidden)
 
     def row_width(self) -> int:
         return self.head.num_outputs
@@ -128,17 +122,6 @@ class Embedding(Predictor):
         numbers = pa.array(np.ascontiguousarray(found, np.float32).reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(numbers, self.width)
         return pa.table({"node": self.store.id_array(nodes), "embedding": vectors})
-
-
-def _check_part(opened: Run, part: str) -> None:
-    """Refuse a run that has no such vectors, before anything is prepared."""
-    name = opened.config.model.name
-    if part not in PARTS:
-        raise ConfigError(f"part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
-    if not name.startswith("largegt-"):
-        raise ConfigError(f"{opened.path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
-    if part != "joined" and name not in ("largegt-full", f"largegt-{part}"):
-        raise ConfigError(f"{opened.path} is a {name}, which has no {part} part: use --part joined")
 
 
 class Embedder(NodeModel):
@@ -179,11 +162,6 @@ class Embedder(NodeModel):
 def vectors_head(width: int) -> TaskHead:
     """What leaves outputs as they are, and averages draws by their mean: that of values."""
     return TaskHead("regression", width, None, 0.0, 0.0, 1.0)
-
-
-def _vectors(column: Any) -> Array:
-    """[n, d] of a column of lists."""
-    return np.asarray(column.combine_chunks().flatten().to_numpy()).reshape(len(column), -1)
 
 
 def _unit(vectors_nd: Array) -> Array:

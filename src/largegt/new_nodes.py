@@ -35,8 +35,7 @@ from .data.store import GraphStore
 from .errors import ConfigError
 from .io.array_writer import ArrayWriter
 from .memory import memory_budget
-from .predict import PredictOptions, TableSource, decided, prediction_table, prediction_width
-from .prediction_files import check_prediction_file
+from .predict import PredictOptions, Predictor, first_not_finite, prediction_table
 from .prepare.cache_key import directions_of
 from .prepare.context import ContextFeatures
 from .prepare.cutout import (
@@ -53,12 +52,11 @@ from .prepare.features import NodeFeatures
 from .prepare.label_contexts import TrainingLabels
 from .prepare.local_nodes import near_of, packed, sample
 from .prepare.prepared import KIND, Drawn, Prepared
-from .progress import Progress, silent
-from .ranks import ALONE
+from .progress import Progress
+from .ranks import ALONE, Ranks
 from .threads import num_threads
 from .tokens.loader import TokenLoader
 from .tokens.local_labels import LocalLabels
-from .training.accelerator import make_accelerator
 from .training.evaluate import Scorer
 from .training.run import Run
 from .training.setup import make_loader, num_draws
@@ -96,80 +94,67 @@ def predict_new(
     return NewNodes(run, options, nodes, edges, **files).collect()
 
 
-class NewNodes(TableSource):
+class NewNodes(Predictor):
     """A run, opened to predict new nodes."""
-
-    ranks = ALONE
 
     def __init__(
         self, run: PathLike | Run, options: PredictOptions, nodes: Any = None, edges: Any = None, **files: Any
     ) -> None:
         """`nodes`, `edges` and `files` are as for `predict_new`."""
-        self.options, self.reused = options, {}
-        if options.out is not None:
-            check_prediction_file(options.out, options.overwrite)
-        run = Run.open(run)
-        if (name := run.config.model.name) in _DRAWN:
-            raise ConfigError(
-                f"{run.path} is a {name}, which reads neighbours from the store itself: append the new nodes to the "
-                "store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they come"
-            )
-        self.store = run.newest_store()
-        refuse_payload(self.store)
-        self._scratch = TemporaryDirectory(prefix="largegt-")  # goes with this object
-        memory = memory_budget(options.memory)
-        additions = _additions(self.store, nodes, edges, files, Path(self._scratch.name), memory)
-        self.ids = additions.ids
-        self.show = options.progress or silent
-        self.config = config = run.train_config(options.device)
-        wanted = config.draws if options.draws is None else options.draws
-        if wanted < 1:
-            raise ConfigError(f"draws is {wanted}: it must be at least 1")
-        self.graph = _extended(additions, memory)
-        self.prepared = run.prepared(self.show, memory=options.memory, store=self.store)
-        self.engine = Engine(memory)
-        self.accelerator = make_accelerator(config)
-        self.model = run.load_model(self.prepared).to(self.accelerator.device).eval()
-        self.head = run.head(self.prepared)
-        self.place = "auto" if run.config.tokens.table == "gpu" else run.config.tokens.table
-        self.reads_positions = run.config.model.name not in _WITHOUT_POSITIONS
-        self.draws = num_draws(self.model, config, wanted)
-        self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
-        self.width = prediction_width(self.head, self.every)
-        self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
+        self._given = nodes, edges, files
+        super().__init__(run, options)
 
     @property
     def num_new(self) -> int:
         return self.graph.num_nodes - self.graph.num_old
 
-    # what is written
+    def check_run(self) -> None:
+        if (name := self.run.config.model.name) in _DRAWN:
+            raise ConfigError(
+                f"{self.run.path} is a {name}, which reads neighbours from the store itself: append the new nodes to "
+                "the store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they "
+                "come"
+            )
+
+    def join_ranks(self) -> Ranks:
+        return ALONE
+
+    def prepare(self) -> Prepared:
+        """The preparation of the training; before it is made, the new nodes and edges are read."""
+        refuse_payload(self.store)
+        self._scratch = TemporaryDirectory(prefix="largegt-")  # goes with this object
+        memory = memory_budget(self.options.memory)
+        nodes, edges, files = self._given
+        additions = _additions(self.store, nodes, edges, files, Path(self._scratch.name), memory)
+        self.ids = additions.ids
+        self.graph = _extended(additions, memory)
+        self.engine = Engine(memory)
+        return self.run.prepared(self.show, memory=self.options.memory, store=self.store)
+
+    def open_rows(self) -> None:
+        self.model.eval()
+        self.reads_positions = self.run.config.model.name not in _WITHOUT_POSITIONS
+        self.draws = num_draws(self.model, self.config, self.draws)
+        self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
 
     def table(self, done: int, found: Array) -> pa.Table:
-        """The predictions of new nodes from place `done` on, as the user reads them."""
         ids = self.ids.new[done : done + len(found)]
-        good = np.isfinite(found).all(axis=1)
-        if not good.all():
-            node = self.ids.at(self.graph.num_old + done + int(np.argmin(good)))
-            raise ConfigError(
-                f"what the model says of node {node!r} is not a finite number: its features, or those around it, are "
-                "too large for the model; mend them"
-            )
-        return prediction_table(
-            self.store, ids if is_text(ids) else pa.array(ids, pa.int64()), found, self.options.all_probabilities
-        )
+        if (bad := first_not_finite(found)) is not None:
+            raise self.not_a_number(self.ids.at(self.graph.num_old + done + bad))
+        ids = ids if is_text(ids) else pa.array(ids, pa.int64())
+        return prediction_table(self.store, ids, found, self.options.all_probabilities)
 
-    def tables(self, folder: Path) -> Iterator[pa.Table]:
-        """Predictions segment by segment, in order."""
+    def groups(self) -> Iterator[Array]:
+        """[·, w] segment by segment, in order."""
         numbers = self.prepared.num_features * (1 + self.prepared.hops) + self.prepared.label_counts.shape[1]
         row_bytes = 4 * numbers * self._k * self.draws
         step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
         for start in range(0, self.num_new, step):
             self.show("predict", start, self.num_new)
-            found = self._found(np.arange(start, min(start + step, self.num_new)) + self.graph.num_old)
-            yield self.table(start, found)
+            yield self._predicted(np.arange(start, min(start + step, self.num_new)) + self.graph.num_old)
         self.show("predict", self.num_new, self.num_new)
 
-    def _found(self, nodes: Array) -> Array:
+    def _predicted(self, nodes: Array) -> Array:
         """[n, w] what is predicted of some new nodes."""
         rows = np.arange(len(nodes))
         with TemporaryDirectory(prefix="largegt-") as folder:
@@ -181,7 +166,7 @@ class NewNodes(TableSource):
             others = [replace(loader, table=loader.table.with_local_rows(rows, *draw)) for draw in drawn]
             scorer = Scorer(self.model, self.head, self.config, self.accelerator, loader, prepared, self.store)
             logits = [part for _, part, _ in scorer.logits([loader, *others], rows)]
-        return decided(self.head.probabilities(torch.cat(logits)), self.every).cpu().numpy()
+        return self.decide(torch.cat(logits))
 
     # rows as a preparation has them
 

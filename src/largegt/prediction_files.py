@@ -1,14 +1,13 @@
 """Prediction files: tables that come one after the other → one Parquet, CSV, npz or npy file.
 
-Enters: where to, and tables of the same columns. Leaves: the file, under its name only when it is whole; until then it
-lies beside it as `.NAME.partial`, which the same command replaces when it is run again. Cost: one table at a time; an
-npz has each column in one piece, so columns lie in unnamed files of the same folder until the end, as does that of an
-npy, which is the last one alone.
+The file has its name only when it is whole; until then it lies beside it as `.NAME.partial`, which the same command
+replaces when it is run again. Cost: one table at a time. An npz has each column in one piece, and an npy is its last
+column alone: rows wait in an unnamed file of the same folder until the end.
 """
 
 from __future__ import annotations
 
-import math
+import mmap
 import os
 import zipfile
 from collections.abc import Iterator
@@ -26,11 +25,11 @@ from .io.locks import Lock, check_free
 from .io.remote import refuse_url
 from .types import Array, PathLike
 
-_SUFFIXES = (".parquet", ".csv", ".npz")
+SUFFIXES = (".parquet", ".csv", ".npz")
 
 
 def check_prediction_file(
-    out: PathLike, overwrite: bool, what: str = "predictions", suffixes: tuple[str, ...] = _SUFFIXES
+    out: PathLike, overwrite: bool, what: str = "predictions", suffixes: tuple[str, ...] = SUFFIXES
 ) -> None:
     """Refuse a name that cannot be written, or that is taken or being written, before any work is done."""
     refuse_url(out, what)
@@ -42,6 +41,19 @@ def check_prediction_file(
     check_free(out)
     if out.exists() and not overwrite:
         raise InputError(f"{out} already exists: choose another --out, or say --overwrite to replace it")
+
+
+@contextmanager
+def prediction_file(out: PathLike, overwrite: bool = False, csv_safe: bool = False) -> Iterator[PredictionFile]:
+    """A file to add tables to, one at least. It gets its name at the end; nothing is left of it after an error.
+    `csv_safe` puts a single quote before text that a spreadsheet would run as a formula."""
+    with Lock(out):
+        file = PredictionFile(Path(out), csv_safe)
+        try:
+            yield file
+            file.finish(overwrite)
+        finally:
+            file.drop()
 
 
 class PredictionFile:
@@ -58,8 +70,8 @@ class PredictionFile:
             table = _without_formulas(table)
         with disk_errors(self.out):
             if self._writer is None:
-                self._writer = self._made(table.schema)
-            if table.num_rows or isinstance(self._writer, _NpzWriter):
+                self._writer = self._make_writer(table.schema)
+            if table.num_rows:
                 self._writer.write(table)
 
     def finish(self, overwrite: bool) -> None:
@@ -74,13 +86,13 @@ class PredictionFile:
     def drop(self) -> None:
         """What is left of it after an error goes; nothing else does."""
         with suppress(OSError):  # the error that led here is the one to tell
-            if isinstance(self._writer, _NpzWriter):
+            if isinstance(self._writer, _NumPyWriter):
                 self._writer.forget()
             elif self._writer is not None:
                 self._writer.close()
         self.partial.unlink(missing_ok=True)
 
-    def _made(self, schema: Any) -> Any:
+    def _make_writer(self, schema: Any) -> Any:
         if self.out.suffix == ".parquet":
             import pyarrow.parquet as pq
 
@@ -89,85 +101,51 @@ class PredictionFile:
             from pyarrow import csv
 
             return csv.CSVWriter(self.partial, schema)
-        if self.out.suffix == ".npy":
-            return _NpyWriter(self.partial, schema.names[-1:])
-        return _NpzWriter(self.partial, schema.names)
+        return _NumPyWriter(self.partial, schema, is_archive=self.out.suffix == ".npz")
 
 
-@contextmanager
-def prediction_file(out: PathLike, overwrite: bool = False, csv_safe: bool = False) -> Iterator[PredictionFile]:
-    """A file to add tables to, one at least. It gets its name at the end; nothing is left of it after an error.
-    `csv_safe` puts a single quote before text that a spreadsheet would run as a formula."""
-    with Lock(out):
-        file = PredictionFile(Path(out), csv_safe)
-        try:
-            yield file
-            file.finish(overwrite)
-        finally:
-            file.drop()
+class _NumPyWriter:
+    """An npz, or the last column as an npy. Rows wait as Arrow batches: how long texts are is known at the end only."""
 
-
-class _NpzWriter:
-    """Columns of an npz, each in a file of its own until all rows are there."""
-
-    def __init__(self, file: Path, names: list[str]) -> None:
-        self.file = file
-        self._columns = {name: _Column(file.parent) for name in names}
-
-    def close(self) -> None:
-        try:
-            with zipfile.ZipFile(self.file, "w", allowZip64=True) as archive:
-                for name, column in self._columns.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        column.copy_to(member)
-        finally:
-            self.forget()
-
-    def forget(self) -> None:
-        for column in self._columns.values():
-            column.stream.close()
+    def __init__(self, file: Path, schema: Any, is_archive: bool) -> None:
+        self.file, self.schema, self.is_archive = file, schema, is_archive
+        self._rows: IO[bytes] = TemporaryFile(dir=file.parent)  # noqa: SIM115 - closed by `forget`
+        self._stream = pa.ipc.new_stream(self._rows, schema)
 
     def write(self, table: pa.Table) -> None:
-        for name, column in self._columns.items():
-            column.add(_plain(table[name]))
+        self._stream.write_table(table)
 
-
-class _NpyWriter(_NpzWriter):
-    """The one column it is given, as it would lie in an npz."""
+    def forget(self) -> None:
+        self._rows.close()
 
     def close(self) -> None:
         try:
-            with open(self.file, "wb") as stream:
-                for column in self._columns.values():
-                    column.copy_to(stream)
+            self._stream.close()
+            self._rows.flush()
+            mapped = mmap.mmap(self._rows.fileno(), 0, access=mmap.ACCESS_READ)
+            batches = [self.schema.empty_table(), *pa.ipc.open_stream(pa.py_buffer(mapped))]
+            names = self.schema.names
+            if not self.is_archive:
+                with open(self.file, "wb") as stream:
+                    _write_column(batches, names[-1], stream)
+                return
+            with zipfile.ZipFile(self.file, "w", allowZip64=True) as archive:
+                for name in names:
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        _write_column(batches, name, member)
         finally:
             self.forget()
 
 
-class _Column:
-    """Values of one column, part by part. Text is as wide as its part needs: the widest is known at the end only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.stream: IO[bytes] = TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `forget`
-        self.parts: list[tuple[np.dtype[Any], int]] = []
-        self.row_shape: tuple[int, ...] = ()
-
-    def add(self, values: Array) -> None:
-        self.stream.write(np.ascontiguousarray(values).tobytes())
-        self.parts.append((values.dtype, values.size))
-        self.row_shape = values.shape[1:]
-
-    def copy_to(self, member: IO[bytes]) -> None:
-        """As a `.npy` file."""
-        dtype = np.result_type(*(kind for kind, _ in self.parts))
-        num_rows = sum(count for _, count in self.parts) // math.prod(self.row_shape)
-        shape = (num_rows, *self.row_shape)
-        about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(member, about)
-        self.stream.seek(0)
-        for kind, count in self.parts:
-            values = np.frombuffer(self.stream.read(kind.itemsize * count), dtype=kind)
-            member.write(values.astype(dtype).tobytes())
+def _write_column(batches: list[Any], name: str, stream: Any) -> None:
+    """A column of all batches as a `.npy` file, one batch in memory at a time."""
+    kinds = [(part.dtype, part.shape) for part in (_as_numpy(batch.column(name)) for batch in batches)]
+    dtype = np.result_type(*(kind for kind, _ in kinds))
+    shape = (sum(shape[0] for _, shape in kinds), *kinds[0][1][1:])
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, about)
+    for batch in batches:
+        stream.write(np.ascontiguousarray(_as_numpy(batch.column(name)), dtype=dtype).tobytes())
 
 
 def _without_formulas(table: pa.Table) -> pa.Table:
@@ -178,9 +156,10 @@ def _without_formulas(table: pa.Table) -> pa.Table:
     return table
 
 
-def _plain(column: Any) -> Array:
+def _as_numpy(column: Any) -> Array:
     """A column as a NumPy array that needs no pickle; lists of one length are its rows."""
     if pa.types.is_fixed_size_list(column.type):
-        return np.asarray(column.combine_chunks().flatten().to_numpy()).reshape(-1, column.type.list_size)
-    values: Array = column.to_numpy()
+        flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return np.asarray(flat.flatten().to_numpy()).reshape(-1, column.type.list_size)
+    values: Array = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
     return values.astype(str) if values.dtype == object else values

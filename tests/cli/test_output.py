@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.cli.show import print_columns
+from largegt.cli import show
 from largegt.config import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
@@ -78,7 +78,7 @@ def test_the_table_of_columns_is_safe_and_fits_a_terminal(
         {**plain, "column": "x" * 1000, "distinct": 123_456_789},
         *({**plain, "column": f"c{number}", "distinct": 1, "notes": ["a note"]} for number in range(100)),
     ]
-    print_columns("columns", columns)
+    show.columns("columns", columns)
     lines = capsys.readouterr().out.splitlines()
     assert "\x1b" not in "".join(lines)
     assert f"note: {SHOWN}: looks like {SHOWN}" in lines

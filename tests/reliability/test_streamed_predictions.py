@@ -259,18 +259,3 @@ def test_the_command_line(lg: Cli, run: Run, tmp_path: Path) -> None:
     assert "--overwrite" in errors
     assert lg("predict", run.path, "--out", out, "--split", "test", "--overwrite", "--json").json["rows"] < NUM_NODES
     assert out.read_bytes() != before
-
-
-# the rows of a split, piece by piece
-
-
-def test_rows_of_a_split(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = run.prepared()
-    monkeypatch.setattr(streaming, "_SEGMENT_ROWS", 7)
-    for split in ("train", "valid", "test"):
-        expected = prepared.split_rows(split)
-        rows = streaming._SplitRows(prepared, split)
-        assert len(rows) == len(expected)
-        for low in range(0, len(expected) + 1, 3):
-            for high in range(low, len(expected) + 1, 5):
-                assert rows[low:high].tolist() == expected[low:high].tolist()

@@ -1,6 +1,6 @@
 """The command line: one verb per stage. Heavy imports are inside the verbs, so `--help` answers at once."""
 
-from . import data, prediction, start, studies, training
+from . import data, prediction, studies, training
 from .app import app, main
 
-__all__ = ["app", "data", "main", "prediction", "start", "studies", "training"]
+__all__ = ["app", "data", "main", "prediction", "studies", "training"]

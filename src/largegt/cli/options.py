@@ -1,45 +1,27 @@
-"""Options that several verbs take, and what they come to: a configuration, an engine."""
+"""How verbs are registered, and the options that several of them take.
+
+A verb is a function. Its positional parameters are arguments, its keyword-only ones are options, and the `Args:` of its
+docstring are their help. A parameter whose type is a dataclass stands for all its fields. What the help of an option
+says in every verb, and what Typer is told of it besides, is in `_COMMON` and `_DETAILS`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from typing import Annotated, Any
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from ..errors import ConfigError, nearest
-from . import completion
-from .show import say_stderr
+from . import completion, show
+from .app import app
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Override a setting, e.g. train.epochs=5. Repeat as needed.",
-        autocompletion=completion.settings,
-    ),
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        help="A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given.",
-        autocompletion=completion.recipes,
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A model, by its own recipe; with --recipe only short for model.name.",
-        autocompletion=completion.models,
-    ),
-]
-Original = Annotated[
-    bool, typer.Option("--original", help="With --model: the model as its authors have it, not held to two hops.")
-]
-Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores when not given.")]
+Verb = TypeVar("Verb", bound=Callable[..., show.Result | None])
 
 
 def _checked_memory(memory: str | None) -> str | None:
@@ -50,29 +32,6 @@ def _checked_memory(memory: str | None) -> str | None:
     return memory
 
 
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        help="Memory to use, e.g. 4GiB; half of what is free when not given. The result is the same.",
-        callback=_checked_memory,
-    ),
-]
-EngineName = Annotated[str, typer.Option(help="Who does the work: local (this process) or ray (a cluster).")]
-Address = Annotated[
-    str | None, typer.Option(help="With --engine ray: the cluster's address; auto finds one, else one starts here.")
-]
-Draws = Annotated[
-    int | None,
-    typer.Option(
-        help="Average predictions over this many samples of local nodes; the run's train.draws if not given.", min=1
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Stop where another process is making the same preparation, do not wait.")
-]
-
-
 def _trust_remote(is_given: bool) -> bool:
     """Trust every URL from here on, also in processes that this one starts."""
     if is_given:
@@ -80,20 +39,193 @@ def _trust_remote(is_given: bool) -> bool:
     return is_given
 
 
-TrustRemote = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote",
-        help="Open the URL that a run names as its store, or the text model that a store names, even if it was never "
-        "given on this machine.",
-        callback=_trust_remote,
-    ),
-]
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
-Devices = Annotated[
-    int,
-    typer.Option(help="Processes of this machine to share the work, a GPU each or some cores.", min=1),
-]
+_COMMON = {
+    "as_json": "Print the result as JSON on standard output, nothing else.",
+    "settings": "Override a setting, e.g. train.epochs=5. Repeat as needed.",
+    "overwrite": "Replace what is there.",
+    "threads": "Threads to use; all cores when not given.",
+    "memory": "Memory to use, e.g. 4GiB; half of what is free when not given. The result is the same.",
+    "device": "auto, cpu or cuda.",
+    "devices": "Processes of this machine to share the work, a GPU each or some cores.",
+    "draws": "Average predictions over this many samples of local nodes; the run's train.draws if not given.",
+    "address": "With --engine ray: the cluster's address; auto finds one, else one starts here.",
+    "no_wait": "Stop where another process is making the same preparation, do not wait.",
+    "trust_remote": "Open the URL that a run names as its store, or the text model that a store names, even if it was "
+    "never given on this machine.",
+}
+_DETAILS: dict[str, dict[str, Any]] = {
+    "as_json": {"names": ["--json"]},
+    "settings": {"names": ["--set"], "metavar": "NAME=VALUE", "autocompletion": completion.settings},
+    "kinds": {"names": ["--kind"], "metavar": "COLUMN=KIND"},
+    "memory": {"callback": _checked_memory},
+    "trust_remote": {"callback": _trust_remote},
+    "recipe": {"autocompletion": completion.recipes},
+    "model": {"metavar": "NAME", "autocompletion": completion.models},
+    **{name: {"autocompletion": completion.datasets} for name in ("like", "dataset", "name")},
+    **{name: {"min": 1} for name in ("devices", "draws", "shards", "top", "trials", "max_nodes")},
+    **{name: {"min": 0} for name in ("seed", "final")},
+    "num_runs": {"names": ["--runs"], "min": 1},
+    "edge_files": {"metavar": "[EDGES]..."},
+    "text_model": {"metavar": "FOLDER"},
+    "neighbors": {"metavar": "URL"},
+    "drop": {"metavar": "RUN"},
+    "search": {"metavar": "NAME=VALUES"},
+    "nearest": {"metavar": "ID"},
+}
+
+
+def verb(name: str | None = None, group: typer.Typer = app, is_callback: bool = False) -> Callable[[Verb], Verb]:
+    """Register a function as a verb of the command line, or as what a group of verbs does by itself. It has --json too;
+    what it returns is shown that way or the other."""
+
+    def register(function: Verb) -> Verb:
+        add = group.callback(invoke_without_command=True) if is_callback else group.command(name)
+        add(_for_typer(function))
+        return function
+
+    return register
+
+
+def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., None]:
+    """The same function, whose parameters are annotated as Typer wants them."""
+    text, helps = _split_docstring(function)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(function)
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind):
+            groups[parameter.name] = kind
+            parameters += _fields_of(kind)
+        else:
+            parameters.append(_described(parameter.replace(annotation=kind), helps.get(parameter.name, "")))
+
+    json_flag = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+    parameters.append(_described(json_flag, ""))
+
+    def call(as_json: bool, **given: Any) -> None:
+        show.is_json = as_json
+        for name, cls in groups.items():
+            given[name] = cls(**{field.name: given.pop(field.name) for field in fields(cls)})
+        result = function(**given)
+        if result is not None:
+            show.result(result)
+
+    call.__name__, call.__module__, call.__doc__ = function.__name__, function.__module__, text
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _fields_of(cls: Any) -> Iterator[inspect.Parameter]:
+    """A parameter for each field of a dataclass; the docstrings of it and of its bases describe them."""
+    helps: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        helps |= _split_docstring(base)[1]
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        parameter = inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+        )
+        yield _described(parameter, helps.get(field.name, ""))
+
+
+def _described(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
+    """A parameter whose annotation says what Typer needs to know."""
+    name = parameter.name
+    if parameter.annotation is typer.Context:
+        return parameter
+    details: dict[str, Any] = {"help": text or _COMMON[name], **_DETAILS.get(name, {})}
+    names = details.pop("names", [])
+    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        info = typer.Argument(**details)
+    else:
+        if parameter.annotation is bool and parameter.default is False and not names:
+            names = [f"--{name.replace('_', '-')}"]  # without its opposite
+        info = typer.Option(*names, **details)
+    return parameter.replace(annotation=Annotated[parameter.annotation, info])
+
+
+def _split_docstring(thing: Any) -> tuple[str, dict[str, str]]:
+    """The text before `Args:`, and what is said there of each."""
+    text, _, described = (inspect.getdoc(thing) or "").partition("\nArgs:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", described, flags=re.MULTILINE)
+    return text.rstrip(), {name: " ".join(words.split()) for name, words in entries}
+
+
+@dataclass
+class ConfigOptions:
+    """The configuration of train, tune and prepare.
+
+    Args:
+        recipe: A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given.
+        model: A model, by its own recipe; with --recipe only short for model.name.
+        original: With --model: the model as its authors have it, not held to two hops.
+    """
+
+    recipe: str | None = None
+    settings: list[str] | None = None
+    model: str | None = None
+    original: bool = False
+
+    def check(self) -> None:
+        if self.original and (self.recipe or not self.model):
+            raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+
+    def config(self, store: Any, overrides: Iterable[str] = (), devices: int = 1) -> Any:
+        """The recipe that is named, or the model's own, with --set and `overrides` on top; --model is the last word on
+        model.name. Prints what `auto` chooses for so many devices."""
+        from ..auto import config_for
+        from ..recipe import recipe_for
+
+        self.check()
+        own = recipe_for(self.model, self.original) if self.model else "default"
+        given = [*(self.settings or []), *overrides, *([f"model.name={self.model}"] if self.model else [])]
+        config, chosen = config_for(store, self.recipe or own, given, devices if devices > 1 else None)
+        if not show.is_json and "LARGEGT_LAUNCHED" not in os.environ:
+            for choice in chosen:
+                show.say_stderr(f"auto: {choice!s:<38} {choice.reason}")
+        return config
+
+
+@dataclass
+class EngineOptions:
+    """Where ingest and prepare do their work.
+
+    Args:
+        engine: Who does the work: local (this process) or ray (a cluster).
+        shards: With --engine ray: parts to read the edges in (ingest; four per core), or to hold the graph in (prepare;
+            one per four cores).
+    """
+
+    memory: str | None = None
+    engine: str = "local"
+    address: str | None = None
+    shards: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        check_engine(self.engine)
+        return self.engine == "local"
+
+    def make(self, progress: Any, threads: int | None = None, neighbors: str | None = None) -> Any:
+        """The engine to prepare with."""
+        from ..memory import memory_budget, parse_bytes
+        from ..prepare.engines.engine import Engine
+
+        if self.is_local:
+            if self.address is not None or self.shards is not None:
+                raise ConfigError("--address and --shards are for --engine ray")
+            return Engine(memory_budget(self.memory), threads, progress, neighbors)
+        if threads is not None:
+            raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
+        from ..prepare.engines.ray import TASK_BYTES, RayEngine
+
+        task_bytes = parse_bytes(self.memory) if self.memory else TASK_BYTES
+        return RayEngine(self.address, self.shards, task_bytes, progress, neighbors)
 
 
 def check_engine(name: str) -> None:
@@ -101,49 +233,80 @@ def check_engine(name: str) -> None:
         raise ConfigError(f"engine {name!r} is not one of local, ray{nearest(name, ('local', 'ray'))}")
 
 
-def engine_for(
-    name: str, address: str | None, shards: int | None, neighbors: str | None, threads: int | None,
-    memory: str | None, progress: Any,
-) -> Any:  # fmt: skip
-    """The engine that `prepare` was told to use."""
-    from ..memory import memory_budget, parse_bytes
-    from ..prepare.engines.engine import Engine
+@dataclass
+class Columns:
+    """Columns of new nodes and edges: predict, append, ingest.
 
-    check_engine(name)
-    if name == "local":
-        if address is not None or shards is not None:
-            raise ConfigError("--address and --shards are for --engine ray")
-        return Engine(memory_budget(memory), threads, progress, neighbors)
-    if threads is not None:
-        raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
-    from ..prepare.engines.ray import TASK_BYTES, RayEngine
+    Args:
+        source: Edge column that an edge leaves. Guessed when not given.
+        target: Edge column that an edge enters.
+        id: Node column with the ids, numbers or strings.
+        feature_columns: Feature columns, separated by commas, wildcards allowed: f*,age. New nodes have those that the
+            store was made from if not given.
+    """
 
-    return RayEngine(address, shards, parse_bytes(memory) if memory else TASK_BYTES, progress, neighbors)
+    source: str | None = None
+    target: str | None = None
+    id: str | None = None
+    feature_columns: str | None = None
 
 
-def check_original(recipe: str | None, model: str | None, original: bool) -> None:
-    if original and (recipe or not model):
-        raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
+@dataclass
+class NodeFiles(Columns):
+    """Tables and files of nodes: append, ingest.
+
+    Args:
+        nodes: Node table, or SQL: columns for the id, the label, the split, and features of any kind.
+        features: File of features: .npy [N, d], .npz (SciPy CSR), or a table in node order.
+        labels: File of labels: .npy, or a table with or without an id column.
+        splits: File of splits: .npz with train, valid, test; or a table of id and split.
+        label: Label column; several, separated by commas, make a multi-label task.
+        split: Node column with train, valid or test.
+    """
+
+    nodes: str | None = None
+    features: str | None = None
+    labels: str | None = None
+    splits: str | None = None
+    label: str | None = None
+    split: str | None = None
 
 
-def config_from(
-    store: Any, recipe: str | None, model: str | None, original: bool, overrides: list[str], as_json: bool,
-    devices: int = 1,
-) -> Any:  # fmt: skip
-    """The recipe that was named, or the model's own, with overrides on top; `model` is the last word on model.name.
-    What auto chooses, for so many devices, is said."""
-    from ..auto import config_for
-    from ..recipe import recipe_for
+@dataclass
+class Files(NodeFiles):
+    """A whole graph in files: ingest. Fields are arguments of `sources.files`.
 
-    check_original(recipe, model, original)
-    own = recipe_for(model, original) if model else "default"
-    given = [*overrides, *([f"model.name={model}"] if model else [])]
-    config, chosen = config_for(store, recipe or own, given, devices if devices > 1 else None)
-    if chosen and not as_json and "LARGEGT_LAUNCHED" not in os.environ:
-        for choice in chosen:
-            say_stderr(f"auto: {choice!s:<38} {choice.reason}")
-    return config
+    Args:
+        database: DuckDB or SQLite file, or postgres://…; --edges and --nodes name its tables, or are SQL.
+        split_by: Split by this column of dates or numbers: oldest nodes train, newest test.
+        split_group: Split at random; nodes with the same value of this column are in the same part.
+        weight: Edge column with weights, positive numbers; for .npy edges, a .npy file of them.
+        edge_features: Edge columns of any kind, separated by commas, wildcards allowed; for .npy edges, a .npy.
+        num_nodes: Number of nodes when ids are 0..N-1 and nothing says N.
+    """
+
+    database: str | None = None
+    split_by: str | None = None
+    split_group: str | None = None
+    weight: str | None = None
+    edge_features: str | None = None
+    num_nodes: int | None = None
 
 
-def without_prefix(item: str, prefix: str) -> str:
-    return item[len(prefix) :] if item.startswith(prefix) else item
+def ingest_overrides(settings: list[str] | None) -> Any:
+    """An IngestConfig of what --set says, with or without `ingest.` before a name."""
+    from ..config import IngestConfig
+    from ..settings import parse_overrides
+
+    return parse_overrides(IngestConfig, [item.removeprefix("ingest.") for item in settings or []])
+
+
+def launch_ranks(devices: int, advice: Callable[[], str]) -> bool:
+    """With --devices, run this command in as many processes instead, and end. Whether this is one of them that shows
+    nothing: any but the first."""
+    from ..ranks import check_devices, is_first_here
+    from ..training.launch import launch
+
+    if check_devices(devices):
+        raise SystemExit(launch(devices, sys.argv[1:], advice))
+    return not is_first_here()

@@ -1,22 +1,47 @@
-"""How results are shown: tables, bars, JSON."""
+"""How results are shown: lines, tables, bars, JSON; and notes on standard error, which --json leaves out."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..text import clipped, printable, quoted
 
 _MANY_STEPS = 100
 _LONG_NAME = 80
+_MOST_BARS, _MOST_COLUMNS = 20, 60
 
 
-def shown_progress(quiet: bool) -> Any:
+is_json = False
+"""Whether the verb that runs was given --json."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a verb has to show."""
+
+    value: Any
+    """With --json."""
+    show: Callable[[], None]
+    """Without it."""
+
+
+def result(found: Result) -> None:
+    if is_json:
+        print(json.dumps(found.value, indent=1, default=str))  # ASCII: control characters are escaped
+    else:
+        found.show()
+
+
+def progress(quiet: bool = False) -> Any:
     from ..progress import console_progress
 
-    return console_progress(quiet)
+    return console_progress(quiet or is_json)
 
 
 def say(*lines: object) -> None:
@@ -31,11 +56,7 @@ def say_stderr(line: object) -> None:
         print(printable(line), file=sys.stderr)
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, default=str))  # in ASCII: control characters are escaped, any terminal shows it
-
-
-def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ()) -> None:
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], left: tuple[str, ...] = ()) -> None:
     """A table under its title. The first column and those named in `left` are aligned left, numbers right."""
     from rich import box
     from rich.console import Console
@@ -44,61 +65,114 @@ def print_table(title: str, columns: Any, rows: Any, left: tuple[str, ...] = ())
 
     console = Console()
     console.print(Text(printable(title), style="bold"))
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
     for number, column in enumerate(columns):
         at_left = number == 0 or column in left
-        name = Text(printable(column))
-        table.add_column(name, justify="left" if at_left else "right", overflow="fold")  # a path is whole
+        shown.add_column(Text(printable(column)), justify="left" if at_left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table)
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
 
 
-def print_bars(title: str, counts: dict[str, int], most: int = 20) -> None:
+def facts(title: str, named: dict[str, Any]) -> None:
+    """One line for each fact."""
+    table(title, ("", ""), [(name.replace("_", " "), plain(value)) for name, value in named.items()])
+
+
+def bars(title: str, counts: dict[str, int]) -> None:
     """A horizontal bar chart of counts; only the largest of many classes."""
     shown = list(counts.items())
-    if len(shown) > most:
-        shown = sorted(shown, key=lambda item: -item[1])[:most]
-        title = f"{title}, the {most} largest of {len(counts)}"
+    if len(shown) > _MOST_BARS:
+        shown = sorted(shown, key=lambda item: -item[1])[:_MOST_BARS]
+        title = f"{title}, the {_MOST_BARS} largest of {len(counts)}"
     longest = max((count for _, count in shown), default=0) or 1
     rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
-    print_table(title, (" ", "nodes", "  "), rows, left=("  ",))
+    table(title, (" ", "nodes", "  "), rows, left=("  ",))
 
 
-def print_columns(title: str, columns: list[dict[str, Any]], most: int = 60) -> None:
-    """What became of each column of a table, and what to look at; long names are cut, as JSON has them whole."""
+def columns(title: str, found: list[dict[str, Any]]) -> None:
+    """What became of each column of a table, and what to look at; long names are cut, JSON has them whole."""
     rows = [
         (clipped(one["column"], _LONG_NAME), one["kind"], clipped(one["used_as"], _LONG_NAME), f"{one['missing']:,}",
          "" if one["distinct"] is None else f"{one['distinct']:,}")
-        for one in columns[:most]
+        for one in found[:_MOST_COLUMNS]
     ]  # fmt: skip
-    if len(columns) > most:
-        rows.append((f"… {len(columns) - most} more", "", "largegt inspect --json shows all", "", ""))
-    print_table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
-    notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in columns for note in one["notes"]]
-    say(*notes[:most])
-    if len(notes) > most:
-        say(f"… {len(notes) - most} more notes: largegt inspect --json shows all")
+    if len(found) > _MOST_COLUMNS:
+        rows.append((f"… {len(found) - _MOST_COLUMNS} more", "", "largegt inspect --json shows all", "", ""))
+    table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
+    notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in found for note in one["notes"]]
+    say(*notes[:_MOST_COLUMNS])
+    if len(notes) > _MOST_COLUMNS:
+        say(f"… {len(notes) - _MOST_COLUMNS} more notes: largegt inspect --json shows all")
 
 
-def print_metrics(metrics: dict[str, Any]) -> None:
-    names = list(metrics["valid"] or metrics["test"])
+def metrics(found: dict[str, Any]) -> None:
     rows = [
-        (name, *(f"{metrics[split][name]:.4f}" if name in metrics[split] else "–" for split in ("valid", "test")))
-        for name in names
+        (name, *(f"{found[split][name]:.4f}" if name in found[split] else "–" for split in ("valid", "test")))
+        for name in found["valid"] or found["test"]
     ]
-    title = f"{metrics['model']} on {metrics['dataset']}, best epoch {metrics['best_epoch']} of {metrics['epochs']}"
-    print_table(title, ("", "valid", "test"), rows)
-    if metrics["stopped"]:
-        say(f"Stopped early: {metrics['stopped']}.")
+    title = f"{found['model']} on {found['dataset']}, best epoch {found['best_epoch']} of {found['epochs']}"
+    table(title, ("", "valid", "test"), rows)
+    if found["stopped"]:
+        say(f"Stopped early: {found['stopped']}.")
 
 
-def print_tuned(found: Any) -> None:
+def folder(
+    path: Path | str, estimate: bool = True, found: dict[str, Any] | None = None, before: Sequence[str] = ()
+) -> Result:
+    """What a store, a preparation or a run holds, and what was `found` in it besides; lines to print `before`."""
+    from ..inspection import inspect
+    from ..io.remote import is_url, local_path, shown
+
+    path = shown(local_path(path)) if is_url(path) else path
+    named = inspect(path, estimate=estimate) | (found or {})
+    return Result(named | {"path": str(path)}, lambda: _folder(path, named, before))
+
+
+def _folder(path: Path | str, named: dict[str, Any], before: Sequence[str]) -> None:
+    say(*before)
+    single = {
+        name: value for name, value in named.items()
+        if not isinstance(value, dict) and name not in ("kind", "columns", "edge_columns") and value != []
+    }  # fmt: skip
+    facts(f"{named['kind']} {path}", single)
+    for name, title in (("columns", "columns of the nodes"), ("edge_columns", "columns of the edges")):
+        if named.get(name):
+            columns(title, named[name])
+    for name in ("splits", "classes", "degrees"):
+        if isinstance(named.get(name), dict):
+            bars(name, named[name])
+    if "preparation" in named:
+        preparation(named["preparation"], "To prepare it as the default recipe says")
+    if "metrics" in named:
+        metrics(named["metrics"])
+
+
+def preparation(found: dict[str, Any], title: str) -> None:
+    """What a preparation will take, stage by stage."""
+    from ..memory import format_bytes
+
+    if found["already_prepared"]:
+        say("It is prepared already; this is what it would take again.")
+    rows = [
+        (one["name"], *(format_bytes(one[f"{what}_bytes"]) for what in ("disk", "scratch", "memory")),
+         duration(one["elapsed_s"]))
+        for one in found["stages"]
+    ]  # fmt: skip
+    total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
+             format_bytes(found["memory_bytes"]), duration(found["elapsed_s"]))  # fmt: skip
+    title = f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows"
+    table(title, ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total])
+    if found["peak_disk_bytes"] > found["free_disk_bytes"]:
+        say(f"This does not fit: {format_bytes(found['free_disk_bytes'])} are free on that disk.")
+
+
+def tuned(found: Any) -> None:
     """The best trials, what made a difference, the final runs, and what to do next."""
     shown = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
     differs = "differs from the recipe (its value)"
-    columns = ("trial", f"valid {found.metric}", "epochs", differs)
-    print_table(f"The best of {found.num_done} trials on {found.dataset}", columns, shown, left=(differs,))
+    heads = ("trial", f"valid {found.metric}", "epochs", differs)
+    table(f"The best of {found.num_done} trials on {found.dataset}", heads, shown, left=(differs,))
     if found.importances:
         shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
         say(f"What made a difference: {', '.join(shares)}")
@@ -112,43 +186,22 @@ def print_tuned(found: Any) -> None:
     say(f"Next: largegt train {quoted(found.store)} --recipe {quoted(found.recipe)} --out runs/best")
 
 
-def print_estimate(found: dict[str, Any], title: str) -> None:
-    """What a preparation will take, stage by stage."""
-    from ..memory import format_bytes
-
-    if found["already_prepared"]:
-        say("It is prepared already; this is what it would take again.")
-    rows = [
-        (
-            stage["name"], format_bytes(stage["disk_bytes"]), format_bytes(stage["scratch_bytes"]),
-            format_bytes(stage["memory_bytes"]), duration(stage["elapsed_s"]),
-        )
-        for stage in found["stages"]
-    ]  # fmt: skip
-    total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
-             format_bytes(found["memory_bytes"]), duration(found["elapsed_s"]))  # fmt: skip
-    print_table(
-        f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows",
-        ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total],
-    )  # fmt: skip
-    free = found["free_disk_bytes"]
-    if found["peak_disk_bytes"] > free:
-        say(f"This does not fit: {format_bytes(free)} are free on that disk.")
+# notes on standard error
 
 
-def say_stale(store: Any, config: Any, quiet: bool) -> None:
-    """Tell which settings differ from an earlier preparation before running a new one."""
+def note_stale(store: Any, config: Any) -> None:
+    """Which settings differ from an earlier preparation, before a new one is made."""
     from ..prepare.cache_key import is_prepared
     from ..prepare.prepared import stale_note
 
-    if not quiet and not is_prepared(store, config) and (note := stale_note(store, config)):
+    if not is_json and not is_prepared(store, config) and (note := stale_note(store, config)):
         say_stderr(f"note: {note}; preparing what changed")
 
 
-def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
-    """Of a training whose batches hold all there is: it ends before it has learned much."""
+def note_few_steps(store: Any, config: Any) -> None:
+    """That a training whose batches hold all there is ends before it has learned much."""
     num_nodes, train = len(store.splits["train"]), config.train
-    if not quiet and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
+    if not is_json and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
         from ..auto import small_batch
 
         advice = f"--set train.batch_size={small_batch(num_nodes)}"
@@ -158,31 +211,34 @@ def say_few_steps(store: Any, config: Any, quiet: bool) -> None:
         say_stderr(f"note: {steps}: {advice}")
 
 
-def say_reused(reused: dict[str, tuple[int, int]], quiet: bool) -> None:
+def note_reused(reused: dict[str, tuple[int, int]]) -> None:
     """Of a store that has grown: what its preparation kept of an earlier one."""
-    for name, (kept, made) in {} if quiet else reused.items():
+    for name, (kept, made) in ({} if is_json else reused).items():
         say_stderr(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
 
 
-def say_first_run(quiet: bool) -> None:
-    """To somebody who waits at a terminal: why the first run on a machine begins slowly."""
-    if quiet or not sys.stderr.isatty():
+def note_first_run() -> None:
+    """At a terminal: why the first run on a machine begins slowly."""
+    if is_json or not sys.stderr.isatty():
         return
     from ..doctor import is_compiled, kernel_folder
 
-    folder = kernel_folder()
-    if folder is not None and not is_compiled(folder):
-        say_stderr(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {folder}")
+    kept_in = kernel_folder()
+    if kept_in is not None and not is_compiled(kept_in):
+        say_stderr(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {kept_in}")
 
 
-def say_training(store: Any, config: Any, out: Any, quiet: bool) -> None:
-    """The same: what begins, where its result will lie, how to stop it. The bar tells the time left."""
-    if quiet or not sys.stderr.isatty():
+def note_training(store: Any, config: Any, out: Any) -> None:
+    """At a terminal: what begins, where its result will be, how to stop it. The progress bar shows the time left."""
+    if is_json or not sys.stderr.isatty():
         return
     what = f"{config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes"
     most, budget = config.train.epochs, config.train.budget
     how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
     say_stderr(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.")
+
+
+# values in words
 
 
 def duration(elapsed_s: float) -> str:
@@ -201,7 +257,3 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value)
     return "none" if value is None else str(value)
-
-
-def short(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,71 +1,59 @@
-"""Verbs that train and score: train, tune, evaluate."""
+"""Verbs that train and score: demo, train, tune, evaluate."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from ..errors import AGAIN
+from ..errors import AGAIN, InputError
 from ..text import quoted
-from .app import app, goes_on
-from .options import (
-    Address,
-    AsJson,
-    Device,
-    Devices,
-    Draws,
-    Memory,
-    Model,
-    NoWait,
-    Original,
-    Recipe,
-    Settings,
-    TrustRemote,
-    check_engine,
-    check_original,
-    config_from,
-)
-from .show import (
-    print_json,
-    print_metrics,
-    print_table,
-    print_tuned,
-    say,
-    say_few_steps,
-    say_first_run,
-    say_stale,
-    say_training,
-    shown_progress,
-)
+from . import show
+from .app import goes_on
+from .options import ConfigOptions, check_engine, launch_ranks, verb
+from .show import Result
 
 
-@app.command()
+@verb()
+def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None = None) -> Result:
+    """Train LargeGT on the graph that ships with the package: about three minutes on two cores.
+
+    A look of half a minute, with lower scores:  largegt demo --epochs 1
+
+    Args:
+        out: Folder for the store, the runs and the page.
+        seed: Seed of the training.
+        epochs: Epochs of each model, for a shorter look; the recipes' own if not given.
+    """
+    from ..demo import demo as run_demo
+
+    show.note_first_run()
+    with show.progress() as progress:
+        found = run_demo(out, seed, progress, epochs)
+    metrics = found.metrics
+    lines = (
+        "",
+        f"LargeGT trained {metrics['epochs']} epochs in {metrics['train_time_s']:.0f} s; kept epoch "
+        f"{metrics['best_epoch']}.",
+        f"Look at the learning curves: {found.page}",
+        f"Predictions of the test nodes: {found.folder / 'predictions.parquet'}",
+        "Your own graph next: largegt ingest --help",
+    )
+
+    def shown() -> None:
+        rows = [(name, f"{s['valid']:.4f}", f"{s['test']:.4f}") for name, s in found.scores.items()]
+        show.table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows)
+        show.say(*lines)
+
+    return Result({"scores": found.scores, "metrics": metrics, "page": str(found.page)}, shown)
+
+
+@verb()
 def train(
-    store: Annotated[Path | None, typer.Argument(help="The store, a path or URL; not needed with --resume.")] = None,
-    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
-    recipe: Recipe = None,
-    settings: Settings = None,
-    model: Model = None,
-    original: Original = False,
-    seed: Annotated[int | None, typer.Option(help="Short for train.seed.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Short for train.epochs.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Short for train.budget: 90s, 30m, 4h.")] = None,
-    device: Annotated[str | None, typer.Option(help="Short for train.device: auto, cpu or cuda.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
-    devices: Devices = 1,
-    engine: Annotated[
-        str, typer.Option(help="Who starts --devices processes: local (this machine) or ray (a cluster).")
-    ] = "local",
-    address: Address = None,
-    memory: Memory = None,
-    no_wait: NoWait = False,
-    trust_remote: TrustRemote = False,
-    as_json: AsJson = False,
-) -> None:
+    store: Path | None = None, *, out: Path = Path("runs/run"), configuration: ConfigOptions,
+    seed: int | None = None, epochs: int | None = None, budget: str | None = None, device: str | None = None,
+    resume: bool = False, overwrite: bool = False, devices: int = 1, engine: str = "local",
+    address: str | None = None, memory: str | None = None, no_wait: bool = False, trust_remote: bool = False,
+) -> Result | None:  # fmt: skip
     """Train a model; prepares the store first where that is missing.
 
     Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden=256
@@ -89,87 +77,81 @@ def train(
     * [bold]linkx[/]: a learned vector for each neighbour, and the features
 
     All look two hops far at most, so that they compare. As its authors have it:  --model gat --original
+
+    Args:
+        store: The store, a path or URL; not needed with --resume.
+        out: The run's folder.
+        seed: Short for train.seed.
+        epochs: Short for train.epochs.
+        budget: Short for train.budget: 90s, 30m, 4h.
+        device: Short for train.device: auto, cpu or cuda.
+        resume: Go on with the run in --out where it stopped.
+        engine: Who starts --devices processes: local (this machine) or ray (a cluster).
     """
-    from ..errors import InputError
-    from ..ranks import check_devices, is_first_here
-    from ..training.launch import launch, resume_advice
+    from ..training.launch import resume_advice
     from ..training.loop import check_out
     from ..training.loop import train as run_train
-    from ..training.run import Run, store_to_train_on
 
     given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget, "train.device": device}
-    overrides = [*(settings or []), *(f"{name}={value}" for name, value in given.items() if value is not None)]
-    if resume and store is None:
-        run = Run.open(out)
-        if overrides or recipe or model or original:
-            raise InputError(
-                "--resume without a store goes on with the run's own settings: leave out --set, --recipe and --model"
-            )
-        data, config = run.store(), run.config
-    elif store is None:
-        raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
-    else:
-        data = store_to_train_on(store, out, resume)
-        config = config_from(data, recipe, model, original, overrides, as_json, devices)
-    check_out(out, config, data, resume, overwrite)
+    overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
     check_engine(engine)
+    if store is None:
+        data, config = _run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
+    else:
+        from ..training.run import store_to_train_on
 
-    def how() -> str:
+        data = store_to_train_on(store, out, resume)
+        config = configuration.config(data, overrides, devices)
+    check_out(out, config, data, resume, overwrite)
+
+    def advice() -> str:
         return resume_advice(out, devices) if (out / "config.toml").is_file() else AGAIN
 
-    if engine == "local" and check_devices(devices):
-        with goes_on(how):
-            raise SystemExit(launch(devices, sys.argv[1:], how))
-    quiet = as_json or not is_first_here()
-    say_stale(data, config.preparation, quiet)
-    say_few_steps(data, config, quiet)
-    say_first_run(quiet)
-    say_training(data, config, out, quiet)
+    with goes_on(advice):
+        is_silent = launch_ranks(devices if engine == "local" else 1, advice)
+    if not is_silent:
+        show.note_stale(data, config.preparation)
+        show.note_few_steps(data, config)
+        show.note_first_run()
+        show.note_training(data, config, out)
     if engine == "ray":
         from ..training.ray_train import train_on_ray
 
         finished = train_on_ray(data, config, out, devices, address, resume, overwrite, memory)
     else:
-        with shown_progress(quiet) as progress, goes_on(how):
+        with show.progress(is_silent) as progress, goes_on(advice):
             finished = run_train(data, config, out, resume, overwrite, progress, memory, wait=not no_wait)
-    if not is_first_here():
-        return
-    if as_json:
-        print_json(finished.metrics)
-    else:
-        print_metrics(finished.metrics)
-        say(
-            "",
-            f"The run is in {finished.path}. Next: largegt predict {quoted(finished.path)} --out predictions.parquet",
+    if is_silent:
+        return None
+    where = finished.path
+
+    def shown() -> None:
+        show.metrics(finished.metrics)
+        show.say("", f"The run is in {where}. Next: largegt predict {quoted(where)} --out predictions.parquet")
+
+    return Result(finished.metrics, shown)
+
+
+def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, Any]:
+    """The store and the configuration of the run that --resume without a store goes on with."""
+    from ..training.run import Run
+
+    if not resume:
+        raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
+    run = Run.open(out)
+    if is_configured:
+        raise InputError(
+            "--resume without a store goes on with the run's own settings: leave out --set, --recipe and --model"
         )
+    return run.store(), run.config
 
 
-@app.command()
+@verb()
 def tune(
-    store: Annotated[Path, typer.Argument(help="The store: a folder or a URL.")],
-    out: Annotated[Path, typer.Option(help="Folder for the trials and what they show.")] = Path("tune"),
-    trials: Annotated[int, typer.Option(help="Trials in all, those that are in --out already included.", min=1)] = 30,
-    budget: Annotated[
-        str | None, typer.Option(help="Wall-clock limit of all trials together: 90s, 30m, 4h. --final is beyond it.")
-    ] = None,
-    recipe: Recipe = None,
-    settings: Settings = None,
-    model: Model = None,
-    original: Original = False,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUES", help="Search this setting over these values. Repeat as needed."),
-    ] = None,
-    only: Annotated[bool, typer.Option("--only", help="Search nothing but what --search names.")] = False,
-    final: Annotated[
-        int, typer.Option(help="Train the best settings with so many seeds and score them on test.", min=0)
-    ] = 0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the search; --set train.seed=… is that of the training.", min=0)
-    ] = 0,
-    memory: Memory = None,
-    as_json: AsJson = False,
-) -> None:
+    store: Path, *, out: Path = Path("tune"), trials: int = 30, budget: str | None = None,
+    configuration: ConfigOptions, search: list[str] | None = None, only: bool = False, final: int = 0, seed: int = 0,
+    memory: str | None = None,
+) -> Result:  # fmt: skip
     """Search the settings that do best on the validation nodes of a store.
 
     Example:  largegt tune data/g --trials 30 --budget 1h --out tune
@@ -190,46 +172,48 @@ def tune(
     The folder gets best.toml (a recipe), trials.csv, tune.md and tune.html. If it is killed, the same command goes on
     where it stopped; with more --trials or a longer --budget it goes further. It needs Optuna:
     pip install 'largegt\\[tune]'
+
+    Args:
+        store: The store: a folder or a URL.
+        out: Folder for the trials and what they show.
+        trials: Trials in all, those that are in --out already included.
+        budget: Wall-clock limit of all trials together: 90s, 30m, 4h. --final is beyond it.
+        search: Search this setting over these values. Repeat as needed.
+        only: Search nothing but what --search names.
+        final: Train the best settings with so many seeds and score them on test.
+        seed: Seed of the search; --set train.seed=… is that of the training.
     """
     from ..tuning.tune import tune as run_tune
 
-    check_original(recipe, model, original)
-    with shown_progress(as_json) as progress, goes_on():
+    configuration.check()
+    asked = vars(configuration) | {"settings": configuration.settings or []}
+    with show.progress() as progress, goes_on():
         found = run_tune(
-            store, out, trials, budget, model, recipe, settings or [], search or [], only=only, original=original,
-            final=final, seed=seed, progress=progress, memory=memory,
+            store, out, trials, budget, search=search or [], only=only, final=final, seed=seed, progress=progress,
+            memory=memory, **asked,
         )  # fmt: skip
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        print_tuned(found)
+    return Result(found.as_dict(), lambda: show.tuned(found))
 
 
-@app.command()
+@verb()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    draws: Draws = None,
-    device: Device = None,
-    devices: Devices = 1,
-    trust_remote: TrustRemote = False,
-    as_json: AsJson = False,
-) -> None:
+    run: Path, *, split: str = "test", draws: int | None = None, device: str | None = None, devices: int = 1,
+    trust_remote: bool = False,
+) -> Result | None:  # fmt: skip
     """Score a run's best weights on a split.
 
     Example:  largegt evaluate runs/a --split test
-    """
-    from ..ranks import check_devices, is_first_here
-    from ..training.evaluate import evaluate as run_evaluate
-    from ..training.launch import launch
 
-    if check_devices(devices):
-        raise SystemExit(launch(devices, sys.argv[1:], lambda: "run the same command again"))
-    with shown_progress(as_json or not is_first_here()) as progress:
+    Args:
+        run: The run's folder.
+        split: train, valid or test.
+    """
+    from ..training.evaluate import evaluate as run_evaluate
+
+    is_silent = launch_ranks(devices, lambda: AGAIN)
+    with show.progress(is_silent) as progress:
         scores = run_evaluate(run, split, progress, device, draws)
-    if not is_first_here():
-        return
-    if as_json:
-        print_json(scores)
-    else:
-        print_table(f"{run}, {split}", ("metric", "value"), [(name, f"{v:.4f}") for name, v in scores.items()])
+    if is_silent:
+        return None
+    rows = [(name, f"{score:.4f}") for name, score in scores.items()]
+    return Result(scores, lambda: show.table(f"{run}, {split}", ("metric", "value"), rows))
