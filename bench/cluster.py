@@ -42,9 +42,8 @@ import largegt as lg
 from largegt.memory import format_bytes, held_bytes
 from largegt.prepare.blocks import Neighbors, NeighborSums, block_sums
 from largegt.prepare.engines.engine import Engine
-from largegt.prepare.engines.ray import RayEngine
+from largegt.prepare.engines.ray import RayEngine, start_shards
 from largegt.prepare.neighbor_lists import NeighborLists
-from largegt.prepare.ray_shards import start_shards
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 

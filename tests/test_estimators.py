@@ -62,15 +62,15 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which stages of a preparation were computed, not taken from an earlier one."""
     seen: list[str] = []
-    names = {"_write_local_nodes": "nodes", "_write_tokens": "tokens", "write_label_contexts": "labels"}
+    names = {"local_nodes": "nodes", "tokens": "tokens", "label_contexts": "labels"}
     for name, word in names.items():
-        real = getattr(prepared_home, name)
+        real = prepared_home.WRITE[name]
 
         def noted(*args: Any, real: Any = real, word: str = word) -> Any:
             seen.append(word)
             return real(*args)
 
-        monkeypatch.setattr(prepared_home, name, noted)
+        monkeypatch.setitem(prepared_home.WRITE, name, noted)
     return seen
 
 

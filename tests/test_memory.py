@@ -17,7 +17,7 @@ from largegt import memory
 from largegt.config import Config
 from largegt.datasets.synthetic import synthesize
 from largegt.errors import ConfigError
-from largegt.prepare.cache_key import settled
+from largegt.prepare.cache_key import resolve_config
 from largegt.prepare.estimate import estimate, least_memory
 from largegt.prepare.pipeline import prepare
 
@@ -87,7 +87,7 @@ def test_prepare_keeps_its_limit_and_the_dry_run_says_what_it_holds(tmp_path: Pa
 
 def test_less_than_a_preparation_can_keep_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = synthesize("snap-patents", tmp_path / "s", 0.001)
-    config = settled(store, Config.from_recipe("default").preparation)
+    config = resolve_config(store, Config.from_recipe("default").preparation)
     rows = store.num_nodes
     few = least_memory(store, config, rows)
     monkeypatch.setattr(type(store), "num_nodes", 100_000_000)

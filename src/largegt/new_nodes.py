@@ -50,7 +50,7 @@ from .prepare.engines.engine import Engine
 from .prepare.extended import Extended
 from .prepare.features import NodeFeatures
 from .prepare.label_contexts import TrainingLabels
-from .prepare.local_nodes import near_of, packed, sample
+from .prepare.local_nodes import sample
 from .prepare.prepared import KIND, Drawn, Prepared
 from .progress import Progress
 from .ranks import ALONE, Ranks
@@ -181,11 +181,10 @@ class NewNodes(Predictor):
         settings = config.local_nodes.model_copy(update={"k": self._k})
         lists = self.graph.lists(settings.direction)
         sampled = [sample(lists, nodes, settings, draw) for draw in range(self.draws)]
-        used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows in sampled)]))
-        near = [near_of(lists, nodes, rows, settings.direction) for rows in sampled]
+        used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows, _ in sampled)]))
         first, *others = (
-            Drawn(np.searchsorted(used, rows).astype(index), bits if config.local_nodes.near else None)
-            for rows, bits in zip(sampled, near, strict=True)
+            Drawn(np.searchsorted(used, rows).astype(index), near if config.local_nodes.near else None)
+            for rows, near in sampled
         )
         labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
         with ArrayWriter(path, KIND) as writer:
@@ -200,7 +199,7 @@ class NewNodes(Predictor):
             writer.save("positions", self._positions(nodes))
             if config.labels.hops:
                 writer.save("label_contexts", self._label_contexts(nodes))
-            writer.save("near", packed(near[0]))
+            writer.save("near", np.packbits(sampled[0][1], axis=1, bitorder="little"))
             if config.labels.local:
                 writer.save("label_counts", self._label_counts(used))
             meta = self.prepared.folder.meta

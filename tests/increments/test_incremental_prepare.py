@@ -18,7 +18,7 @@ from largegt.errors import ConfigError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import folders
 from largegt.prepare.features import NodeFeatures
-from largegt.prepare.incremental import Rows, merge
+from largegt.prepare.incremental import merge
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared
 from largegt.settings import build
@@ -140,7 +140,7 @@ def test_rows_made_for_another_choice_of_rows_are_not_taken(tmp_path: Path) -> N
     earlier, wanted = np.arange(10, 13), np.array([7, 8, 9, 10, 11, 12])
 
     def merged(before: list[int], writer: ArrayWriter) -> None:
-        rows = Rows(np.array(before))
+        rows = np.array(before)
         merge(writer, "x", rows, earlier, lambda which, scratch: scratch.save("x", wanted[which]))
 
     with stopped_at(ArrayWriter, "commit", 3), ArrayWriter(tmp_path / "p", "prepared", identity="p") as writer:

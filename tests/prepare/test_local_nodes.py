@@ -294,11 +294,9 @@ class Desk:
     def by_rejection(self, way: str, epoch: int, max_tries: int) -> bool:
         kernels.start_stream(self.state, kernels.FOR_LOCAL_NODES, 11, epoch, self.i)
         self.table[:] = -1
-        head = (*self.csr, self.i, True)
-        tail = (self.bits, self.state, self.table, self.row, max_tries)
-        if way == "by nodes":
-            return bool(sampler.sample_by_nodes(*head, *tail))
-        return bool(sampler.sample_by_paths(*head, self.paths, self.block, self.block_ends, *tail))
+        by = (way == "by nodes", self.paths, self.block, self.block_ends)
+        room = (self.bits, self.state, self.table, self.row, max_tries)
+        return bool(sampler.sample_by_tries(*self.csr, self.i, True, *by, *room))
 
 
 def counts_of(drawn: np.ndarray, members: set[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.prepare.engines.engine import Engine
 from largegt.prepare.estimate import estimate
-from largegt.prepare.label_contexts import write_label_counts
+from largegt.prepare.label_contexts import TrainingLabels, write_label_counts
 from largegt.prepare.pipeline import prepare
 from largegt.prepare.prepared import Prepared, sample_rows
 from oracles import label_scale
@@ -144,7 +143,7 @@ def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
     source = lg.sources.arrays(edges, np.ones((size, 1), dtype=np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
     with ArrayWriter(tmp_path / "p", "prepared") as writer:
-        write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20))
+        write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20), TrainingLabels.of(store))
         writer.finish({})
     found = ArrayFolder(tmp_path / "p", "prepared").array("label_counts")
     assert found.dtype == np.int32
@@ -160,27 +159,6 @@ def test_any_memory_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
         prepared = prepare(other, config_of(k=12), engine=Engine(memory, threads))
         found.append([np.asarray(array).tobytes() for array in (prepared.near, prepared.label_counts)])
     assert found[0] == found[1]
-
-
-def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = import_module("largegt.prepare.engines.engine")
-    monkeypatch.setattr(engine, "SEGMENT_NODES", 7)
-    whole = prepare(store_of(tmp_path / "whole"), config_of())
-    store, real, calls = store_of(tmp_path / "g"), engine.packed, []
-
-    def stops(near: np.ndarray) -> np.ndarray:
-        calls.append(len(near))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(near)
-
-    monkeypatch.setattr(engine, "packed", stops)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(store, config_of())
-    found = prepare(store, config_of())
-    assert len(calls) == 3 + -(-len(found.nodes) // 7) - 2, "two lots were kept"
-    for name in ("near", "label_counts", "local_rows"):
-        assert np.array_equal(found.array(name), whole.array(name))
 
 
 def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

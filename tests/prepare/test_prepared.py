@@ -34,7 +34,7 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.model.largegt import LargeGT
 from largegt.predict import predict
 from largegt.prepare import blocks, context
-from largegt.prepare.cache_key import prepared_path, settled
+from largegt.prepare.cache_key import prepared_path, resolve_config
 from largegt.prepare.engines import engine
 from largegt.prepare.local_nodes import local_nodes
 from largegt.prepare.pipeline import prepare
@@ -46,10 +46,11 @@ from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
 HOME = sys.modules["largegt.prepare.pipeline"]
-STAGES = ("_write_local_nodes", "_write_tokens", "write_positions")
+STAGES = ("local_nodes", "tokens", "positions")
 ARRAYS = (
     "nodes",
     "local_rows",
+    "near",
     "token_nodes",
     "tokens",
     "positions",
@@ -86,13 +87,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
 
     def watch(name: str) -> None:
-        real = getattr(HOME, name)
+        real = HOME.WRITE[name]
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             seen[name] += 1
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(HOME, name, counted)
+        monkeypatch.setitem(HOME.WRITE, name, counted)
 
     for name in STAGES:
         watch(name)
@@ -326,15 +327,15 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
 @pytest.mark.parametrize(
     ("change", "runs"),
     [
-        ({"method": "none"}, {"write_positions"}),
-        ({"standardize": True}, {"_write_tokens"}),
-        ({"k": 5}, {"_write_local_nodes", "_write_tokens"}),
-        ({"seed": 1}, {"_write_local_nodes", "_write_tokens"}),
-        ({"hops": 3}, {"_write_tokens"}),
-        ({"contexts": "apart"}, {"_write_tokens"}),
-        ({"degrees": True}, {"_write_tokens"}),
-        ({"rows": "all"}, {"_write_local_nodes", "_write_tokens"}),
-        ({"k": 1}, {"_write_local_nodes", "_write_tokens"}),
+        ({"method": "none"}, {"positions"}),
+        ({"standardize": True}, {"tokens"}),
+        ({"k": 5}, {"local_nodes", "tokens"}),
+        ({"seed": 1}, {"local_nodes", "tokens"}),
+        ({"hops": 3}, {"tokens"}),
+        ({"contexts": "apart"}, {"tokens"}),
+        ({"degrees": True}, {"tokens"}),
+        ({"rows": "all"}, {"local_nodes", "tokens"}),
+        ({"k": 1}, {"local_nodes", "tokens"}),
         ({"direction": "out"}, set(STAGES)),
         ({"nodes": "all"}, set(STAGES)),
     ],
@@ -350,8 +351,8 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
     assert second.fingerprint != first.fingerprint
     second.verify()
     kept = {
-        "_write_local_nodes": ["local_rows", "token_nodes"], "_write_tokens": ["tokens"],
-        "write_positions": ["positions"],
+        "local_nodes": ["local_rows", "token_nodes"], "tokens": ["tokens"],
+        "positions": ["positions"],
     }  # fmt: skip
     for stage in set(STAGES) - runs:
         for array in kept[stage]:
@@ -361,11 +362,11 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
 @pytest.mark.parametrize(
     ("first", "change", "runs"),
     [
-        ({"rows": "all"}, {"nodes": "all"}, {"_write_local_nodes", "write_positions"}),
-        ({"rows": "all"}, {"k": 1}, {"_write_local_nodes"}),
-        ({"rows": "all"}, {"seed": 1}, {"_write_local_nodes"}),
+        ({"rows": "all"}, {"nodes": "all"}, {"local_nodes", "positions"}),
+        ({"rows": "all"}, {"k": 1}, {"local_nodes"}),
+        ({"rows": "all"}, {"seed": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
-        ({"rows": "all", "contexts": "apart"}, {"direction": "out"}, {"_write_local_nodes", "write_positions"}),
+        ({"rows": "all", "contexts": "apart"}, {"direction": "out"}, {"local_nodes", "positions"}),
         ({"rows": "all", "contexts": "apart"}, {"contexts": "together", "direction": "out"}, set(STAGES)),
         ({"hops": 0}, {"contexts": "apart"}, set()),
         ({"k": 1}, {"seed": 1, "hop1_share": 0.5}, set()),
@@ -394,7 +395,7 @@ def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges:
         assert not calls
         shutil.rmtree(together.path)
         fresh = prepare(store, config_of(contexts="apart"))
-        assert (fresh.path, fresh.config) == (together.path, settled(store, config_of()))
+        assert (fresh.path, fresh.config) == (together.path, resolve_config(store, config_of()))
         assert fresh.token_names == ["H", "C0", "C1"]
         note = stale_note(store, config_of(contexts="apart", k=5))
         assert note is not None
@@ -425,7 +426,7 @@ def test_a_damaged_earlier_folder_is_not_used(half_labelled: Any, calls: Counter
     with pytest.warns(UserWarning, match=r"is made again: .*tokens-.* is missing"):
         second = prepare(half_labelled, config_of(method="none"))
     second.verify()
-    assert calls["_write_tokens"] == 1
+    assert calls["tokens"] == 1
 
 
 def test_other_labels_in_another_store_give_another_place(make_store: Any, random_edges: Any) -> None:
@@ -459,7 +460,7 @@ def test_a_failed_stage_is_no_preparation(
         raise error("stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(HOME, stage, fail)
+        patch.setitem(HOME.WRITE, stage, fail)
         with pytest.raises(error):
             prepare(half_labelled, config_of())
     assert not prepared_path(half_labelled, config_of()).exists()
@@ -550,11 +551,11 @@ def test_work_that_was_done_is_not_done_again(
     directed_store: Any, small_steps: None, monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
 ) -> None:
     with stopped_after(10**9, monkeypatch), monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(HOME, "write_positions", interrupted)
+        patch.setitem(HOME.WRITE, "positions", interrupted)
         prepare(directed_store, config_of())
     calls.clear()
     prepare(directed_store, config_of())
-    assert set(calls) == {"write_positions"}
+    assert set(calls) == {"positions"}
 
 
 def interrupted(*args: Any, **kwargs: Any) -> None:

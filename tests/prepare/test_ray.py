@@ -30,9 +30,9 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'larg
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from largegt.prepare.engines import engine as engines  # noqa: E402
 from largegt.prepare.engines import ray as home  # noqa: E402
-from largegt.prepare.engines.ray import RayEngine  # noqa: E402
-from largegt.prepare.ray_shards import RayShards, start_shards  # noqa: E402
+from largegt.prepare.engines.ray import RayEngine, RayShards, start_shards  # noqa: E402
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 SOON = {"health_check_period_ms": 1_000, "health_check_timeout_ms": 3_000, "health_check_failure_threshold": 3}
@@ -66,9 +66,9 @@ def cluster(bucket: str) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a small graph is many tasks, and its arrays large ones."""
-    monkeypatch.setattr(home, "_FEWEST_SEGMENT_NODES", 90)
-    monkeypatch.setattr(home, "_LARGE_BYTES", 500)
+    """So that a small graph is many tasks."""
+    for module in (home, engines):
+        monkeypatch.setattr(module, "FEWEST_NODES", 90)
 
 
 @pytest.fixture
@@ -234,21 +234,16 @@ def test_a_task_that_fits_no_machine_is_refused(cluster: Any) -> None:
         RayEngine(memory=1 << 40)
 
 
-def test_views_of_files_travel_by_name_and_large_arrays_apart(cluster: Any, tmp_path: Path) -> None:
+def test_views_of_files_travel_by_name(cluster: Any, tmp_path: Path) -> None:
+    RayEngine()
     np.save(tmp_path / "a.npy", np.arange(3 << 18).reshape(-1, 4))
     whole = np.load(tmp_path / "a.npy", mmap_mode="r")
     for view in (whole, whole[70_001:70_005], whole[-1], whole[2:2]):
-        packed, shared = home._pack(view)
+        packed = ray.cloudpickle.dumps(view)
         assert len(packed) < 1_000
-        assert shared == []
-        assert np.array_equal(home._unpack(packed, []), view)
-    large, small = np.arange(1_000), np.arange(3)
-    packed, shared = home._pack([large, {"same": large}, small, np.array(whole[:, 1])])
-    assert len(packed) < 1_000
-    assert len(shared) == 2
-    first, second, third, fourth = home._unpack(packed, ray.get(shared))
-    assert first is second["same"]
-    assert [a.tolist() for a in (first, third, fourth)] == [a.tolist() for a in (large, small, whole[:, 1])]
+        assert np.array_equal(ray.cloudpickle.loads(packed), view)
+    column = ray.cloudpickle.loads(ray.cloudpickle.dumps(whole[:, 1]))
+    assert np.array_equal(column, whole[:, 1])
 
 
 def test_the_command_line(cluster: Any, store: Any, lg: Any) -> None:

@@ -1,6 +1,6 @@
 """Cache keys: what a preparation and each of its stages depend on.
 
-Enters: a store and a PrepareConfig. Leaves: settled settings, the folder's path, and the key of each stage: two that
+Enters: a store and a PrepareConfig. Leaves: resolved settings, the folder's path, and the key of each stage: two that
 would be the same bytes have the same key. Cost: reading checksums.
 """
 
@@ -27,58 +27,47 @@ _VERSIONS = {
 """Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 
 
-def settled(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
+def resolve_config(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
     """What a configuration comes to for this store: without directions or hops there is nothing to keep apart, and
     without weights, hops or samples nothing to weigh."""
-    wanted = {
-        "local_nodes.weighted": (config.local_nodes.weighted, store.weighted, "weights", "--weight COLUMN"),
-        "tokens.weighted": (config.tokens.weighted, store.weighted, "weights", "--weight COLUMN"),
-        "tokens.edge_features": (
-            config.tokens.edge_features, store.num_edge_features > 0, "features", "--edge-features COLUMNS"
-        ),
-    }  # fmt: skip
-    for name, (choice, is_there, what, option) in wanted.items():
+    sampled, tokens = config.local_nodes, config.tokens
+    has_weights, has_features = store.weighted, store.num_edge_features > 0
+    for name, choice, is_there, missing in (
+        ("local_nodes.weighted", sampled.weighted, has_weights, "weights: ingest it with --weight COLUMN"),
+        ("tokens.weighted", tokens.weighted, has_weights, "weights: ingest it with --weight COLUMN"),
+        ("tokens.edge_features", tokens.edge_features, has_features,
+         "features: ingest it with --edge-features COLUMNS"),
+    ):  # fmt: skip
         if choice is True and not is_there:
             raise ConfigError(
-                f"prepare.{name}=true, and the edges of {store.place} have no {what}: ingest it with {option}, or "
-                "leave the setting out"
+                f"prepare.{name}=true, and the edges of {store.place} have no {missing}, or leave the setting out"
             )
-    tokens: dict[str, Any] = {
-        "weighted": store.weighted and config.tokens.weighted is not False and config.tokens.hops > 0,
-        "edge_features": store.num_edge_features > 0 and config.tokens.edge_features is not False
-        and config.tokens.hops > 0,
-    }  # fmt: skip
-    if config.tokens.contexts == "apart" and not (store.directed and config.tokens.hops):
-        tokens["contexts"] = "together"
-    sampled: dict[str, Any] = {
-        "weighted": store.weighted and config.local_nodes.weighted is not False and config.local_nodes.k > 1,
-        "near": config.local_nodes.near or config.labels.local,
-    }  # fmt: skip
-    update = {
-        "local_nodes": config.local_nodes.model_copy(update=sampled),
-        "tokens": config.tokens.model_copy(update=tokens),
-    }
-    return config.model_copy(update=update)
+    apart = tokens.contexts == "apart" and store.directed and tokens.hops > 0
+    return config.model_copy(update={
+        "local_nodes": sampled.model_copy(update={
+            "weighted": has_weights and sampled.weighted is not False and sampled.k > 1,
+            "near": sampled.near or config.labels.local,
+        }),
+        "tokens": tokens.model_copy(update={
+            "weighted": has_weights and tokens.weighted is not False and tokens.hops > 0,
+            "edge_features": has_features and tokens.edge_features is not False and tokens.hops > 0,
+            "contexts": "apart" if apart else "together",
+        }),
+    })  # fmt: skip
 
 
 def directions_of(config: PrepareConfig) -> tuple[Direction, ...]:
-    """The directions of the contexts, of settled settings."""
+    """The directions of the contexts, of resolved settings."""
     return ("out", "in") if config.tokens.contexts == "apart" else (config.local_nodes.direction,)
 
 
 def directions_read(config: PrepareConfig) -> set[Direction]:
-    """The directions whose neighbours a preparation reads, of settled settings."""
+    """The directions whose neighbours a preparation reads, of resolved settings."""
     along: set[Direction] = {config.local_nodes.direction, *directions_of(config)}
     if along & {"in", "out"}:
         along |= {"in", "out"}  # degrees of the other side
     reads_labels = bool(config.labels.hops) or config.labels.local
     return along | ({"both"} if reads_labels or config.positions.method == "laplacian" else set())
-
-
-def _edge_sides(store: GraphStore, config: PrepareConfig) -> list[str]:
-    """The directions whose edge features are read: those of contexts, and the one that sets the scale."""
-    along = {*directions_of(config), config.local_nodes.direction}
-    return sorted(along) if store.directed else ["out"]
 
 
 def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
@@ -113,13 +102,13 @@ def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> 
 
 def prepared_path(store: GraphStore, config: PrepareConfig, as_of: str | None = None) -> Path:
     """Where this configuration's preparation of this store lies, or will lie."""
-    config = settled(store, config)
+    config = resolve_config(store, config)
     return Path(store.path) / "prepared" / fingerprint(identity_of(store, config, state_as_of(store, config, as_of)))
 
 
-def is_prepared(store: GraphStore, config: PrepareConfig, as_of: str | None = None) -> bool:
+def is_prepared(store: GraphStore, config: PrepareConfig) -> bool:
     """Whether there is a preparation of this store by this configuration."""
-    path = prepared_path(store, config, as_of)
+    path = prepared_path(store, config)
     remote.refresh(path)
     return (path / remote.MANIFEST).is_file()
 
@@ -130,24 +119,24 @@ def identity_of(store: GraphStore, config: PrepareConfig, then: State | None = N
 
 
 def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> dict[str, str]:
-    """The key of each stage that a preparation has: what its result depends on."""
-    which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else store.folder.checksum("labels")
+    """The key of each stage that a preparation has, in the order of their making: what its result depends on."""
+    sum_of, tokens, direction = store.folder.checksum, config.tokens, config.local_nodes.direction
+    which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else sum_of("labels")
     structure = [store.structure_fingerprint, which]
-    sampled = [structure, config.local_nodes.relevant(), config.tokens.nodes]
-    features = [store.folder.checksum("features"), store.feature_dtype]
-    used = {"all": [], "reachable": [which, config.local_nodes.direction], "sampled": sampled}[config.tokens.nodes]
+    sampled = [structure, config.local_nodes.relevant(), tokens.nodes]
+    used = {"all": [], "reachable": [which, direction], "sampled": sampled}[tokens.nodes]
     rows_of = [store.structure_fingerprint, directions_of(config), used]
     known = [] if then is None else [then.fingerprint]
-    scaled = known if config.tokens.standardize else []
-    of_edges = []
-    if config.tokens.edge_features is True:
-        of_edges = [["edges", store.folder.checksum(f"{side}_edge_features")] for side in _edge_sides(store, config)]
-    labels = [store.folder.checksum("labels"), store.folder.checksum("split"), *known]
+    features = [sum_of("features"), store.feature_dtype, known if tokens.standardize else []]
+    if tokens.edge_features is True:  # those of the contexts, and those that set the scale
+        sides = sorted({*directions_of(config), direction}) if store.directed else ["out"]
+        features += [sum_of(f"{side}_edge_features") for side in sides]
+    labels = [sum_of("labels"), sum_of("split"), *known]
     depends: dict[str, Any] = {
         "nodes": [store.num_nodes, which, labels],
         "local_nodes": sampled,
-        "tokens": [rows_of, features, config.tokens.model_dump(mode="json"), scaled, of_edges],
-        "positions": [structure, config.local_nodes.direction, config.positions.relevant()],
+        "tokens": [rows_of, features, tokens.model_dump(mode="json")],
+        "positions": [structure, direction, config.positions.relevant()],
     }
     if config.labels.hops:
         depends["label_contexts"] = [structure, labels, config.labels.hops]

@@ -30,7 +30,6 @@ from ..errors import ConfigError
 from ..io.array_writer import ArrayWriter
 from ..io.atomic import require_space
 from ..memory import rows_within
-from ..progress import silent
 from ..threads import run_chunks
 from ..types import OPPOSITE, Array, Direction
 from .blocks import Finish, Load, Neighbors, NeighborSums, marked_numbers
@@ -150,9 +149,8 @@ class ContextFeatures:
         if hops:
             self._sum(walks[-1], self.nodes, hops, names[-1], finish, out.rows)
         else:
-            show = self.engine.progress or silent
             for start in range(out.rows, len(self.nodes), _CHUNK_ROWS):
-                show("token rows", start, len(self.nodes))
+                self.engine.show("token rows", start, len(self.nodes))
                 finish(start, min(len(self.nodes), start + _CHUNK_ROWS), None)
         writer.close("tokens")
         for walk, hop in aside:

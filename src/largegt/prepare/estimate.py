@@ -24,7 +24,7 @@ from ..memory import held_bytes, memory_budget, release_freed
 from ..threads import num_threads
 from ..types import Array, Direction
 from .blocks import Neighbors, NeighborSums, block_bytes, block_sums, plan
-from .cache_key import directions_of, is_prepared, nodes_to_prepare, settled
+from .cache_key import directions_of, is_prepared, nodes_to_prepare, resolve_config
 from .engines.engine import SEGMENT_NODES, Engine
 from .features import NodeFeatures
 from .label_contexts import counts_dtype, num_count_columns
@@ -83,7 +83,7 @@ def estimate(
     store: GraphStore, config: PrepareConfig, memory: str | int | None = None, threads: int | None = None
 ) -> Estimate:
     """What `prepare(store, config, memory=memory)` will take."""
-    config = settled(store, config)
+    config = resolve_config(store, config)
     nodes = nodes_to_prepare(store, config)
     engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
@@ -109,7 +109,7 @@ def estimate(
 
 
 def least_memory(store: GraphStore, config: PrepareConfig, num_rows: int) -> int:
-    """The smallest `--memory` that a preparation of `num_rows` nodes keeps, of settled settings."""
+    """The smallest `--memory` that a preparation of `num_rows` nodes keeps, of resolve_config settings."""
     return _FIXED_BYTES + max(_node_bytes(store, config, num_rows)) * store.num_nodes
 
 
@@ -135,7 +135,7 @@ def _try_local_nodes(store: GraphStore, nodes: Array, config: PrepareConfig, thr
     tried = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
     sample(store, tried[:2], config.local_nodes, 0, threads)  # compiled by now
     begin = time.perf_counter()
-    drawn = sample(store, tried, config.local_nodes, 0, threads)
+    drawn, _ = sample(store, tried, config.local_nodes, 0, threads)
     elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
     if len(nodes) == store.num_nodes or config.tokens.nodes != "sampled":
         return elapsed_s, store.num_nodes

@@ -1,23 +1,20 @@
 """Incremental preparation: of a store that was appended to, only rows that changed are made.
 
-Enters: the store, and preparations of its earlier states that came along. Leaves: the same arrays, byte for byte, as a
-preparation from nothing: rows whose inputs are as they were are copied, all others are made by the stage itself. Cost:
-that of the stage for the rows that are made, and one copy of the others; some bytes per node.
+Enters: the store, and preparations of its earlier states. Leaves: the same bytes as a preparation from nothing: rows
+whose inputs are as they were are copied, all others are made by the stage itself. Cost: that of the stage for the rows
+that are made, and one copy of the others; some bytes per node.
 
-A row's inputs are few hops away, so what changed is what a walk of as many steps reaches from: nodes that are new or
-have new neighbours (for token rows also nodes whose features were updated), and nodes that lead to those. Beside that,
-  local nodes     also change where the sample depends on how many nodes there are: nodes without neighbours, and those
+A row changes where a walk of a few hops from its node reaches a node that is new or has new neighbours. Beside that,
+  local nodes     change where the sample depends on how many nodes there are: nodes without neighbours, and those
                   sampled by nodes (sampler.py)
-  token rows      all change when the features' scale does; a run's does not, since it keeps that of its training
-  label contexts  all change when labels or the split of nodes were updated, and those of a regression when the scale of
-                  its training values does
-Positional encodings look at the whole graph and are made in full; so are distances and labels around local nodes, which
-take one pass over the edges.
+  token rows      change with the features of nodes in reach, and all of them with the features' scale
+  label contexts  all change when labels or the split of nodes were updated, or the scale of a regression's values
+Positional encodings look at the whole graph and are made in full; so are labels around local nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -33,6 +30,7 @@ from ..errors import FormatError
 from ..io.array_writer import ArrayWriter
 from ..types import Array, Direction
 from .blocks import Neighbors
+from .cache_key import directions_of
 from .engines.engine import SEGMENT_NODES, Engine
 from .label_contexts import TrainingLabels
 from .sampler import BY_NODES, choose_way, num_far
@@ -46,111 +44,91 @@ _LEAST_KEPT = 0.2
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of an array that is to be made: where each stands in an earlier one, -1 where it must be made."""
-
-    before: Array
-
-    @property
-    def kept(self) -> Array:
-        return np.asarray(self.before >= 0)
-
-    @property
-    def is_worth_it(self) -> bool:
-        return len(self.before) > 0 and float(self.kept.mean()) >= _LEAST_KEPT
-
-
 class Earlier:
-    """An earlier preparation of a store that was appended to: of a state before that, or of other nodes."""
+    """An earlier preparation of a store that was appended to: of a state before that, or of other nodes. `before` is
+    where each row of an array stands in it, -1 where the row must be made."""
 
-    def __init__(self, prepared: Prepared, state: State, store: GraphStore) -> None:
-        self.prepared, self.state, self.store = prepared, state, store
-        self.touched = touched_since(store, state)
-        self.updated = touched_since(store, state, "features")
-
-    @classmethod
-    def find(
-        cls, store: GraphStore, siblings: Sequence[Prepared], serves: Callable[[Prepared, State], bool]
-    ) -> Earlier | None:
-        """The one that serves with the most rows, the latest of such; None when there is none, or nothing was ever
-        appended to the store."""
-        states = earlier_states(store)
-        names = [state.fingerprint for state in [*states, *([State.of(store)] if states else [])]]
-        ordered = sorted(
-            (prepared for prepared in siblings if prepared.meta["fingerprint"] in names),
-            key=lambda prepared: (len(prepared.nodes), names.index(prepared.meta["fingerprint"])),
-        )
-        for prepared in reversed(ordered):
-            state = earlier_state(store, prepared.meta["fingerprint"]) or State.of(store)
-            if state.directed == store.directed and serves(prepared, state):
-                with suppress(FormatError):  # a damaged one serves nobody
-                    prepared.check()
-                    return cls(prepared, state, store)
-        return None
+    prepared: Prepared
+    state: State
+    store: GraphStore
+    engine: Engine
 
     def changed(
-        self, directions: Sequence[Direction], hops: int, engine: Engine, lists: bool = True, features: bool = False
-    ) -> Array:
+        self, directions: Sequence[Direction], hops: int, lists: bool = True, features: bool = False
+    ) -> Array:  # fmt: skip
         """Boolean [N]: nodes that are new, or from which so many hops lead to one that is new or, with `lists`, has new
         neighbours or, with `features`, other features."""
         marked = np.zeros(self.store.num_nodes, dtype=np.bool_)
         marked[self.state.num_nodes :] = True
-        marked[self.touched if lists else self.touched[:0]] = True
-        marked[self.updated if features else self.updated[:0]] = True
+        for what in ["touched"] * lists + ["features"] * features:
+            marked[touched_since(self.store, self.state, what)] = True
         for _ in range(hops):
             reached = np.flatnonzero(marked)
             for side in directions:
-                engine.mark_neighbors(Neighbors(*self.store.reverse_csr(side), self_loops=False), reached, marked)
+                neighbors = Neighbors(*self.store.reverse_csr(side), self_loops=False)
+                self.engine.mark_neighbors(neighbors, reached, marked)
         return marked
 
-    # local nodes
-
-    def local_nodes(
-        self, nodes: Array, settings: LocalNodesConfig, engine: Engine
-    ) -> tuple[Rows, Iterator[tuple[Array, Array]]]:
-        """LocalNodes of `nodes`, segment after segment, as the engine makes them; and which are kept."""
+    def local_nodes_before(self, nodes: Array, settings: LocalNodesConfig) -> Array:
         before = self.prepared.rows_of(nodes)
-        before[self.changed((settings.direction,), 1, engine)[nodes]] = -1
+        before[self.changed((settings.direction,), 1)[nodes]] = -1
         if self.store.num_nodes != self.state.num_nodes:
             slots = -1 if settings.hop1_share is None else round(settings.hop1_share * (settings.k - 1))
             some = np.flatnonzero(before >= 0)
             csr = self.store.csr(settings.direction)
             depends = _depends_on_count(*csr, nodes[some], settings.k - 1, slots, self.state.num_nodes)
             before[some[depends]] = -1
-        return Rows(before), self._local_nodes(nodes, before, settings, engine)
+        return before
 
-    def _local_nodes(
-        self, nodes: Array, before: Array, settings: LocalNodesConfig, engine: Engine
-    ) -> Iterator[tuple[Array, Array]]:
-        earlier, made = self.prepared, _Stream(engine.local_nodes(self.store, nodes[before < 0], settings))
-        for start in range(0, len(nodes), SEGMENT_NODES):
-            places = before[start : start + SEGMENT_NODES]
-            kept = places[places >= 0]
-            local_nk = np.empty((len(places), settings.k), dtype=earlier.local_rows.dtype)
-            near_bits = np.empty((len(places), -(-settings.k // 8)), dtype=np.uint8)
-            local_nk[places >= 0] = earlier.token_nodes[earlier.local_rows[kept]]
-            near_bits[places >= 0] = earlier.array("near")[kept]
-            if len(kept) < len(places):
-                local_nk[places < 0], near_bits[places < 0] = made.take(len(places) - len(kept))
-            yield local_nk, near_bits
-
-    # rows by node
-
-    def token_rows(
-        self, token_nodes: Array, config: PrepareConfig, directions: Sequence[Direction], engine: Engine
-    ) -> Rows:
-        """Which token rows are as they were."""
+    def token_rows_before(self, token_nodes: Array, config: PrepareConfig) -> Array:
         hops, before = config.tokens.hops, self.prepared.token_rows_of(token_nodes)
         has_degrees = config.tokens.degrees or self.store.features_are_degrees
-        changed = self.changed(directions, hops, engine, lists=bool(hops) or has_degrees, features=True)
+        changed = self.changed(directions_of(config), hops, lists=bool(hops) or has_degrees, features=True)
         before[changed[token_nodes]] = -1
-        return Rows(before)
+        return before
 
-    def label_rows(self, nodes: Array, hops: int, engine: Engine) -> Rows:
-        """Which label contexts are as they were."""
+    def label_rows_before(self, nodes: Array, hops: int) -> Array:
         before = self.prepared.rows_of(nodes)
-        before[self.changed(("both",), hops - 1, engine)[nodes]] = -1
-        return Rows(before)
+        before[self.changed(("both",), hops - 1)[nodes]] = -1
+        return before
+
+    def local_nodes(
+        self, nodes: Array, before: Array, settings: LocalNodesConfig
+    ) -> Iterator[tuple[Array, Array]]:  # fmt: skip
+        """LocalNodes of `nodes` and which of them are neighbours, segment after segment."""
+        earlier, places = self.prepared, np.split(before, range(SEGMENT_NODES, len(nodes), SEGMENT_NODES))
+        made = _regrouped(
+            self.engine.local_nodes(self.store, nodes[before < 0], settings), [int((p < 0).sum()) for p in places]
+        )
+        for place in places:
+            kept = place[place >= 0]
+            local_nk = np.empty((len(place), settings.k), dtype=earlier.local_rows.dtype)
+            near_nk = np.empty(local_nk.shape, dtype=np.bool_)
+            local_nk[place >= 0] = earlier.token_nodes[earlier.local_rows[kept]]
+            bits = earlier.array("near")[kept]
+            near_nk[place >= 0] = np.unpackbits(bits, axis=1, count=settings.k, bitorder="little")
+            if len(kept) < len(place):
+                local_nk[place < 0], near_nk[place < 0] = next(made)
+            yield local_nk, near_nk
+
+
+def find_earlier(
+    store: GraphStore, siblings: Iterable[Prepared], engine: Engine, serves: Callable[[Prepared, State], bool]
+) -> Earlier | None:
+    """The preparation that serves with the most rows, the latest of such; None where there is none."""
+    states = earlier_states(store)
+    names = [state.fingerprint for state in [*states, *([State.of(store)] if states else [])]]
+    ordered = sorted(
+        (prepared for prepared in siblings if prepared.meta["fingerprint"] in names),
+        key=lambda prepared: (len(prepared.nodes), names.index(prepared.meta["fingerprint"])),
+    )
+    for prepared in reversed(ordered):
+        state = earlier_state(store, prepared.meta["fingerprint"]) or State.of(store)
+        if state.directed == store.directed and serves(prepared, state):
+            with suppress(FormatError):  # a damaged one serves nobody
+                prepared.check()
+                return Earlier(prepared, state, store, engine)
+    return None
 
 
 def same_sample(prepared: Prepared, config: PrepareConfig) -> bool:
@@ -168,13 +146,11 @@ def same_token_rows(prepared: Prepared, config: PrepareConfig, shift: Array, gai
 
 
 def same_training_labels(
-    prepared: Prepared, state: State, store: GraphStore, own: TrainingLabels, ours: State, hops: int
-) -> bool:
-    """Whether labels were counted over as many hops, from the same training nodes among those there were. `own` are the
-    labels to count, those of the version `ours`. Where labels were updated since either version, they are not."""
+    prepared: Prepared, state: State, store: GraphStore, own: TrainingLabels, ours: State
+) -> bool:  # fmt: skip
+    """Whether labels were counted from the same training nodes among those there were. `own` are the labels to count,
+    those of the version `ours`. Where labels were updated since either version, they are not."""
     theirs = prepared.as_of or state
-    if prepared.config.labels.hops != hops:
-        return False
     if theirs == ours:
         return True
     if labels_updated_since(store, theirs) or labels_updated_since(store, ours):
@@ -187,12 +163,17 @@ def same_training_labels(
     return (then.scale.mean, then.scale.std) == (own.scale.mean, own.scale.std)
 
 
+def is_worth_it(before: Array) -> bool:
+    """Whether enough rows are kept."""
+    return len(before) > 0 and float((before >= 0).mean()) >= _LEAST_KEPT
+
+
 def merge(
-    writer: ArrayWriter, name: str, rows: Rows, earlier: Array, make: Callable[[Array, ArrayWriter], None]
+    writer: ArrayWriter, name: str, before: Array, earlier: Array, make: Callable[[Array, ArrayWriter], None]
 ) -> None:
     """Write the array `name`: the kept rows of `earlier`, and those between them as `make(which, scratch)` writes them
     under the same name into a scratch folder. It goes on where an earlier run stopped."""
-    missing = np.flatnonzero(~rows.kept)
+    missing = np.flatnonzero(before < 0)
     which = [name, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
     with ArrayWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
         if len(missing) and not scratch.has(name):
@@ -201,34 +182,28 @@ def merge(
         made = scratch.array(name) if len(missing) else earlier[:0]
         out = writer.grow(name, earlier.dtype.name, earlier.shape[1:])
         done = int(np.searchsorted(missing, out.rows))
-        for start in range(out.rows, len(rows.before), _CHUNK_ROWS):
-            before = rows.before[start : start + _CHUNK_ROWS]
-            block = np.empty((len(before), *earlier.shape[1:]), dtype=earlier.dtype)
-            block[before >= 0] = earlier[before[before >= 0]]
-            count = int((before < 0).sum())
-            block[before < 0] = made[done : done + count]
+        for start in range(out.rows, len(before), _CHUNK_ROWS):
+            places = before[start : start + _CHUNK_ROWS]
+            block = np.empty((len(places), *earlier.shape[1:]), dtype=earlier.dtype)
+            block[places >= 0] = earlier[places[places >= 0]]
+            count = int((places < 0).sum())
+            block[places < 0] = made[done : done + count]
             done += count
             out.append(block)
             writer.commit()
         writer.close(name)
 
 
-class _Stream:
-    """Rows of several arrays that come in segments, taken in other portions."""
-
-    def __init__(self, segments: Iterator[tuple[Array, ...]]) -> None:
-        self._segments = segments
-        self._left: tuple[Array, ...] | None = None
-
-    def take(self, count: int) -> tuple[Array, ...]:
-        parts = []
-        while count:
-            if self._left is None or not len(self._left[0]):
-                self._left = next(self._segments)
-            parts.append(tuple(rows[:count] for rows in self._left))
-            self._left = tuple(rows[count:] for rows in self._left)
-            count -= len(parts[-1][0])
-        return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+def _regrouped(segments: Iterator[tuple[Array, Array]], counts: list[int]) -> Iterator[tuple[Array, Array]]:
+    """The same rows in segments of so many, empty ones left out."""
+    rows, near = None, None
+    for count in filter(None, counts):
+        while rows is None or near is None or len(rows) < count:
+            more, more_near = next(segments)
+            rows = more if rows is None else np.concatenate([rows, more])
+            near = more_near if near is None else np.concatenate([near, more_near])
+        yield rows[:count], near[:count]
+        rows, near = rows[count:], near[count:]
 
 
 @njit(nogil=True, cache=True)

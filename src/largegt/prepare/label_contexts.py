@@ -4,24 +4,17 @@ Axes: n nodes that get a row, c classes or labels, h hops.
 
 Enters: a store, whose training nodes have labels, and the nodes that need a row. Leaves: float16 [n, h, c + 1]: per hop
 the share of each class among the training nodes that a random walk of so many steps ends at, and how likely it ends at
-one at all. Walks take edges both ways.
+one at all. Walks take edges both ways. Cost: one pass over the edges, and one over the lists of the n nodes that reads
+a row of counts per neighbour; the counts lie on disk meanwhile.
 
 A node's row does not depend on its own label, not in a single bit: at one hop there is no edge to itself; at two, each
-neighbour's count of labels is a whole number, and the node is taken out of it before anything is divided or added.
-Walks of three steps and more come back along cycles, which no such count knows: there are no more than two hops. Values
-of a regression are standardised (LabelScale) and rounded to steps of 1/32, so that they are whole numbers too; a row
-holds their mean. float32 holds whole numbers up to 2²⁴: the counts of so many neighbours, and of 2¹⁶ for values, of 256
-steps at most.
+neighbour's count of labels is a whole number, and the node is taken out of it before anything is divided. Walks of
+three steps come back along cycles, which no such count knows: there are no more than two hops. Values of a regression
+are standardised (LabelScale) and rounded to steps of 1/32, so that they are whole numbers too.
 
-For models that read labels around local nodes too: label_counts [t, c + 2], of the nodes behind the token table. How
-often each label stands among a node's neighbours in the training split, how many such neighbours there are, and how
-many in all; of a regression c = 2, sums of values in the scale of either half. A node counts around each of its
-neighbours; who reads these counts takes it out (tokens/local_contexts.py), which leaves nothing of it, as they are
-whole numbers.
-
-Cost: one pass over the edges, and one over the lists of the n nodes that reads a row of counts per neighbour. The
-counts, 4·N·(c + 1) bytes, lie on disk meanwhile. Both passes are the engine's; a task of the second reads all counts,
-and a byte per node is held.
+label_counts [t, c + 2] are the same counts of the nodes behind the token table, for models that read labels around
+local nodes: how often each label stands among a node's neighbours in the training split (of a regression: sums of
+values in the scale of either half), how many such neighbours there are, and how many in all.
 """
 
 from __future__ import annotations
@@ -50,27 +43,15 @@ STEPS, _MOST_STEPS = 32, 256
 
 
 def write_label_contexts(
-    writer: ArrayWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels | None = None
+    writer: ArrayWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels
 ) -> None:
     """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
-    labels that count, when not all of the training split."""
+    labels that count."""
     num_labels = num_label_columns(store.task, store.num_outputs)
-    neighbors = Neighbors(*store.csr("both"), self_loops=False)
     out = writer.grow("label_contexts", "float16", (hops, num_labels + 1))
-    own = own or TrainingLabels.of(store)
-    num_counts = num_count_columns(store.task, store.num_outputs)
-    counted = writer.grow(_COUNTS, "float32", (num_counts,))
-    missing = 4 * num_counts * (store.num_nodes - counted.rows)
-    require_space(writer.path, missing + 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
-
-    def finish(first: int, last: int, sums: Array) -> None:
-        counted.append(sums)
-        writer.commit()
-
-    if counted.rows < store.num_nodes:
-        everyone = NeighborSums(neighbors, range(store.num_nodes), own, num_counts)
-        engine.sums(everyone, finish, "labels around", counted.rows)
-    task = _Rows(neighbors, counted.so_far(), own, hops)
+    require_space(writer.path, 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
+    counts = _count(writer, _COUNTS, np.dtype("float32"), store, range(store.num_nodes), (engine, own))
+    task = _Rows(Neighbors(*store.csr("both"), self_loops=False), counts, own, hops)
     for rows in engine.rows(task, nodes, hops * (num_labels + 1), out.rows):
         out.append(rows)
         writer.commit()
@@ -79,27 +60,35 @@ def write_label_contexts(
 
 
 def write_label_counts(
-    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels | None = None
+    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels
 ) -> None:
-    """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped. `own` are the labels that count,
-    when not all of the training split."""
-    own = own or TrainingLabels.of(store)
-    num_counts = num_count_columns(store.task, store.num_outputs)
+    """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped."""
+    dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), own.scale is not None)
+    _count(writer, "label_counts", dtype, store, nodes, (engine, own))
+    writer.close("label_counts")
+
+
+def _count(
+    writer: ArrayWriter, name: str, dtype: np.dtype[Any], store: GraphStore, nodes: Array | range,
+    by: tuple[Engine, TrainingLabels],
+) -> Array:  # fmt: skip
+    """The array `name` [n, c + 2], mapped: labels around `nodes`, training nodes among their neighbours, neighbours."""
+    engine, own = by
+    width = num_count_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
-    dtype = counts_dtype(neighbors, own.scale is not None)
-    out = writer.grow("label_counts", dtype.name, (num_counts + 1,))
-    require_space(writer.path, dtype.itemsize * (num_counts + 1) * (len(nodes) - out.rows), "labels around local nodes")
+    out = writer.grow(name, dtype.name, (width + 1,))
+    require_space(writer.path, dtype.itemsize * (width + 1) * (len(nodes) - out.rows), "counts of labels")
 
     def finish(first: int, last: int, sums: Array) -> None:
-        counts = np.empty((last - first, num_counts + 1), dtype=dtype)
+        counts = np.empty((last - first, width + 1), dtype=dtype)
         counts[:, :-1] = sums
         counts[:, -1] = neighbors.degrees(nodes[first:last])
         out.append(counts)
         writer.commit()
 
     if out.rows < len(nodes):
-        engine.sums(NeighborSums(neighbors, nodes, own, num_counts), finish, "labels around local nodes", out.rows)
-    writer.close("label_counts")
+        engine.sums(NeighborSums(neighbors, nodes, own, width), finish, name.replace("_", " "), out.rows)
+    return out.so_far()
 
 
 def counts_dtype(neighbors: Neighbors, are_values: bool) -> np.dtype[Any]:
@@ -197,64 +186,50 @@ class _Rows:
 
     def __call__(self, nodes: Array, memory: int | None) -> Array:
         """float16 [n, hops, c + 1]."""
-        nodes, neighbors = np.asarray(nodes, dtype=np.int64), self.neighbors.around(nodes)
-        rows = np.zeros((len(nodes), self.hops, self.counts.shape[1]), dtype=np.float32)
-        counts, degrees = self.counts[as_range(nodes)], neighbors.degrees(nodes).astype(np.float32)
-        rows[:, 0, :-1] = counts[:, :-1] / np.maximum(counts[:, -1:], 1)
-        rows[:, 0, -1] = counts[:, -1] / np.maximum(degrees, 1)
-        if self.hops > 1:
-            self._add_second_hop(rows[:, 1], nodes, neighbors, memory)
+        nodes = np.asarray(nodes, dtype=np.int64)
+        counts = self.counts[as_range(nodes)]
+        sums = [counts[:, :-1], *([self._two_steps(nodes, memory)] if self.hops > 1 else [])]
+        sums_nhc = np.stack(sums, axis=1)
+        rows = np.empty_like(sums_nhc)
+        mass = sums_nhc[:, :, -1:]
+        rows[:, :, :-1] = sums_nhc[:, :, :-1] / np.where(mass > 0, mass, np.float32(1))
+        rows[:, :, -1:] = mass / np.maximum(counts[:, None, -1:], 1)
         if self.own.scale is not None:
             half = self.own.scale.half[nodes]
             rows = np.stack([rows[np.arange(len(nodes)), :, half] / STEPS, rows[:, :, -1]], axis=2)
         return rows.astype(np.float16)
 
-    def _add_second_hop(self, rows: Array, nodes: Array, neighbors: Neighbors, memory: int | None) -> None:
-        mine = np.empty((len(nodes), self.counts.shape[1]), dtype=np.float32)
-        mine[:, :-1], mine[:, -1] = self.own.rows(nodes, mine.shape[1] - 1), self.own.is_train[nodes]
-        cursor, num_nodes = neighbors.indptr[nodes], neighbors.num_nodes
+    def _two_steps(self, nodes: Array, memory: int | None) -> Array:
+        """float32 [n, c + 1] labels at the ends of two-step walks that do not come back, and how likely they are."""
+        neighbors = self.neighbors.around(nodes)
+        width, num_nodes = self.counts.shape[1] - 1, neighbors.num_nodes
+        own, sums = np.empty((len(nodes), width), dtype=np.float32), np.zeros((len(nodes), width), dtype=np.float32)
+        own[:, :-1], own[:, -1] = self.own.rows(nodes, width - 1), self.own.is_train[nodes]
+        cursor = neighbors.indptr[nodes]
         block = num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
         for low in range(0, num_nodes, block):
-            high = min(num_nodes, low + block)
-            _add_walks(
-                neighbors.indptr, neighbors.indices, nodes, cursor, low, self.counts[low:high],
-                self.neighbors.indptr[low : high + 1], mine, rows,
-            )  # fmt: skip
-        _shares(rows, neighbors.degrees(nodes))
+            counts = self.counts[low : low + block]
+            _add_walks(neighbors.indptr, neighbors.indices, nodes, cursor, low, counts, own, sums)
+        return sums
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _add_walks(
-    indptr: Array, indices: Array, nodes: Array, cursor: Array, low: int, counts: Any, starts: Array, mine: Array,
-    out: Array,
-) -> None:  # fmt: skip
+    indptr: Array, indices: Array, nodes: Array, cursor: Array, low: int, counts: Any, mine: Array, out: Array
+) -> None:
     """Add walks of two steps that do not end where they began, over the neighbours that `counts` has rows of, from
     node `low` on: to out[n] their labels, and to its last place how likely they are. mine[n] is what nodes[n] counts
-    for. cursor[n] is where in `indices` to begin, and is left where to go on. Row r of `counts` has a list from
-    starts[r] to starts[r + 1]."""
+    for. cursor[n] is where in `indices` to begin, and is left where to go on."""
     width, high = mine.shape[1], low + len(counts)
     for n in range(len(nodes)):
         place, end = cursor[n], indptr[nodes[n] + 1]
         row, own = out[n], mine[n]
         while place < end and indices[place] < high:
-            j = indices[place]
+            around = counts[indices[place] - low]
             place += 1
-            around = counts[j - low]
             if around[width - 1] == own[width - 1]:
                 continue
-            step = np.float32(1) / np.float32(starts[j - low + 1] - starts[j - low])
+            step = np.float32(1) / around[width]
             for c in range(width):
                 row[c] += step * (around[c] - own[c])
         cursor[n] = place
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _shares(rows: Array, degrees: Array) -> None:
-    """Sums over walks as shares of labels, and the likelihood of all."""
-    width = rows.shape[1] - 1
-    for n in range(len(rows)):
-        mass = rows[n, width]
-        if mass > 0:
-            for c in range(width):
-                rows[n, c] /= mass
-            rows[n, width] = mass / np.float32(degrees[n])

@@ -1,21 +1,21 @@
 """LocalNodes (the paper's Algorithm 1): K local nodes for each node, from its one- and two-hop neighbourhood.
 
-Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists (a graph that lies elsewhere), and the nodes
-to sample for. Leaves: int32 [n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (see
-sampler.py); memory is the result and some K per thread, never A·A and not even one neighbourhood.
+Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists, and the nodes to sample for. Leaves: int32
+[n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (sampler.py).
 
-The sample is uniform over the *set* of distinct nodes at distance 1 or 2: neither hubs nor nodes reached by many
-paths are favoured. With `weighted` it is in proportion to edge weights instead (weighted_sampler.py). It depends on
-(seed, epoch, node) alone, so threads, order and the choice of nodes change nothing.
+The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted` it is in proportion to edge
+weights (weighted_sampler.py). It depends on (seed, epoch, node) alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from ..config import LocalNodesConfig
+from ..data.kernels import frozen
 from ..data.pair_runs import index_dtype
 from ..data.weights import as_weights, in_memory
 from ..errors import ConfigError, InputError
@@ -30,11 +30,11 @@ from .weighted_sampler import weighted_rows
 if TYPE_CHECKING:
     from ..data.store import GraphStore
 
-_CHUNK_NODES = 1024
+_CHUNK_NODES, _FETCHED_NODES = 1 << 10, 1 << 14
 _CHECKED_BYTES = 1 << 30
-_FETCHED_NODES = 1 << 14
-_SLOTS_ASKED = 1 << 18
-"""Slots of local nodes that lists elsewhere are asked about at once."""
+
+Fill = Callable[[Array, Array], None]
+"""`fill(nodes, rows)` writes LocalNodes of `nodes` into rows [n, K]."""
 
 
 def local_nodes(
@@ -51,18 +51,17 @@ def local_nodes(
     buffer_bytes: int = BUFFER_BYTES,
     weighted: bool = False,
 ) -> Array:
-    """`S` of Algorithm 1 for `nodes` (all when None). `graph` is a GraphStore, a SciPy sparse matrix whose entry
-    (i, j) is an edge from i to j, or an `edge_index` [2, E] (NumPy or torch) over `num_nodes` nodes, by default as
-    many as it names. It may also be NeighborLists, whose direction is their own; `buffer_bytes` is then what each
-    thread may hold of them (see fetched_nodes.py). The rows are the same.
+    """`S` of Algorithm 1 for `nodes` (all when None).
 
-    With `hop1_share`, that share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes
-    at distance two, each without replacement while it lasts; what one cannot fill the other does.
-
-    With `weighted`, nodes are drawn as a walk goes that takes each step in proportion to the weights of the edges there
-    (a matrix's values): slots for one-hop neighbours by one step, those for nodes at distance two by two steps, and
-    where they are not told apart by one step or two, with the same chance. What is left over is filled with repeats,
-    by one step or two.
+    Args:
+        graph: a GraphStore, a SciPy sparse matrix whose entry (i, j) is an edge from i to j, an `edge_index` [2, E]
+            over `num_nodes` nodes (by default as many as it names), or NeighborLists, whose direction is their own and
+            of which each thread holds `buffer_bytes`.
+        hop1_share: this share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes at
+            distance two, each without replacement while it lasts; what one cannot fill the other does.
+        weighted: draw nodes as a walk goes that takes each step in proportion to edge weights (a matrix's values):
+            one step for one-hop slots, two steps for those at distance two, either with the same chance where slots
+            are not told apart. What is left over is filled with repeats.
     """
     if k < 1:
         raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
@@ -71,26 +70,11 @@ def local_nodes(
     hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
-    settings = (hop1_slots, sampler.ANY_WAY, seed, epoch)
     if isinstance(graph, NeighborLists):
         refuse_weights(weighted)
-        lists, size, chunk = graph, graph.num_nodes, _FETCHED_NODES
-
-        def fill(chosen: Array, result: Array) -> None:
-            fetched_rows(lists, chosen, *settings, result, buffer_bytes)
-    elif weighted:
-        lists_of_weights = _weighted(_as_graph(graph, num_nodes), direction)
-        size, chunk = len(lists_of_weights[0]) - 1, _CHUNK_NODES
-
-        def fill(chosen: Array, result: Array) -> None:
-            weighted_rows(*lists_of_weights, chosen, hop1_slots, -1, seed, epoch, result)
+        size, fill = graph.num_nodes, _from_lists(graph, hop1_slots, seed, epoch, buffer_bytes)
     else:
-        csr = _both_ways(_as_graph(graph, num_nodes), direction)
-        size, chunk = len(csr[0]) - 1, _CHUNK_NODES
-
-        def fill(chosen: Array, result: Array) -> None:
-            sampler.local_nodes_rows(*csr, chosen, *settings, result)
-
+        size, fill = _from_csr(_as_graph(graph, num_nodes), direction, weighted, hop1_slots, seed, epoch)
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= size)
     if outside.any():
@@ -99,53 +83,75 @@ def local_nodes(
     if k == 1:
         rows[:, 0] = wanted
         return rows
-
-    def work(start: int, stop: int) -> None:
-        fill(wanted[start:stop], rows[start:stop])
-
-    run_chunks(work, len(wanted), chunk, threads, progress, "local nodes")
+    chunk = _FETCHED_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
+    run_chunks(
+        lambda start, stop: fill(wanted[start:stop], rows[start:stop]), len(wanted), chunk, threads, progress,
+        "local nodes",
+    )  # fmt: skip
     return rows
 
 
+def _from_lists(lists: NeighborLists, hop1_slots: int, seed: int, epoch: int, buffer_bytes: int) -> Fill:
+    def fill(chosen: Array, rows: Array) -> None:
+        fetched_rows(lists, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, rows, buffer_bytes)
+
+    return fill
+
+
+def _from_csr(
+    graph: Any, direction: Direction, weighted: bool, hop1_slots: int, seed: int, epoch: int
+) -> tuple[int, Fill]:
+    """How many nodes there are, and how their rows are filled."""
+    if weighted:
+        lists = _weighted(graph, direction)
+
+        def fill(chosen: Array, rows: Array) -> None:
+            weighted_rows(*lists, chosen, hop1_slots, -1, seed, epoch, rows)
+
+        return len(lists[0]) - 1, fill
+    csr = _both_ways(graph, direction)
+
+    def fill_uniform(chosen: Array, rows: Array) -> None:
+        sampler.local_nodes_rows(*csr, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, rows)
+
+    return len(csr[0]) - 1, fill_uniform
+
+
 def sample(
-    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int,
+    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int = 0,
     threads: int | None = None, buffer_bytes: int = BUFFER_BYTES,
-) -> Array:  # fmt: skip
-    """LocalNodes of `nodes` as configured. Draw 0 is what `prepare` keeps; others are fresh and independent."""
+) -> tuple[Array, Array]:  # fmt: skip
+    """LocalNodes of `nodes` as configured, and boolean [n, K]: which an edge joins to the node, whichever way. Draw 0
+    is what `prepare` keeps; others are fresh and independent."""
     weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
-    return local_nodes(
+    rows = local_nodes(
         graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_share,
         buffer_bytes=buffer_bytes, weighted=weighted,
     )  # fmt: skip
+    near, nodes = np.zeros(rows.shape, dtype=np.bool_), np.asarray(nodes, dtype=np.int64)
 
-
-def near_of(
-    graph: GraphStore | NeighborLists, nodes: Array, local_nk: Array, direction: Direction, threads: int | None = None
-) -> Array:
-    """Boolean [n, K]: which local nodes an edge joins to the node, whichever way."""
-    nodes, near_nk = np.asarray(nodes, dtype=np.int64), np.zeros(local_nk.shape, dtype=np.bool_)
-
-    def look_up(start: int, stop: int) -> None:
+    def mark(start: int, stop: int) -> None:
         some = slice(start, stop)
-        if isinstance(graph, NeighborLists):
-            owners, others = np.repeat(nodes[some], local_nk.shape[1]), local_nk[some].reshape(-1)
-            for lists in (graph,) if graph.reverse is graph else (graph, graph.reverse):
-                near_nk[some] |= lists.has(owners, others).reshape(-1, local_nk.shape[1])
-            return
-        one_way = graph.directed and direction != "both"
-        for csr in (graph.csr(direction), graph.reverse_csr(direction)) if one_way else (graph.csr(direction),):
-            sampler.mark_near(*csr, nodes[some], local_nk[some], near_nk[some])
+        for indptr, indices, owners in _own_lists(graph, nodes[some], settings.direction):
+            sampler.mark_near(indptr, indices, owners, rows[some], near[some])
 
-    is_elsewhere = isinstance(graph, NeighborLists)
-    run_chunks(
-        look_up, len(nodes), max(1, _SLOTS_ASKED // local_nk.shape[1]) if is_elsewhere else _CHUNK_NODES, threads
-    )
-    return near_nk
+    if settings.k > 1:
+        chunk = _FETCHED_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
+        run_chunks(mark, len(nodes), chunk, threads)
+    return rows, near
 
 
-def packed(near_nk: Array) -> Array:
-    """uint8 [n, ⌈K/8⌉]: a bit per local node, the lowest first."""
-    return np.packbits(near_nk, axis=1, bitorder="little")
+def _own_lists(
+    graph: GraphStore | NeighborLists, nodes: Array, direction: Direction
+) -> list[tuple[Array, Array, Array]]:
+    """(indptr, indices, which row is whose) of CSRs that together hold the neighbours of `nodes` both ways."""
+    if isinstance(graph, NeighborLists):
+        distinct, rows = np.unique(nodes, return_inverse=True)
+        sides = (graph,) if graph.reverse is graph else (graph, graph.reverse)
+        found = (side.neighbors(distinct) for side in sides)
+        return [(frozen(indptr), frozen(indices), rows) for indptr, indices in found]
+    both = [(*graph.csr(direction), nodes), (*graph.reverse_csr(direction), nodes)]
+    return both if graph.directed and direction != "both" else both[:1]
 
 
 def refuse_weights(weighted: bool) -> None:
@@ -186,17 +192,14 @@ def _as_graph(graph: Any, num_nodes: int | None) -> Any:
 
 def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array]:
     """(indptr, indices) along `direction` and of the transpose."""
-    from ..data.store import GraphStore
-
-    if isinstance(graph, GraphStore):
-        if graph.folder.num_bytes <= _CHECKED_BYTES:  # a stage has checked a larger one before it comes here
-            graph.check(*(("both",) if direction == "both" else ("in", "out")))
+    if hasattr(graph, "csr"):
+        _check(graph, *(("both",) if direction == "both" else ("in", "out")))
         return (*graph.csr(direction), *graph.reverse_csr(direction))
     forward = _clean(graph)
     if direction == "in":
         forward = _clean(forward.T)
     elif direction == "both":
-        forward = _clean(forward.astype(bool) + forward.T.astype(bool))
+        forward = _clean(forward + forward.T)
     backward = forward if direction == "both" else _clean(forward.T)
     return (
         forward.indptr.astype(np.int64), forward.indices, backward.indptr.astype(np.int64), backward.indices
@@ -205,20 +208,21 @@ def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Ar
 
 def _weighted(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array, Array]:
     """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
-    from ..data.store import GraphStore
-
-    if isinstance(graph, GraphStore):
-        if graph.folder.num_bytes <= _CHECKED_BYTES:
-            graph.check(direction)
+    if hasattr(graph, "csr"):
+        _check(graph, direction)
         return (*graph.csr(direction), *graph.weights_of(direction))
     values = _clean(graph, weighted=True)
     if direction != "out":
         values = _clean(values.T if direction == "in" else values + values.T, weighted=True)
     indptr, indices = values.indptr.astype(np.int64), values.indices.astype(index_dtype(values.shape[0]))
-    found = (indptr, indices, *in_memory(indptr, as_weights(values.data, "the adjacency matrix")))
-    for array in found:
-        array.flags.writeable = False  # as those of a store are: one kernel for both
-    return found
+    weights, strengths, sums = in_memory(indptr, as_weights(values.data, "the adjacency matrix"))
+    return frozen(indptr), frozen(indices), frozen(weights), frozen(strengths), frozen(sums)
+
+
+def _check(store: GraphStore, *directions: Direction) -> None:
+    """Refuse damaged lists; those of a larger store a stage has checked before it comes here."""
+    if store.folder.num_bytes <= _CHECKED_BYTES:
+        store.check(*directions)
 
 
 def _clean(matrix: Any, weighted: bool = False) -> Any:

@@ -52,7 +52,7 @@ def write_positions(
 ) -> None:
     """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`.
     `numbers` are those that random signs are drawn by, where the store is a part of a graph (cutout.py)."""
-    memory, threads, progress = engine.memory, engine.threads, engine.progress
+    memory, threads, progress = engine.memory, engine.threads, engine.show
     if config.method == "none":
         writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
     elif config.method == "node2vec":

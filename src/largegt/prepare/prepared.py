@@ -1,8 +1,7 @@
 """Prepared: everything training needs, and nothing of the graph.
 
-Enters: a GraphStore and a PrepareConfig. Leaves: `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and
-`STORE/prepared/<fingerprint>/`, which names the keys; all memory-mapped. Cost: the sum of its stages; a stage whose
-inputs did not change has the same key, so it is there already.
+Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
+the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
 
 Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
   nodes:
@@ -23,6 +22,7 @@ Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +39,9 @@ from ..io.checksums import is_checker
 from ..progress import Progress
 from ..settings import build
 from ..types import Array, ModelName, PathLike
-from .cache_key import directions_of, directions_read, settled
+from .cache_key import directions_of, directions_read, resolve_config
 from .context import context_names
-from .local_nodes import near_of, sample
+from .local_nodes import sample
 
 KIND, STAGE = "prepared", "stage"
 STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "label_counts")
@@ -61,6 +61,7 @@ class Prepared:
         except ConfigError as error:
             raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
         self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
+        self._folders = [folder, *self.stages.values()]
 
     def _stage(self, name: str, key: Any) -> ArrayFolder:
         if name not in STAGES or remote.FINGERPRINT.fullmatch(str(key)) is None:
@@ -73,16 +74,17 @@ class Prepared:
     @classmethod
     def open(cls, path: PathLike) -> Prepared:
         prepared = cls(ArrayFolder(path, KIND))
-        n, t = (*prepared.shape("nodes"), 0)[0], prepared.shape("tokens")
-        lengths = {"nodes": n, "local_rows": n, "near": n, "positions": n, "labels": n, "split": n}
-        lengths |= {"label_contexts": n} if prepared.config.labels.hops else {}
-        lengths |= {"label_counts": (*t, 0)[0]} if prepared.config.labels.local else {}
-        lengths |= {"token_nodes": (*t, 0)[0], "feature_shift": (0, *t)[-1], "feature_gain": (0, *t)[-1]}
+        advice, labels = prepared.folder.advice, prepared.config.labels
+        for name, sides in {"nodes": 1, "local_rows": 2, "tokens": 3, "positions": 2}.items():
+            if len(prepared.shape(name)) != sides:
+                raise FormatError(f"{prepared.file(name)} has shape {prepared.shape(name)}; {advice}")
+        (n,), (t, _, d) = prepared.shape("nodes"), prepared.shape("tokens")
+        lengths = dict.fromkeys(("local_rows", "near", "positions", "labels", "split"), n)
+        lengths |= {"token_nodes": t, "feature_shift": d, "feature_gain": d}
+        lengths |= {"label_contexts": n} if labels.hops else {}
+        lengths |= {"label_counts": t} if labels.local else {}
         for name, rows in lengths.items():
             prepared._folder_of(name).require({}, {name: rows})
-        sides, advice = {"local_rows": 2, "tokens": 3, "positions": 2}, prepared.folder.advice
-        if wrong := [name for name, sides_of in sides.items() if len(prepared.shape(name)) != sides_of]:
-            raise FormatError(f"{prepared.file(wrong[0])} has shape {prepared.shape(wrong[0])}; {advice}")
         if missing := [key for key in _OF_STORE if key not in prepared.meta]:
             raise FormatError(f"{prepared.path / 'manifest.json'} does not say the store's {missing[0]}; {advice}")
         return prepared
@@ -97,10 +99,6 @@ class Prepared:
         return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
 
     # its arrays
-
-    @property
-    def _folders(self) -> list[ArrayFolder]:
-        return [self.folder, *self.stages.values()]
 
     def _folder_of(self, name: str) -> ArrayFolder:
         return next((folder for folder in self._folders if name in folder), self.folder)
@@ -123,8 +121,7 @@ class Prepared:
         return sum(folder.num_bytes for folder in self._folders)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Before anything is trained on it or predicted from it, whatever its size: refuse damage, and rows that are
-        none. Once in a process."""
+        """Before anything is trained on it or predicted from it: refuse damage. Once in a process."""
         if is_checker() and self.folder.url is None:
             self.verify(progress)
 
@@ -237,6 +234,18 @@ class Prepared:
         """Where these nodes stand in the token table; -1 for a node that does not."""
         return _places(self.token_nodes, np.asarray(nodes))
 
+    def split_rows(self, split: str) -> Array:
+        """The rows of one split."""
+        self.check_split(split)
+        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
+
+    # what it is good for
+
+    def check_split(self, split: str) -> None:
+        """Refuse a split that there is not."""
+        if split not in SPLIT_CODES:
+            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
+
     def check_reachable(self) -> None:
         """Refuse to draw other samples where only the sampled nodes have token rows."""
         if not self.config.can_resample:
@@ -259,35 +268,19 @@ class Prepared:
             )
 
     def check_told(self, model: ModelConfig) -> None:
-        """Refuse a model that is told more of labels and local nodes than was prepared."""
-        hops, there = model.label_contexts, self.config
-        if hops > there.labels.hops:
-            raise ConfigError(
-                f"model.label_contexts={hops}, and {self.path} has labels of {there.labels.hops} hops: "
-                f"train from the store, or prepare with --set prepare.labels.hops={hops}"
-            )
-        if not model.reads_surroundings:
-            return
-        if model.label_surroundings and not there.labels.local:
-            self._refuse_missing("label_surroundings", "labels.local")
-        if (model.distances or model.label_surroundings) and not there.local_nodes.near:
-            self._refuse_missing("distances", "local_nodes.near")
-
-    def _refuse_missing(self, model: str, setting: str) -> None:
-        raise ConfigError(
-            f"the model reads what model.{model}=true tells, and {self.path} does not have it: train from the "
-            f"store, or prepare with --set prepare.{setting}=true"
-        )
-
-    def check_split(self, split: str) -> None:
-        """Refuse a split that there is not."""
-        if split not in SPLIT_CODES:
-            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
-
-    def split_rows(self, split: str) -> Array:
-        """The rows of one split."""
-        self.check_split(split)
-        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
+        """Refuse a model that reads more of labels and local nodes than was prepared."""
+        hops, there, counts = model.label_contexts, self.config, model.reads_surroundings and model.label_surroundings
+        needs_near = model.reads_surroundings and (model.distances or model.label_surroundings)
+        for is_missing, setting, wanted in (
+            (hops > there.labels.hops, f"label_contexts={hops}", f"labels.hops={hops}"),
+            (counts and not there.labels.local, "label_surroundings=true", "labels.local=true"),
+            (needs_near and not there.local_nodes.near, "distances=true", "local_nodes.near=true"),
+        ):
+            if is_missing:
+                raise ConfigError(
+                    f"{self.path} does not have what model.{setting} reads: train from the store, or prepare with "
+                    f"--set prepare.{wanted}"
+                )
 
 
 def _places(known: Array, nodes: Array) -> Array:
@@ -304,35 +297,30 @@ def bounds_of(folder: ArrayFolder) -> dict[str, int]:
     return {name: below for name, below in every.items() if name in folder}
 
 
-def siblings_of(store: GraphStore) -> list[Prepared]:
-    """Earlier preparations in the store's folder, unreadable ones left out."""
+def cached_preparations(store: GraphStore) -> list[Prepared]:
+    """All preparations in the store's folder, of any version; unreadable ones left out."""
     found = []
     for path in remote.folders(store.path / "prepared"):
-        try:
+        with suppress(LargeGTError):
             found.append(Prepared.open(path))
-        except LargeGTError:
-            continue
     return found
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
-    new = settled(store, config).model_dump(mode="json")
+    new = resolve_config(store, config).model_dump(mode="json")
     differences: list[list[str]] = []
-    for other in siblings_of(store):
-        if other.meta["fingerprint"] != store.fingerprint:
-            continue
-        old = settled(store, other.config).model_dump(mode="json")
-        differences.append([
-            f"{table}.{key}={old[table].get(key)} (now {value})"
-            for table in new
-            for key, value in new[table].items()
-            if old[table].get(key) != value
-        ])  # fmt: skip
+    for other in cached_preparations(store):
+        if other.meta["fingerprint"] == store.fingerprint:
+            old = other.config.model_dump(mode="json")
+            settings = [(table, key) for table in new for key in new[table]]
+            differences.append([
+                f"{table}.{key}={old[table][key]} (now {new[table][key]})"
+                for table, key in settings if old[table][key] != new[table][key]
+            ])  # fmt: skip
     if not differences:
         return None
-    fewest = min(differences, key=lambda changed: len(changed))
-    return f"{store.place} was prepared with {', '.join(fewest)}"
+    return f"{store.place} was prepared with {', '.join(min(differences, key=lambda changed: len(changed)))}"
 
 
 class Drawn(NamedTuple):
@@ -348,11 +336,7 @@ def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, t
     """A fresh draw of LocalNodes for these rows of a Prepared."""
     prepared.check_reachable()
     store.check(*directions_read(prepared.config))
-    own = np.asarray(prepared.nodes[rows])
-    nodes = sample(store, own, prepared.config.local_nodes, draw, threads)
-    near = None
-    if prepared.config.local_nodes.near:
-        near = near_of(store, own, nodes, prepared.config.local_nodes.direction, threads)
-    if len(prepared.token_nodes) == store.num_nodes:
-        return Drawn(nodes, near)
-    return Drawn(np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype), near)
+    nodes, near = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    if len(prepared.token_nodes) != store.num_nodes:
+        nodes = np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
+    return Drawn(nodes, near if prepared.config.local_nodes.near else None)

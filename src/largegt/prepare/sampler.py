@@ -135,7 +135,7 @@ def out_of_hope(tries: int, found: int, wanted: int, max_tries: int) -> bool:
     return tries == 256 and (found + 1) * max_tries < 128 * wanted
 
 
-# by paths --------------------------------------------------------------------------------------------------------
+# by paths and by nodes --------------------------------------------------------------------------------------------
 
 
 @njit(nogil=True, cache=True)
@@ -185,76 +185,48 @@ def touch_rows(rev_indptr: Any, rev_indices: Any, drawn: Any, starts: Any, stops
 
 
 @njit(nogil=True, cache=True)
-def sample_by_paths(
-    indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, paths: Any, block: Any,
-    block_ends: Any, bits: Any, state: Any, table: Any, row: Any, max_tries: int,
+def sample_by_tries(
+    indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, by_nodes: bool, paths: Any,
+    block: Any, block_ends: Any, bits: Any, state: Any, table: Any, row: Any, max_tries: int,
 ) -> bool:  # fmt: skip
     """Fill `row` with distinct nodes, uniform over the two-hop neighbours of i, and the one-hop ones with `one_hop`;
     False when out of tries. Paths are ordered: one hop before two, then by the middle node. Tries are drawn in
-    batches and judged one after the other; those left over when the row is full are forgotten."""
+    batches; those left over when the row is full are forgotten."""
     start, stop = indptr[i], indptr[i + 1]
-    degree = stop - start if one_hop else 0
+    num_nodes, degree = len(indptr) - 1, stop - start if one_hop else 0
     num_blocks = (stop - start + block - 1) // block
-    firsts, drawn = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
+    lasts, drawn = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     starts, stops = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     found = 0
     for tries in range(0, max_tries, BATCH):
         if out_of_hope(tries, found, len(row), max_tries):
             return False
         for b in range(BATCH):
+            if by_nodes:
+                lasts[b], drawn[b] = stop, below(state, num_nodes)
+                continue
             draw = below(state, degree + paths)
             if draw < degree:
-                firsts[b], drawn[b] = -1, start + draw
+                lasts[b], drawn[b] = -1, start + draw
             else:
-                firsts[b], drawn[b] = find_path(indptr, indices, start, num_blocks, block, block_ends, draw - degree)
-        for b in range(BATCH):
-            drawn[b] = indices[drawn[b]]
+                lasts[b], drawn[b] = find_path(indptr, indices, start, num_blocks, block, block_ends, draw - degree)
+        if not by_nodes:
+            for b in range(BATCH):
+                drawn[b] = indices[drawn[b]]
         touch_rows(rev_indptr, rev_indices, drawn, starts, stops)
         for b in range(BATCH):
             v = drawn[b]
-            if firsts[b] >= 0:
-                if v == i or is_neighbor(bits, indices, start, stop, v):
+            if lasts[b] >= 0:  # not a neighbour by its direct path
+                if v == i:
                     continue
-                middle = indices[firsts[b]]
-                if meets_neighbor(bits, indices, start, firsts[b], rev_indices, starts[b], stops[b], middle):
-                    continue
-            if insert(table, v):
-                row[found] = v
-                found += 1
-                if found == len(row):
-                    return True
-    return False
-
-
-# by nodes --------------------------------------------------------------------------------------------------------
-
-
-@njit(nogil=True, cache=True)
-def sample_by_nodes(
-    indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, bits: Any, state: Any,
-    table: Any, row: Any, max_tries: int,
-) -> bool:  # fmt: skip
-    """The same by drawing from all nodes and keeping those that some neighbour of i leads to."""
-    start, stop = indptr[i], indptr[i + 1]
-    num_nodes = len(indptr) - 1
-    drawn = np.empty(BATCH, np.int64)
-    starts, stops = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
-    found = 0
-    for tries in range(0, max_tries, BATCH):
-        if out_of_hope(tries, found, len(row), max_tries):
-            return False
-        for b in range(BATCH):
-            drawn[b] = below(state, num_nodes)
-        touch_rows(rev_indptr, rev_indices, drawn, starts, stops)
-        for b in range(BATCH):
-            v = drawn[b]
-            if v == i:
-                continue
-            if is_neighbor(bits, indices, start, stop, v):
-                if not one_hop:
-                    continue
-            elif not meets_neighbor(bits, indices, start, stop, rev_indices, starts[b], stops[b], num_nodes):
-                continue
+                if is_neighbor(bits, indices, start, stop, v):
+                    if not (by_nodes and one_hop):
+                        continue
+                else:  # a neighbour before the middle one must not lead to v, or any neighbour must
+                    bound = num_nodes if by_nodes else np.int64(indices[lasts[b]])
+                    met = meets_neighbor(bits, indices, start, lasts[b], rev_indices, starts[b], stops[b], bound)
+                    if met != by_nodes:
+                        continue
             if insert(table, v):
                 row[found] = v
                 found += 1
@@ -451,15 +423,11 @@ def local_nodes_rows(
         way = choose_way(paths, num_nodes, len(far)) if forced == ANY_WAY else forced
         table[:] = -1
         found = len(far) == 0  # where every slot is for a direct neighbour
-        if not found and way == BY_PATHS:
-            found = sample_by_paths(
-                indptr, indices, rev_indptr, rev_indices, i, one_hop, paths, block, block_ends, bits, state, table,
-                far, 2 * paths // PATHS_PER_PATH_TRY,
-            )  # fmt: skip
-        elif not found and way == BY_NODES:
-            found = sample_by_nodes(
-                indptr, indices, rev_indptr, rev_indices, i, one_hop, bits, state, table, far,
-                2 * paths // PATHS_PER_NODE_TRY,
+        if not found and way != BY_LISTING:
+            price = PATHS_PER_NODE_TRY if way == BY_NODES else PATHS_PER_PATH_TRY
+            found = sample_by_tries(
+                indptr, indices, rev_indptr, rev_indices, i, one_hop, way == BY_NODES, paths, block, block_ends, bits,
+                state, table, far, 2 * paths // price,
             )  # fmt: skip
         count = len(far)
         if not found:

@@ -1,43 +1,42 @@
 """The Ray engine: the work of preparation as tasks of a cluster, the same bytes as in one process.
 
 Enters: what an Engine is asked for. Leaves: the results, in order. Cost: a task holds `memory` bytes; the driver holds
-what comes back until it is written, about two results per core, and some bytes per node, never an edge.
+about two results per core until they are written, and some bytes per node, never an edge.
 
-The folders of the store and of its preparation must lie where every machine sees them: under the same path, or at a
-URL. An array that is a view of a file travels as that file's name, another large one goes once to each machine's shared
-memory. Lists for LocalNodes are held by shards (ray_shards.py); features, contexts and the edges that sums run over are
-mapped, from front to back. At a URL they are read in ranges (ranged.py): of the edges a task takes its own rows, of
-features and contexts block after block; what the driver has made for tasks to read goes to the URL first. A task that
-dies with its machine is run again, and so is the one whose result was there.
+The store and its preparation must lie where every machine sees them: under the same path, or at a URL. A view of a file
+travels as the file's name; other arrays go once to each machine's shared memory. A task that dies with its machine runs
+again, and so does the one whose result was there.
 """
 
 from __future__ import annotations
 
-import io
 import mmap
 import pickle
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...config import LocalNodesConfig
+from ...data.store import GraphStore
 from ...errors import ConfigError, LargeGTError
 from ...io.remote import publish
 from ...io.remote_array import RemoteArray
 from ...memory import format_bytes
-from ...progress import Progress, silent
+from ...progress import Progress
 from ...ray_cluster import connect
-from ...types import Array, Direction
+from ...types import OPPOSITE, Array, Direction
+from .. import kernels
 from ..blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
-from ..fetched_nodes import BUFFER_BYTES
-from ..local_nodes import near_of, packed, refuse_weights, sample
-from ..neighbor_lists import NeighborLists
-from .engine import SEGMENT_NODES, Engine, MakeRows, mark_bits
+from ..local_nodes import refuse_weights
+from ..neighbor_lists import MappedCSR, NeighborLists
+from .engine import FEWEST_NODES, Engine
 
 try:
     import ray
@@ -45,13 +44,8 @@ try:
 except ImportError:
     raise ConfigError("the Ray engine needs Ray: pip install 'largegt[ray]'") from None
 
-if TYPE_CHECKING:
-    from ...data.store import GraphStore
-
 TASK_BYTES = 1 << 30
 """What a task may hold when nothing is asked for."""
-_FEWEST_SEGMENT_NODES = 1 << 10
-_LARGE_BYTES = 1 << 20
 _RETRIES = 20
 
 
@@ -66,13 +60,18 @@ class RayEngine(Engine):
     ) -> None:  # fmt: skip
         super().__init__(memory, None, progress, neighbors)
         connect(address)
-        self.num_shards = shards
+        ray.util.register_serializer(np.memmap, serializer=_described, deserializer=_mapped)
+        self.num_shards, self.task_memory = shards, memory // 2
         largest = max((machine["Resources"].get("memory", 0) for machine in _machines()), default=0)
         if memory > largest:
             raise ConfigError(
                 f"a task may hold {format_bytes(memory)}, but no machine of the cluster has more than "
                 f"{format_bytes(largest)}: give a smaller --memory"
             )
+
+    @property
+    def num_workers(self) -> int:
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def check_positions(self, method: str) -> None:
         if method in ("node2vec", "laplacian"):
@@ -84,89 +83,60 @@ class RayEngine(Engine):
     def opened(self, store: GraphStore) -> GraphStore:
         return store.in_ranges()
 
-    def lists(self, store: GraphStore, direction: Direction) -> NeighborLists:
-        from ..ray_shards import start_shards
-
+    def lists(self, store: GraphStore, direction: Direction) -> GraphStore | NeighborLists:
         if self.neighbors is not None:
-            found = super().lists(store, direction)
-            assert isinstance(found, NeighborLists)
-            return found
+            return super().lists(store, direction)
         # answering takes a third of the time of asking
-        return start_shards(store, direction, self.num_shards or max(len(_machines()), _num_cpus() // 4))
+        return start_shards(store, direction, self.num_shards or max(len(_machines()), self.num_workers // 4))
 
     def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig) -> Iterator[tuple[Array, Array]]:
         refuse_weights(settings.weighted is True)
-        if not len(nodes):
-            return
-        buffer_bytes = min(BUFFER_BYTES, self.memory)
-        task = partial(_sample, self.lists(store, settings.direction), settings, buffer_bytes)
-        size = min(SEGMENT_NODES, max(_FEWEST_SEGMENT_NODES, len(nodes) // (4 * _num_cpus())))
-        calls = ((np.array(nodes[low : low + size]),) for low in range(0, len(nodes), size))
-        yield from self.run(task, calls, buffer_bytes)
-
-    def rows(self, task: MakeRows, nodes: Array, width: int, start: int) -> Iterator[Array]:
-        ranges = self._ranges(len(nodes), width, start)
-        return self.run(task, ((_some(nodes, low, high), self.memory // 2) for low, high in ranges), self.memory)
+        return super().local_nodes(store, nodes, settings)
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:
-        size = max(1, -(-len(nodes) // (2 * _num_cpus())))
+        size = max(1, -(-len(nodes) // (2 * self.num_workers)))
         parts = ((np.array(nodes[low : low + size]),) for low in range(0, len(nodes), size))
-        for bits in self.run(partial(mark_bits, neighbors), parts):
+        for bits in self.run(partial(_mark_bits, neighbors), parts):
             marked |= np.unpackbits(bits, count=len(marked)).view(np.bool_)
 
     def sums(self, wanted: NeighborSums, finish: Finish, stage: str, start: int) -> None:
         """A task sums for a range of nodes, over all sources, block after block of them within its memory: a third of
         it is for the result, a half for what that is made from."""
-        show = self.progress or silent
-        ranges = self._ranges(len(wanted.nodes), wanted.width, start)
+        ranges = self._lots(len(wanted.nodes), wanted.width, start)
         task = partial(_sum, replace(wanted, nodes=range(0)), self.memory // 2)
-        show(stage, start, len(wanted.nodes))
-        made = self.run(task, ((_some(wanted.nodes, *bounds),) for bounds in ranges), self.memory)
+        self.show(stage, start, len(wanted.nodes))
+        parts = (numbers(wanted.nodes[low:high]) for low, high in ranges)
+        made = self.run(task, ((part,) for part in parts), self.memory)
         for (low, high), rows in zip(ranges, made, strict=True):
             finish(low, high, np.array(rows))  # a result of Ray's is read-only
-            show(stage, high, len(wanted.nodes))
+            self.show(stage, high, len(wanted.nodes))
 
-    def _ranges(self, num_nodes: int, width: int, start: int) -> list[tuple[int, int]]:
+    def _lots(self, num_nodes: int, width: int, start: int) -> list[tuple[int, int]]:
         """As few tasks as keep the cluster busy, because each reads all sources."""
         most = max(1, self.memory // (3 * 4 * width))
         fit = sum(int(machine["Resources"].get("memory", 0) // self.memory) for machine in _machines())
-        size = min(most, max(_FEWEST_SEGMENT_NODES, -(-(num_nodes - start) // min(2 * _num_cpus(), max(1, fit)))))
+        size = min(most, max(FEWEST_NODES, -(-(num_nodes - start) // min(2 * self.num_workers, max(1, fit)))))
         return [(low, min(num_nodes, low + size)) for low in range(start, num_nodes, size)]
-
-    @property
-    def num_workers(self) -> int:
-        """Tasks that run at the same time."""
-        return _num_cpus()
 
     def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
         """`task(*call)` for each call, results in order; as many under way as keep all cores busy, and no more on a
         machine than it has `memory` for."""
-        packed, shared = _pack(task)
-        packed = ray.put(packed)
+        shared = ray.put(task)
         remote = _remote.options(memory=memory) if memory else _remote
-        ahead = 2 * _num_cpus()
         waiting: deque[Any] = deque()
-        left = iter(calls)
         try:
-            while True:
-                for call in left:
-                    waiting.append(remote.remote(packed, cloudpickle.dumps(call), *shared))
-                    if len(waiting) >= ahead:
-                        break
-                if not waiting:
-                    return
+            for call in calls:
+                waiting.append(remote.remote(shared, cloudpickle.dumps(call)))
+                if len(waiting) >= 2 * self.num_workers:
+                    yield _result(waiting.popleft())
+            while waiting:
                 yield _result(waiting.popleft())
         finally:
             for reference in waiting:
                 ray.cancel(reference)
 
 
-def _sample(lists: NeighborLists, settings: LocalNodesConfig, buffer_bytes: int, nodes: Array) -> tuple[Array, Array]:
-    local_nk = sample(lists, nodes, settings, 0, 1, buffer_bytes)
-    return local_nk, packed(near_of(lists, nodes, local_nk, settings.direction, 1))
-
-
-def _sum(wanted: NeighborSums, memory: int, nodes: Array | range) -> Array:
+def _sum(wanted: NeighborSums, memory: int, nodes: Array) -> Array:
     rows = np.empty((len(nodes), wanted.width), dtype=np.float32)
 
     def finish(first: int, last: int, sums: Array) -> None:
@@ -176,24 +146,24 @@ def _sum(wanted: NeighborSums, memory: int, nodes: Array | range) -> Array:
     return rows
 
 
-def _some(nodes: Array | range, low: int, high: int) -> Array | range:
-    return nodes[low:high] if isinstance(nodes, range) else numbers(nodes[low:high])
+def _mark_bits(neighbors: Neighbors, nodes: Array) -> Array:
+    """Every neighbour of `nodes`, which are sorted, as one bit per node."""
+    neighbors = neighbors.around(nodes)
+    marked = np.zeros(neighbors.num_nodes, dtype=np.bool_)
+    kernels.mark_neighbors(neighbors.indptr, neighbors.indices, nodes, marked)
+    return np.packbits(marked)
 
 
 def _machines() -> list[dict[str, Any]]:
     return [machine for machine in ray.nodes() if machine["Alive"]]
 
 
-def _num_cpus() -> int:
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-
 # how work travels
 
 
 @ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")  # type: ignore[untyped-decorator]
-def _remote(task: bytes, call: bytes, *shared: Array) -> Any:
-    return _unpack(task, shared)(*pickle.loads(call))
+def _remote(task: Callable[..., Any], call: bytes) -> Any:
+    return task(*pickle.loads(call))
 
 
 def _result(reference: Any) -> Any:
@@ -205,57 +175,112 @@ def _result(reference: Any) -> Any:
         raise
 
 
-class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Pickles for workers: views of files go by name or by URL, large arrays apart, once to each machine."""
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream)
-        self.large: list[Array] = []
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, np.memmap) and value.filename is not None and value.flags.c_contiguous and value.size:
-            file = Path(value.filename).resolve()
-            if (url := publish(file)) is not None:
-                return RemoteArray, (url, value.dtype.str, value.shape, _offset(value))
-            return _mapped, (str(file), value.dtype.str, _offset(value), value.shape)
-        return super().reducer_override(value)
-
-    def persistent_id(self, value: Any) -> int | None:
-        if type(value) is not np.ndarray or value.nbytes < _LARGE_BYTES:
-            return None
-        for number, other in enumerate(self.large):
-            if other is value:
-                return number
-        self.large.append(value)
-        return len(self.large) - 1
+def _described(view: Any) -> Array | RemoteArray | tuple[str, str, int, tuple[int, ...]]:
+    """A mapped array as the part of a file, or of an object in a bucket, that it shows."""
+    if view.filename is None or not view.flags.c_contiguous or not view.size:
+        return np.array(view)
+    file, start = Path(view.filename).resolve(), np.frombuffer(view._mmap, dtype=np.uint8).ctypes.data
+    offset = int(view.ctypes.data - start + view.offset - view.offset % mmap.ALLOCATIONGRANULARITY)
+    if (url := publish(file)) is not None:
+        return RemoteArray(url, view.dtype.str, view.shape, offset)
+    return str(file), view.dtype.str, offset, view.shape
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, shared: Sequence[Array]) -> None:
-        super().__init__(stream)
-        self.shared = shared
-
-    def persistent_load(self, number: int) -> Array:
-        return self.shared[number]
-
-
-def _pack(value: Any) -> tuple[bytes, list[Any]]:
-    """A value as bytes, and references to its large arrays."""
-    stream = io.BytesIO()
-    packer = _Packer(stream)
-    packer.dump(value)
-    return stream.getvalue(), [ray.put(array) for array in packer.large]
-
-
-def _unpack(packed: bytes, shared: Sequence[Array]) -> Any:
-    return _Unpacker(io.BytesIO(packed), shared).load()
-
-
-def _offset(view: Any) -> int:
-    """Where in its file a mapped array begins, also when it is a part of the array that was mapped first."""
-    start = np.frombuffer(view._mmap, dtype=np.uint8).ctypes.data
-    return int(view.ctypes.data - start + view.offset - view.offset % mmap.ALLOCATIONGRANULARITY)
-
-
-def _mapped(file: str, dtype: str, offset: int, shape: tuple[int, ...]) -> Array:
+def _mapped(described: Any) -> Any:
+    if not isinstance(described, tuple):
+        return described
+    file, dtype, offset, shape = described
     return np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=shape)
+
+
+# neighbour lists, spread over the cluster
+
+
+class Shard:
+    """The lists of nodes `first` to `last` along the given directions, copied from the store's files: only these ranges
+    of them are read. An actor: one that dies is started again elsewhere, and asked again."""
+
+    def __init__(self, place: str, version: str, directions: Sequence[Direction], first: int, last: int) -> None:
+        store = GraphStore.open(place, version).in_ranges()
+        self.lists: dict[Direction, MappedCSR] = {}
+        for direction in directions:
+            indptr, indices = store.csr(direction)
+            mine = np.array(indptr[first : last + 1])
+            self.lists[direction] = MappedCSR(mine - mine[0], np.array(indices[mine[0] : mine[-1]]), first=first)
+
+    def answer(self, what: str, direction: Direction, *arrays: Array) -> Any:
+        """`lists.what(*arrays)`."""
+        return getattr(self.lists[direction], what)(*arrays)
+
+
+class RayShards(NeighborLists):
+    """The lists of all shards together. `bounds[s]` is the first node of shard s. A request is one call to each shard
+    that holds part of it, all of them under way at once."""
+
+    def __init__(
+        self, shards: Sequence[Any], bounds: Array, direction: Direction, reverse: Direction, num_nodes: int
+    ) -> None:
+        self.shards, self.bounds, self.num_nodes = shards, bounds, num_nodes
+        self.direction, self.opposite = direction, reverse
+
+    @property
+    def reverse(self) -> RayShards:
+        if self.opposite == self.direction:
+            return self
+        return RayShards(self.shards, self.bounds, self.opposite, self.direction, self.num_nodes)
+
+    def neighbors(self, nodes: Array) -> tuple[Array, Array]:
+        parts, _ = self._ask("neighbors", nodes)
+        if not parts:
+            return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32)
+        counts = np.concatenate([np.diff(indptr) for indptr, _ in parts])
+        return np.append(0, np.cumsum(counts)), np.concatenate([indices for _, indices in parts])
+
+    def degrees(self, nodes: Array) -> Array:
+        return self._in_order("degrees", nodes)
+
+    def at(self, nodes: Array, places: Array) -> Array:
+        return self._in_order("at", nodes, places)
+
+    def has(self, nodes: Array, others: Array) -> Array:
+        return self._in_order("has", nodes, others)
+
+    def _in_order(self, what: str, nodes: Array, *more: Array) -> Array:
+        """The answers, each where its question was."""
+        parts, order = self._ask(what, nodes, *more)
+        out = np.empty(len(nodes), dtype=parts[0].dtype if parts else np.int64)
+        out[order] = np.concatenate([out[:0], *parts])
+        return out
+
+    def _ask(self, what: str, nodes: Array, *more: Array) -> tuple[list[Any], Array]:
+        """One call to each shard that holds some of the nodes; its answers, and whose they are."""
+        shard = (np.searchsorted(self.bounds, nodes, side="right") - 1).astype(np.int16)  # a short type sorts fast
+        order = np.argsort(shard, kind="stable")
+        cuts = np.searchsorted(shard[order], np.arange(len(self.shards) + 1))
+        calls = []
+        for handle, (low, high) in zip(self.shards, pairwise(cuts), strict=True):
+            if low < high:
+                arrays = [np.asarray(values)[order[low:high]] for values in (nodes, *more)]
+                calls.append(handle.answer.remote(what, self.direction, *arrays))
+        return ray.get(calls), order
+
+
+def start_shards(store: GraphStore, direction: Direction, count: int) -> RayShards:
+    """Start `count` actors over the cluster, with about the same number of bytes each."""
+    forward: Direction = direction if store.directed else "out"
+    backward: Direction = OPPOSITE[direction] if store.directed else "out"
+    sides = sorted({forward, backward})
+    indptrs = [store.csr(side)[0] for side in sides]
+
+    def bytes_before(node: int) -> int:
+        return sum(4 * int(indptr[node]) + 8 * node for indptr in indptrs)
+
+    total = bytes_before(store.num_nodes)
+    nodes = range(store.num_nodes + 1)
+    cuts = {bisect_left(nodes, total * s // count, key=bytes_before) for s in range(count)}
+    bounds = [*sorted(cuts - {store.num_nodes}), store.num_nodes]
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+    actor = ray.remote(**options)(Shard)
+    place = store.place if store.folder.url else str(store.path.resolve())
+    shards = [actor.remote(place, store.fingerprint, sides, first, last) for first, last in pairwise(bounds)]
+    return RayShards(shards, np.array(bounds[:-1]), forward, backward, store.num_nodes)
