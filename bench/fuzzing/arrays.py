@@ -78,7 +78,7 @@ def _disturb(
     if step == "kind":
         with np.errstate(all="ignore"), contextlib.suppress(ValueError, TypeError):
             given[name] = array.astype(rng.choice(("f2", "c16", "U8", "S8", "O", "?", "M8[s]", "m8[s]", "f8", "i8")))
-    elif step == "shape":
+    elif step == "shape" and array.ndim:
         shapes = {
             "0-d": lambda: np.asarray(array.flat[0] if array.size else 0),
             "1-d": lambda: array.reshape(-1), "3-d": lambda: array[None],

@@ -537,8 +537,16 @@ class _Arrow(_Files):
     """Arrow files (Feather), of which a batch at a time is in memory."""
 
     def _table(self, db: Any) -> str:
-        db.register("arrow_files", pyarrow.dataset.dataset([str(piece.file) for piece in self.pieces], format="ipc"))
+        db.register("arrow_files", self._checked)
         return "arrow_files"
+
+    @cached_property
+    def _checked(self) -> Any:
+        """The files, read through once: DuckDB would follow the offsets of a damaged one."""
+        found = pyarrow.dataset.dataset([str(piece.file) for piece in self.pieces], format="ipc")
+        for batch in found.to_batches():
+            batch.validate(full=True)
+        return found
 
 
 _READERS = {PARQUET: _Parquet, JSON: _JsonLines, ARROW: _Arrow, **dict.fromkeys(TEXT, _Text)}
