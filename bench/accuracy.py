@@ -37,9 +37,9 @@ import torch
 
 import largegt as lg
 from baselines import features_of, label_of, metric_of, splits_of
-from largegt.config import Config
+from largegt.config.recipes import recipe_for
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
-from largegt.recipe import recipe_for
 from largegt.types import MODEL_NAMES
 
 PAPER = "ogbn-products-largegt-full"

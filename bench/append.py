@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 import largegt as lg
-from largegt.config import Config, IngestConfig, PrepareConfig
+from largegt.config.describe import build
+from largegt.config.schema import Config, IngestConfig, PrepareConfig
 from largegt.data.versions import earlier_states, touched_since
-from largegt.settings import build
 from largegt.training.run import Run
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ import torch
 
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
-from largegt.prepare.prepared import Prepared
-from largegt.threads import num_threads
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.threads import num_threads
 from largegt.training.accelerator import make_accelerator
 from largegt.training.setup import build_model, make_loader
 

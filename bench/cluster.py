@@ -39,11 +39,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 import largegt as lg
-from largegt.memory import format_bytes, held_bytes
-from largegt.prepare.blocks import Neighbors, NeighborSums, block_sums
-from largegt.prepare.engines.engine import Engine
-from largegt.prepare.engines.ray import RayEngine, start_shards
-from largegt.prepare.neighbor_lists import NeighborLists
+from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
+from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
+from largegt.runtime.engine import Engine
+from largegt.runtime.memory import format_bytes, held_bytes
+from largegt.runtime.ray_engine import RayEngine, start_shards
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 import largegt as lg
-from largegt.config import Config
+from largegt.config.recipes import recipe_for
+from largegt.config.schema import Config
 from largegt.data.columns import Column
 from largegt.data.store import GraphStore
-from largegt.recipe import recipe_for
 
 SMALL = ("prepare.local_nodes.k=8", "model.hidden=64")
 

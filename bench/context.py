@@ -20,9 +20,9 @@ import torch
 
 from largegt.datasets.synthetic import synthesize
 from largegt.io.array_writer import ArrayWriter
-from largegt.memory import parse_bytes
-from largegt.prepare.blocks import Neighbors, NeighborSums, block_sums
-from largegt.prepare.context import ContextFeatures, feature_scale
+from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
+from largegt.preprocessing.context import ContextFeatures, feature_scale
+from largegt.runtime.memory import parse_bytes
 
 warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
 

@@ -44,8 +44,9 @@ CLOCK = ("train_s", "elapsed_s", "epoch_time_s", "train_time_s", "peak_gpu_bytes
 _PHASE_BYTES = 64
 _SERVE = "--serve"
 _IMPORTED = (
-    "largegt.cli", "largegt.predict", "largegt.training.loop", "largegt.experiments.reproduce", "largegt.report.page",
-    "largegt.tuning.tune", "torch.utils.tensorboard.writer", "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
+    "largegt.cli", "largegt.inference.predictor", "largegt.training.trainer", "largegt.experiments.reproduce",
+    "largegt.reporting.page",
+    "largegt.auto.tuning.tune", "torch.utils.tensorboard.writer", "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
 )  # fmt: skip
 _TINY = {
     "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,
@@ -277,8 +278,8 @@ def _say_phases(file: Path, pause_s: float) -> None:
         return replace
 
     say("begin")
-    import_module("largegt.progress").console_progress = progress  # type: ignore[attr-defined]
-    loop, log = import_module("largegt.training.loop"), import_module("largegt.training.log")
+    import_module("largegt.runtime.progress").console_progress = progress  # type: ignore[attr-defined]
+    loop, log = import_module("largegt.training.trainer"), import_module("largegt.training.log")
     within(import_module("largegt.training.evaluate").Scorer, "scores", "validate")
     within(loop, "save_weights", "save weights")
     within(loop, "save_checkpoint", "save checkpoint")
@@ -287,7 +288,7 @@ def _say_phases(file: Path, pause_s: float) -> None:
     folder = import_module("largegt.io.array_writer")
     within(folder.ArrayWriter, "commit", "commit")
     within(folder.ArrayWriter, "finish", "finish the folder")
-    within(import_module("largegt.prediction_files").PredictionFile, "finish", "finish the file")
+    within(import_module("largegt.inference.writers").PredictionFile, "finish", "finish the file")
     if pause_s:
         os.replace = slowly(os.replace)
         os.unlink = slowly(os.unlink)
@@ -424,9 +425,9 @@ def write_inputs(folder: Path, num_nodes: int = 180) -> None:
 def warm() -> None:
     """Compile or load all kernels once, in this thread, so that forks have them."""
     from largegt import sources
-    from largegt.config import IngestConfig, PrepareConfig
+    from largegt.config.schema import IngestConfig, PrepareConfig
     from largegt.data.ingest import ingest
-    from largegt.prepare.pipeline import prepare
+    from largegt.preprocessing.pipeline import prepare
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -447,7 +448,7 @@ def _folder(folder: Path) -> Content:
 
 def _versions(store: Path) -> Content:
     """Every file of all versions, each of them sound."""
-    from largegt.verification import verify
+    from largegt.data.verification import verify
 
     assert not verify(store).damaged, verify(store).damaged
     return _folder(store) | {"versions": _folder(store / "versions"), "refs": _folder(store / "refs")}

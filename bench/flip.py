@@ -25,18 +25,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import files
 from largegt.data.store import GraphStore
+from largegt.data.verification import verify
 from largegt.data.versions import clean
 from largegt.errors import LargeGTError
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.checksums import check_file
-from largegt.training.loop import train
 from largegt.training.run import Run
-from largegt.verification import verify
+from largegt.training.trainer import train
 
 SETTINGS = (
     "prepare.local_nodes.k=4", "prepare.local_nodes.direction=out", "prepare.positions.dim=4",
@@ -109,7 +109,7 @@ def make_folders(out: Path, num_nodes: int = 3000, width: int = 128) -> Folders:
     config = Config.from_recipe("default", SETTINGS)
     prepared = prepare(store, config.preparation)
     run = train(prepared, config, out / "run")
-    from largegt.report.analysis import analyse
+    from largegt.reporting.analysis import analyse
 
     analyse(run)
     columns["x"] = list(features + 1)

@@ -23,9 +23,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from largegt.datasets.synthetic import synthesize
-from largegt.prepare import sampler
-from largegt.prepare.local_nodes import _both_ways, local_nodes
-from largegt.threads import num_threads, run_chunks
+from largegt.preprocessing.sampling import sampler
+from largegt.preprocessing.sampling.local_nodes import _both_ways, local_nodes
+from largegt.runtime.threads import num_threads, run_chunks
 
 
 def power_law(num_nodes: int, mean_degree: float, exponent: float = 1.5) -> sp.csr_array:

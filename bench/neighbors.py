@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from largegt.baselines.neighbors import NeighborSampler, TorchBackend
 from largegt.datasets.synthetic import synthesize
-from largegt.threads import num_threads, run_ahead
+from largegt.models.baselines.neighbors import NeighborSampler, TorchBackend
+from largegt.runtime.threads import num_threads, run_ahead
 
 FANOUTS = ([20, 10], [15, 10, 5])
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from largegt.config import PositionsConfig
+from largegt.config.schema import PositionsConfig
 from largegt.data.store import GraphStore
 from largegt.datasets.synthetic import synthesize
 from largegt.io.array_writer import ArrayWriter
-from largegt.memory import held_bytes
-from largegt.prepare.engines.engine import Engine
-from largegt.prepare.positions import write_positions
+from largegt.preprocessing.positional_encoding import write_positions
+from largegt.runtime.engine import Engine
+from largegt.runtime.memory import held_bytes
 
 
 def encode(store: GraphStore, config: PositionsConfig, memory: int, folder: Path) -> tuple[float, int, np.ndarray]:

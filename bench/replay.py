@@ -19,8 +19,8 @@ import torch
 
 import largegt as lg
 from baselines import metric_of
-from largegt.auto import config_for
-from largegt.training import loop
+from largegt.auto.choose import config_for
+from largegt.training import trainer
 from largegt.training.step import TrainingStep
 
 WAYS = {"one by one": ("no", False), "recorded": ("no", True), "compiled": ("yes", False), "both": ("yes", True)}
@@ -32,7 +32,7 @@ def recording(is_on: bool) -> AbstractContextManager[Any]:
     def chosen(accelerator: Any, state: Any, head: Any, config: Any, record: bool, *others: Any) -> Any:
         return TrainingStep(accelerator, state, head, config, is_on, *others)
 
-    return patch.object(loop, "TrainingStep", chosen)
+    return patch.object(trainer, "TrainingStep", chosen)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import stats
 
 import largegt as lg
-from largegt.memory import format_bytes, held_bytes, parse_bytes
+from largegt.runtime.memory import format_bytes, held_bytes, parse_bytes
 
 MODELS = ("largegt-full", "graphsage", "mlp")
 SETTINGS = (

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.config import Config, IngestConfig
+from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.memory import format_bytes
-from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.pipeline import prepare
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.sampling.local_nodes import local_nodes
+from largegt.runtime.memory import format_bytes
 
 
 def write_edges(file: Path, num_nodes: int, num_edges: int) -> None:

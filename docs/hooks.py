@@ -17,9 +17,9 @@ from mkdocs.structure.files import File
 import largegt
 from largegt.cli import app
 from largegt.cli.app import _ORDER
-from largegt.config import Config, IngestConfig
-from largegt.recipe import recipes_by_dataset
-from largegt.settings import describe_settings
+from largegt.config.describe import describe_settings
+from largegt.config.recipes import recipes_by_dataset
+from largegt.config.schema import Config, IngestConfig
 
 _SHOWN = {"sources": ("arrays", "files", "pyg"), "pyg": ("Loader", "LargeGTTransform", "model_for", "token_batch")}
 """Of the modules among the public names: what is for users, in this order."""

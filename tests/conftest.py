@@ -12,12 +12,12 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors here are tiny, and cores are shared
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.data.store import GraphStore
 from largegt.runtime import hardware
-from largegt.threads import num_threads
+from largegt.runtime.threads import num_threads
 from run_helpers import lg  # noqa: F401
 
 StoreMaker = Callable[..., GraphStore]

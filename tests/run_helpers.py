@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from largegt import cli
-from largegt.config import Config, IngestConfig
+from largegt.config.schema import Config, IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
 from largegt.data.store import GraphStore
 from largegt.errors import LargeGTError
-from largegt.training.loop import train
+from largegt.training.trainer import train
 
 SMALL = (
     "prepare.local_nodes.k=4", "prepare.positions.dim=3", "model.hidden=8", "model.codebook.centroids=6",

@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from largegt.config import Config, IngestConfig, PrepareConfig
+from largegt.config.describe import build, describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.config.recipes import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
+from largegt.config.schema import Config, IngestConfig, PrepareConfig
 from largegt.errors import ConfigError
-from largegt.recipe import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
-from largegt.settings import build, describe_settings, parse_overrides, seconds, setting_names, to_toml
 from largegt.types import MODEL_NAMES, ModelName
 
 

@@ -88,7 +88,7 @@ def test_the_shell_and_pip_understand_every_run() -> None:
 @pytest.mark.parametrize("name", ["__pycache__", "kernels.cpython-312.pyc"])
 def test_no_leftovers_travel(name: str) -> None:
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    inside = f"src/largegt/prepare/__pycache__/{name}" if "." in name else f"src/largegt/prepare/{name}"
+    inside = f"src/largegt/preprocessing/__pycache__/{name}" if "." in name else f"src/largegt/preprocessing/{name}"
     assert any(fnmatch(inside, f"{rule}*") for rule in rules if rule.startswith("**/"))
 
 

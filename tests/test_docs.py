@@ -24,9 +24,9 @@ import pytest
 
 import largegt
 from largegt.cli.app import _ORDER
-from largegt.config import Config, IngestConfig
-from largegt.recipe import recipe_names
-from largegt.settings import describe_settings
+from largegt.config.describe import describe_settings
+from largegt.config.recipes import recipe_names
+from largegt.config.schema import Config, IngestConfig
 from run_helpers import Cli, one_thread  # noqa: F401
 
 pytest.importorskip("mkdocs")

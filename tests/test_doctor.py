@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import largegt
-from largegt import doctor
-from largegt.doctor import EXTRAS, Diagnosis, Problem, cpu_limit, diagnose
-from largegt.prepare import kernels
+from largegt.cli import doctor
+from largegt.cli.doctor import EXTRAS, Diagnosis, Problem, cpu_limit, diagnose
+from largegt.preprocessing.sampling import kernels
 from run_helpers import Cli
 
 PACKAGE = Path(largegt.__file__).parent
@@ -139,7 +139,7 @@ def test_a_walk_that_fails_is_a_problem_not_a_traceback(monkeypatch: pytest.Monk
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the disk burns\nand more")
 
-    monkeypatch.setattr("largegt.training.loop.train", fail)
+    monkeypatch.setattr("largegt.training.trainer.train", fail)
     monkeypatch.setitem(largegt.__dict__, "train", fail)
     found = diagnose()
     assert not found.works
@@ -167,7 +167,7 @@ def test_the_containers_share_of_cores(files: dict[str, str], cores: float | Non
 
 def test_few_cores_of_many_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "cpu_limit", lambda: 2.0)
-    monkeypatch.setattr("largegt.threads.num_threads", lambda _: 64)
+    monkeypatch.setattr("largegt.runtime.threads.num_threads", lambda _: 64)
     (problem,) = [one for one in diagnose(quick=True).problems if "container" in one.what]
     assert str(problem).startswith("this container may use 2 of 64 cores: export OMP_NUM_THREADS=2")
 

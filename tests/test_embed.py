@@ -12,17 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
-from largegt.embed import embed, nearest_nodes
 from largegt.errors import ConfigError, InputError
-from largegt.model.largegt import LargeGT
-from largegt.prepare.prepared import sample_rows
-from largegt.report.page import report
-from largegt.tokens.loader import token_batches
-from largegt.training.loop import train
+from largegt.inference.embed import embed, nearest_nodes
+from largegt.loader.loader import token_batches
+from largegt.models.largegt.model import LargeGT
+from largegt.preprocessing.prepared import sample_rows
+from largegt.reporting.page import report
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import Cli, homophilous, left_in, one_thread, small, thirds  # noqa: F401
 
 NAMES = np.array([f"n{number:03d}|<b>" for number in np.random.default_rng(1).permutation(150)])
@@ -75,7 +75,7 @@ def test_vectors_are_those_of_the_model(part: str, run: Run) -> None:
 
 
 def test_the_head_makes_the_prediction_of_the_joined_vector(run: Run) -> None:
-    from largegt.predict import predict
+    from largegt.inference.predictor import predict
 
     model = run.load_model(run.prepared())
     assert isinstance(model, LargeGT)
@@ -114,7 +114,7 @@ def test_files_say_what_the_table_says(run: Run, tmp_path: Path, monkeypatch: py
     """Written in several groups."""
     import sys
 
-    from largegt.predict import predict
+    from largegt.inference.predictor import predict
 
     monkeypatch.setattr(sys.modules[predict.__module__], "_GROUP_ROWS", 40)
     for suffix in (".parquet", ".npy", ".npz"):

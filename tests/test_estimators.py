@@ -21,14 +21,14 @@ import scipy.sparse
 import torch
 
 import largegt as lg
-from largegt import store_cache
-from largegt.estimators import SampleError
+from largegt.integrations import store_cache
+from largegt.integrations.sklearn import SampleError
 from largegt.training.run import Run
 from run_helpers import easy_store, homophilous, left_in, one_thread  # noqa: F401
 
 base = pytest.importorskip("sklearn.base")
 model_selection = pytest.importorskip("sklearn.model_selection")
-prepared_home = importlib.import_module("largegt.prepare.pipeline")
+prepared_home = importlib.import_module("largegt.preprocessing.pipeline")
 
 EDGES, FEATURES, CLASSES = homophilous()
 NODES = np.arange(len(CLASSES))
@@ -340,7 +340,7 @@ def test_samples_that_cannot_be_are_value_errors_and_not_fitted_is_scikit_learns
 def test_without_scikit_learn_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LargeGTClassifier", "estimators"):
         monkeypatch.delitem(vars(lg), name, raising=False)
-    monkeypatch.delitem(sys.modules, "largegt.estimators")
+    monkeypatch.delitem(sys.modules, "largegt.integrations.sklearn")
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(lg.LargeGTError, match="pip install 'largegt\\[sklearn\\]'"):
         _ = lg.LargeGTClassifier

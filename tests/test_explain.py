@@ -17,16 +17,16 @@ import torch
 
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
-from largegt.explain.attribution import Attribution
-from largegt.explain.explanation import Explanation
-from largegt.explain.inputs import Inputs
-from largegt.explain.node import explain
-from largegt.predict import predict
-from largegt.prepare.prepared import sample_rows
-from largegt.tokens.input_tokens import TokenBatch
-from largegt.tokens.local_labels import LocalLabels
-from largegt.training.loop import train
+from largegt.explanation.attribution import Attribution
+from largegt.explanation.explanation import Explanation
+from largegt.explanation.inputs import Inputs
+from largegt.explanation.node import explain
+from largegt.inference.predictor import predict
+from largegt.loader.batch import TokenBatch
+from largegt.loader.label_inputs import LocalLabels
+from largegt.preprocessing.prepared import sample_rows
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import HOSTILE_COLUMN, Cli, easy_store, homophilous, left_in, one_thread, small, table_store  # noqa: F401
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import largegt as lg
-from largegt.tokens.table import Place
+from largegt.loader.table import Place
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,7 +69,7 @@ def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, 
 def test_every_table_gives_the_same_batches(
     prepared: lg.Prepared, place: str, distinct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from largegt.tokens import table
+    from largegt.loader import table
 
     if place == "unpinned":
         monkeypatch.setattr(table, "_pinned", lambda host, _: host)
@@ -83,7 +83,7 @@ def test_every_table_gives_the_same_batches(
 
 @pytest.mark.parametrize("place", ["host", "disk", "unpinned"])
 def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from largegt.tokens import table
+    from largegt.loader import table
 
     if place == "unpinned":
         monkeypatch.setattr(table, "_pinned", lambda host, _: host)
@@ -109,7 +109,7 @@ def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: 
 
 def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU has told the GPU of every step long before the first is done. Without a bound every batch is there."""
-    from largegt.tokens import loader
+    from largegt.loader import loader
 
     def most_bytes(bytes_ahead: int) -> int:
         monkeypatch.setattr(loader, "_BYTES_AHEAD", bytes_ahead)
@@ -148,7 +148,7 @@ def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, table: 
 
 
 def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
-    from largegt.tokens.table import _pinned
+    from largegt.loader.table import _pinned
 
     host = torch.ones(1000, 3, 8)
     view = _pinned(host, torch.device("cuda"))
@@ -162,8 +162,8 @@ def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> Non
 
 
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
-    from largegt.config import PositionsConfig
-    from largegt.prepare.positions import node2vec
+    from largegt.config.schema import PositionsConfig
+    from largegt.preprocessing.positional_encoding import node2vec
 
     store = lg.GraphStore.open(prepared.path.parent.parent)
     rows = node2vec(store, PositionsConfig(method="node2vec", dim=16, epochs=10, batch_size=16))
@@ -385,7 +385,7 @@ def dropout_factors(seed: int, shape: tuple[int, ...], dropout: float) -> torch.
 @pytest.mark.parametrize("shape", [(3, 2, 16), (5, 150, 100), (4, 300, 256), (2, 37, 513)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_the_fused_readout_against_the_plain_one(shape: tuple[int, int, int], dropout: float) -> None:
-    from largegt.model.fused_readout import _read, kernels_work
+    from largegt.models.largegt.fused_readout import _read, kernels_work
 
     assert kernels_work()
     torch.manual_seed(1)

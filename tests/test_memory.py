@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from largegt import memory
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.datasets.synthetic import synthesize
 from largegt.errors import ConfigError
-from largegt.prepare.cache_key import resolve_config
-from largegt.prepare.estimate import estimate, least_memory
-from largegt.prepare.pipeline import prepare
+from largegt.preprocessing.cache_key import resolve_config
+from largegt.preprocessing.estimate import estimate, least_memory
+from largegt.preprocessing.pipeline import prepare
+from largegt.runtime import memory
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.predict import predict
+from largegt.inference.predictor import predict
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import easy_store, homophilous, left_in, one_thread, small, thirds  # noqa: F401
 
 COLORS = np.array(["blue", "green", "red"])

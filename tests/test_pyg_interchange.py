@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import largegt as lg
-from largegt import store_cache
+from largegt.integrations import store_cache
 from oracles.context import token_rows
 from run_helpers import homophilous, left_in, one_thread  # noqa: F401
 
@@ -159,7 +159,7 @@ def test_what_a_batch_holds_and_the_order_of_epochs() -> None:
 
 
 def test_loaders_of_a_graph_share_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = importlib.import_module("largegt.prepare.pipeline")
+    home = importlib.import_module("largegt.preprocessing.pipeline")
     real, calls = home._write_tokens, []
     monkeypatch.setattr(home, "_write_tokens", lambda *args: (calls.append(1), real(*args)))
     data = a_graph()

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config import Config
-from largegt.predict import predict
-from largegt.recipe import read_recipe, recipe_names
+from largegt.config.recipes import read_recipe, recipe_names
+from largegt.config.schema import Config
+from largegt.inference.predictor import predict
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from largegt.types import MODEL_NAMES
 from run_helpers import easy_store, one_thread  # noqa: F401
 
@@ -33,7 +33,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def own_tree(name: str) -> dict[str, Any]:
-    files = (resources.files("largegt") / "recipes").iterdir()
+    files = (resources.files("largegt") / "config" / "recipes").iterdir()
     return next(tree[name] for file in files if name in (tree := tomllib.loads(file.read_text(encoding="utf-8"))))
 
 
@@ -187,10 +187,10 @@ def test_original_forms(dataset: str, model: str, changed: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("dataset", ["ogbn-products", "snap-patents"])
 def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
-    from largegt.baselines.gat import GAT
-    from largegt.baselines.goat import GOAT
-    from largegt.baselines.gt_sparse import GTSparse
-    from largegt.model.node_model import DataShape
+    from largegt.models.base import DataShape
+    from largegt.models.baselines.gat import GAT
+    from largegt.models.baselines.goat import GOAT
+    from largegt.models.baselines.gt_sparse import GTSparse
 
     def of(name: str) -> Any:
         return Config.from_recipe(f"{dataset}-{name}").model

@@ -17,18 +17,24 @@ import pytest
 
 import largegt as lg
 from bucket_helpers import content, files, forget_connections, local_content, serving
-from largegt.config import LabelContextsConfig, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.cli.inspection import inspect
+from largegt.config.schema import (
+    LabelContextsConfig,
+    LocalNodesConfig,
+    PositionsConfig,
+    PrepareConfig,
+    TokensConfig,
+)
 from largegt.data.store import GraphStore
 from largegt.data.versions import clean
 from largegt.errors import DiskError, InputError, LargeGTError
-from largegt.inspection import inspect
 from largegt.io import remote, remote_array
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote_array import RemoteArray, window
-from largegt.prepare.blocks import Neighbors
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.blocks import Neighbors
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from run_helpers import refusal
 
 CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(nodes="sampled"))
@@ -220,7 +226,7 @@ def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> Non
 
 def test_a_shard_reads_only_its_range(bucket: str, tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
-    from largegt.prepare.engines.ray import Shard
+    from largegt.runtime.ray_engine import Shard
 
     here = ingested(tmp_path / "g")
     ingested(f"{bucket}/g")

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from largegt.errors import InputError
-from largegt.text import latex, markdown, printable, quoted
+from largegt.runtime.text import latex, markdown, printable, quoted
 
 STEERING = ["\x1b[31m", "\x1b]0;title\x07", "\x9b31m", "\x00", "\r", "\x08", "\u202e", "\u2066", "\u200f", "\u2028"]
 NAMES = [

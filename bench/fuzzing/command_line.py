@@ -22,8 +22,8 @@ import torch
 import typer
 
 from largegt import cli
-from largegt.config import Config
-from largegt.settings import setting_names
+from largegt.config.describe import setting_names
+from largegt.config.schema import Config
 
 from .cases import ACCEPTED, REFUSED, RIGHT, Wrong, fault_of_message
 from .folders import SMALL, small_store
@@ -36,7 +36,7 @@ class CommandTarget:
     """See the module's text."""
 
     def __init__(self, folder: Path) -> None:
-        from largegt.training.loop import train
+        from largegt.training.trainer import train
 
         torch.set_num_threads(1)
         self._here = folder / "cli"

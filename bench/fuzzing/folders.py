@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from largegt.config import Config, IngestConfig
+from largegt.cli.inspection import inspect
+from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.data.versions import clean, earlier_states, register
 from largegt.errors import LargeGTError
-from largegt.inspection import inspect
 from largegt.io.checksums import sealed
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State, load_checkpoint
-from largegt.training.loop import train
 from largegt.training.run import Run
 from largegt.training.setup import build_model
+from largegt.training.trainer import train
 
 from .cases import ACCEPTED, RIGHT, Wrong
 from .mutations import damaged, disturb, odd_value

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from largegt.config import Config
-from largegt.training.loop import train
+from largegt.config.schema import Config
+from largegt.training.trainer import train
 
 from .cases import ACCEPTED, REFUSED, Wrong
 from .command_line import call, judge

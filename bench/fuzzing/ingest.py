@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.config import IngestConfig
+from largegt.config.describe import build
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.settings import build
 
 from .arrays import run_arrays
 from .cases import ACCEPTED, RIGHT, Wrong

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from largegt import memory
+from largegt.runtime import memory
 
 from .cases import BUG, Outcome, Target, run_case
 

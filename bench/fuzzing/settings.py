@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from largegt.config import Config, IngestConfig
+from largegt.auto.tuning.space import make_space
+from largegt.config.describe import describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.config.recipes import read_recipe, recipe_names
+from largegt.config.schema import Config, IngestConfig
 from largegt.errors import ConfigError, LargeGTError
-from largegt.memory import parse_bytes
-from largegt.recipe import read_recipe, recipe_names
-from largegt.settings import describe_settings, parse_overrides, seconds, setting_names, to_toml
-from largegt.tuning.space import make_space
+from largegt.runtime.memory import parse_bytes
 
 from .cases import ACCEPTED, RIGHT, Wrong
 from .mutations import damaged, disturb, odd_text, odd_value

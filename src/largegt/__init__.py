@@ -12,9 +12,7 @@ Names are loaded when first used: importing this package is cheap and has no sid
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -25,69 +23,69 @@ _HOMES = {
     "append": ".data.append",
     "clean": ".data.versions",
     "GraphStore": ".data.store",
-    "local_nodes": ".prepare.local_nodes",
-    "prepare": ".prepare.pipeline",
-    "Prepared": ".prepare.prepared",
-    "PrepareConfig": ".config",
-    "IngestConfig": ".config",
-    "ModelConfig": ".config",
-    "TrainConfig": ".config",
-    "Config": ".config",
-    "TokenBatch": ".tokens.input_tokens",
-    "token_batches": ".tokens.loader",
-    "LargeGT": ".model.largegt",
+    "local_nodes": ".preprocessing.sampling.local_nodes",
+    "prepare": ".preprocessing.pipeline",
+    "Prepared": ".preprocessing.prepared",
+    "PrepareConfig": ".config.schema",
+    "IngestConfig": ".config.schema",
+    "ModelConfig": ".config.schema",
+    "TrainConfig": ".config.schema",
+    "Config": ".config.schema",
+    "TokenBatch": ".loader.batch",
+    "token_batches": ".loader.loader",
+    "LargeGT": ".models.largegt.model",
     "Run": ".training.run",
-    "train": ".training.loop",
+    "train": ".training.trainer",
     "evaluate": ".training.evaluate",
-    "predict": ".predict",
-    "predict_new": ".new_nodes",
-    "embed": ".embed",
-    "nearest_nodes": ".embed",
-    "explain": ".explain.node",
-    "report": ".report.page",
+    "predict": ".inference.predictor",
+    "predict_new": ".inference.new_nodes",
+    "embed": ".inference.embed",
+    "nearest_nodes": ".inference.embed",
+    "explain": ".explanation.node",
+    "report": ".reporting.page",
     "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
-    "tune": ".tuning.tune",
-    "auto_config": ".auto",
-    "LargeGTClassifier": ".estimators",
-    "LargeGTRegressor": ".estimators",
-    "pyg": ".pyg",
-    "from_pyg": ".pyg",
-    "to_pyg": ".pyg",
+    "tune": ".auto.tuning.tune",
+    "auto_config": ".auto.choose",
+    "LargeGTClassifier": ".integrations.sklearn",
+    "LargeGTRegressor": ".integrations.sklearn",
+    "pyg": ".integrations.pyg",
+    "from_pyg": ".integrations.pyg",
+    "to_pyg": ".integrations.pyg",
     "LargeGTError": ".errors",
 }
 _MODULES = ("sources", "pyg")
 
 if TYPE_CHECKING:
-    from . import pyg
-    from .auto import auto_config
-    from .config import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
+    from .auto.choose import auto_config
+    from .auto.tuning.tune import tune
+    from .config.schema import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
     from .data import sources
     from .data.append import append
     from .data.ingest import ingest
     from .data.store import GraphStore
     from .data.versions import clean
     from .datasets.synthetic import synthetic
-    from .embed import embed, nearest_nodes
     from .errors import LargeGTError
-    from .estimators import LargeGTClassifier as LargeGTClassifier
-    from .estimators import LargeGTRegressor as LargeGTRegressor
     from .experiments.reproduce import reproduce
-    from .explain.node import explain
-    from .model.largegt import LargeGT
-    from .new_nodes import predict_new
-    from .predict import predict
-    from .prepare.local_nodes import local_nodes
-    from .prepare.pipeline import prepare
-    from .prepare.prepared import Prepared
-    from .pyg import from_pyg, to_pyg
-    from .report.page import report
-    from .tokens.input_tokens import TokenBatch
-    from .tokens.loader import token_batches
+    from .explanation.node import explain
+    from .inference.embed import embed, nearest_nodes
+    from .inference.new_nodes import predict_new
+    from .inference.predictor import predict
+    from .integrations import pyg
+    from .integrations.pyg import from_pyg, to_pyg
+    from .integrations.sklearn import LargeGTClassifier as LargeGTClassifier
+    from .integrations.sklearn import LargeGTRegressor as LargeGTRegressor
+    from .loader.batch import TokenBatch
+    from .loader.loader import token_batches
+    from .models.largegt.model import LargeGT
+    from .preprocessing.pipeline import prepare
+    from .preprocessing.prepared import Prepared
+    from .preprocessing.sampling.local_nodes import local_nodes
+    from .reporting.page import report
     from .training.evaluate import evaluate
-    from .training.loop import train
     from .training.run import Run
-    from .tuning.tune import tune
+    from .training.trainer import train
 
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
@@ -109,16 +107,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted((*__all__, *_OF_EXTRAS))
-
-
-class _Package(ModuleType):
-    """Keeps `lg.prepare`, `lg.predict` and `lg.ingest` the functions they are documented to be: importing a
-    submodule would otherwise put the module of the same name in their place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and name not in _MODULES and isinstance(value, ModuleType):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

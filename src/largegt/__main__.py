@@ -1,5 +1,5 @@
 """`python -m largegt` is the `largegt` command."""
 
-from .cli import main
+from largegt.cli import main
 
 main()

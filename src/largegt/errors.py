@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
-from .text import printable
-from .urls import redacted
+from largegt.io.urls import redacted
+from largegt.runtime.text import printable
 
 _LONGEST = 1200
 
@@ -144,7 +144,7 @@ def full_disk(text: str) -> int:
 
 def _room(path: Path, num_bytes: int) -> str:
     """` (3.0 MiB are needed, 12.0 KiB are free)`, as far as it is known."""
-    from .memory import format_bytes
+    from largegt.runtime.memory import format_bytes
 
     needed = [f"{format_bytes(num_bytes)} are needed"] if num_bytes else []
     try:

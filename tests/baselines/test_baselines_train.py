@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.baselines.loader import NeighborLoader
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
+from largegt.inference.predictor import predict
+from largegt.models.baselines.loader import NeighborLoader
+from largegt.preprocessing.pipeline import prepare
 from largegt.training.checksums import put_text
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.setup import build_model, make_loader
+from largegt.training.trainer import train
 from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401
 
 MODELS = (

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.batch import NeighborhoodBatch
-from largegt.baselines.goat import GOAT, GOATCodebook, GOATGlobalModule, NeighborhoodAttention
-from largegt.baselines.neighbors import NeighborSampler
-from largegt.config import CodebookConfig, Config, ModelConfig
+from largegt.config.schema import CodebookConfig, Config, ModelConfig
 from largegt.errors import ConfigError
-from largegt.model.node_model import DataShape
-from largegt.tokens.input_tokens import TokenBatch
+from largegt.loader.batch import TokenBatch
+from largegt.models.base import DataShape
+from largegt.models.baselines.batch import NeighborhoodBatch
+from largegt.models.baselines.goat import GOAT, GOATCodebook, GOATGlobalModule, NeighborhoodAttention
+from largegt.models.baselines.neighbors import NeighborSampler
 from oracles import attention, convolutions
 from oracles.goat_codebook import GOATKMeans, attend
 

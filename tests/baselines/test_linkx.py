@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.batch import AdjacencyBatch
-from largegt.baselines.linkx import LINKX
-from largegt.config import ModelConfig
-from largegt.model.node_model import DataShape
+from largegt.config.schema import ModelConfig
+from largegt.models.base import DataShape
+from largegt.models.baselines.batch import AdjacencyBatch
+from largegt.models.baselines.linkx import LINKX
 
 NUM_NODES = 9
 

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.baselines.batch import NeighborBatch
-from largegt.baselines.gat import GAT, GatLayer
-from largegt.baselines.graphsage import GraphSAGE, SageLayer
-from largegt.baselines.gt_sparse import GTSparse, TransformerLayer
-from largegt.baselines.layerwise import layerwise
-from largegt.baselines.message_passing import (
+from largegt.config.schema import ModelConfig, TrainConfig
+from largegt.models.base import DataShape
+from largegt.models.baselines.batch import NeighborBatch
+from largegt.models.baselines.gat import GAT, GatLayer
+from largegt.models.baselines.graphsage import GraphSAGE, SageLayer
+from largegt.models.baselines.gt_sparse import GTSparse, TransformerLayer
+from largegt.models.baselines.layerwise import layerwise
+from largegt.models.baselines.message_passing import (
     MessagePassing,
     edge_weights,
     is_less_projected,
     neighbor_mean,
     over_neighbors,
 )  # fmt: skip
-from largegt.baselines.neighbors import Block, NeighborSampler
-from largegt.config import ModelConfig, TrainConfig
-from largegt.model.node_model import DataShape
+from largegt.models.baselines.neighbors import Block, NeighborSampler
 from largegt.training.setup import make_optimizer
 from oracles import convolutions as oracle
 
@@ -486,7 +486,7 @@ def test_layerwise_keeps_its_bound(block_size: int, monkeypatch: pytest.MonkeyPa
     csr = graph()
     batch, features = whole_graph(csr, 2)
     model = make_model(GAT)
-    monkeypatch.setattr("largegt.baselines.layerwise._NODES_AT_ONCE", 7)
+    monkeypatch.setattr("largegt.models.baselines.layerwise._NODES_AT_ONCE", 7)
     sizes: list[int] = []
     plain = model.layer
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from largegt.baselines.nagphormer import NAGphormer
-from largegt.config import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.model.node_model import DataShape
-from largegt.prepare.pipeline import prepare
-from largegt.tokens.input_tokens import TokenBatch
-from largegt.tokens.loader import TokenLoader, token_batches
-from largegt.tokens.table import TokenForm, TokenTable
+from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import TokenLoader, token_batches
+from largegt.loader.table import TokenForm, TokenTable
+from largegt.models.base import DataShape
+from largegt.models.baselines.nagphormer import NAGphormer
+from largegt.preprocessing.pipeline import prepare
 from oracles import attention as oracle
 
 

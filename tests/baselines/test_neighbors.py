@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largegt.baselines import neighbor_kernels, neighbors
-from largegt.baselines.neighbors import Neighborhoods, NeighborSampler, Sample, TorchBackend
 from largegt.data.kernels import mix
 from largegt.errors import ConfigError
-from largegt.threads import run_ahead
+from largegt.models.baselines import neighbor_kernels, neighbors
+from largegt.models.baselines.neighbors import Neighborhoods, NeighborSampler, Sample, TorchBackend
+from largegt.runtime.threads import run_ahead
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import neighbor_sets
 from oracles.statistics import independence_p, uniformity_p

@@ -10,17 +10,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from largegt.baselines.feature_models import MLP, SGC, SIGN
-from largegt.config import Config, LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
-from largegt.model.node_model import DataShape, NodeModel
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.tokens.input_tokens import TokenBatch
-from largegt.tokens.loader import TokenLoader, token_batches
-from largegt.tokens.table import TokenForm, TokenTable
+from largegt.config.schema import (
+    Config,
+    LocalNodesConfig,
+    ModelConfig,
+    PositionsConfig,
+    PrepareConfig,
+    TokensConfig,
+)
+from largegt.inference.predictor import predict
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import TokenLoader, token_batches
+from largegt.loader.table import TokenForm, TokenTable
+from largegt.models.base import DataShape, NodeModel
+from largegt.models.baselines.feature_models import MLP, SGC, SIGN
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 
 CONFIG = ModelConfig(hidden=8, num_layers=2, dropout=0.4)

@@ -19,11 +19,11 @@ import pytest
 
 import largegt
 from largegt import cli
-from largegt.config import Config
+from largegt.config.describe import build
+from largegt.config.recipes import recipe_names, recipes_by_dataset
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
-from largegt.prepare.prepared import Prepared
-from largegt.recipe import recipe_names, recipes_by_dataset
-from largegt.settings import build
+from largegt.preprocessing.prepared import Prepared
 from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
@@ -79,7 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from largegt.training.loop import train
+    from largegt.training.trainer import train
     from run_helpers import small
 
     return train(store, small("train.epochs=1"), tmp_path_factory.mktemp("cli-run") / "run").path

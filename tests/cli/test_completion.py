@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import largegt
-from largegt.config import Config, IngestConfig
+from largegt.config.describe import parse_overrides, setting_names
+from largegt.config.recipes import recipe_names
+from largegt.config.schema import Config, IngestConfig
 from largegt.datasets.registry import DATASETS
-from largegt.recipe import recipe_names
-from largegt.settings import parse_overrides, setting_names
 from largegt.types import MODEL_NAMES
 from run_helpers import easy_store
 

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 from largegt.cli import show
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
-from largegt.progress import console_progress
-from largegt.training.loop import train
+from largegt.runtime.progress import console_progress
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import HOSTILE_COLUMN, SMALL, Cli, homophilous, one_thread, table_store, thirds  # noqa: F401
 
 STEERING = "\x1b[31m\x9b32m\x00\u202e\u2066[red]x[/red]"

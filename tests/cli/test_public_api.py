@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import largegt as lg
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.sources import arrays
 from largegt.datasets.demo import demo_source
 from run_helpers import SMALL, homophilous, left_in, one_thread  # noqa: F401
@@ -43,7 +43,7 @@ def test_functions_stay_functions_after_their_module_was_imported(name: str) -> 
 
 def test_functions_stay_functions_in_a_fresh_process_whatever_comes_first() -> None:
     code = """
-import largegt.predict, largegt.prepare.prepared, largegt.report.page, largegt.data.ingest, largegt.training.loop
+import largegt.preprocessing.prepared, largegt.reporting.page, largegt.data.ingest, largegt.training.trainer
 import largegt as lg
 from largegt import predict, prepare, report, ingest, train, evaluate
 names = (lg.predict, lg.prepare, lg.report, lg.ingest, lg.train, lg.evaluate, predict, prepare)

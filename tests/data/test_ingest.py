@@ -16,7 +16,7 @@ from graph_helpers import SIX_EDGES, edge_sets, left_behind, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import csr, pair_runs, sources
 from largegt.data.ingest import ingest
 from largegt.data.precision import from_bfloat16_bits, to_bfloat16_bits

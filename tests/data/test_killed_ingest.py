@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from graph_helpers import left_behind
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.errors import InputError

@@ -14,15 +14,7 @@ import scipy.sparse
 
 from largegt.data.columns import ColumnOptions
 from largegt.data.ids import as_text, is_text
-from largegt.data.parts import (
-    ArrayEdges,
-    ArrayIds,
-    MatrixFeatures,
-    TableEdges,
-    TableFeatures,
-    TableIds,
-    same_ids,
-)
+from largegt.data.parts import ArrayEdges, ArrayIds, MatrixFeatures, TableEdges, TableFeatures, TableIds, same_ids
 from largegt.data.tables import Table, load_npy
 from largegt.errors import InputError
 

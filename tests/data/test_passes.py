@@ -14,7 +14,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources, tables
 from largegt.data.ingest import ingest
 

@@ -20,7 +20,7 @@ from graph_helpers import left_behind
 from test_killed_ingest import INPUTS, Stop, node_table, rows_in_parquet, strings_in_csv
 
 import largegt
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.workers import Threads
@@ -132,7 +132,7 @@ def test_what_an_engine_refuses(tmp_path: Path) -> None:
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
-from largegt.prepare.engines.ray import RayEngine  # noqa: E402
+from largegt.runtime.ray_engine import RayEngine  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +203,10 @@ def test_workers_that_die_change_nothing(cluster: str, tmp_path: Path) -> None:
 
 DRIVER = """
 import os, signal, sys
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.prepare.engines.ray import RayEngine
+from largegt.runtime.ray_engine import RayEngine
 
 def die(stage, done, total):
     if stage == sys.argv[4] and done:

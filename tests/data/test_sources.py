@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse
 from graph_helpers import SIX_EDGES, edge_sets, left_behind, rows
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.errors import InputError

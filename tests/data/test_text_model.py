@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt import urls
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.column_encoding import Columns
@@ -26,6 +25,7 @@ from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.data.text_model import load_text_model
 from largegt.errors import ConfigError, FormatError, InputError
+from largegt.io import urls
 
 TEXTS = ["bread and butter", "a diesel engine with gears", "soup", "tyres and brakes", "roasted potatoes with salt"]
 

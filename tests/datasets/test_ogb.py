@@ -20,7 +20,7 @@ from largegt.datasets.ogb import ogbn_papers100m, ogbn_products
 from largegt.datasets.registry import ingest_config
 from largegt.errors import InputError
 from largegt.io.array_writer import ArrayWriter
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from run_helpers import one_thread, small  # noqa: F401
 
 PAPERS_FORMS = [
@@ -188,7 +188,7 @@ import sys, threading, time
 import largegt as lg
 from largegt.datasets.ogb import ogbn_papers100m
 from largegt.datasets.registry import ingest_config
-from largegt.memory import held_bytes
+from largegt.runtime.memory import held_bytes
 
 root, small = sys.argv[1:]
 lg.ingest(ogbn_papers100m(small), small + "/store", ingest_config("ogbn-papers100M"), threads=1)

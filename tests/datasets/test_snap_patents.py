@@ -16,7 +16,7 @@ from largegt.data.ingest import ingest
 from largegt.datasets.registry import ingest_config
 from largegt.datasets.snap_patents import even_quantile_classes, snap_patents
 from largegt.errors import InputError
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from run_helpers import one_thread, small  # noqa: F401
 
 YEARS = 1963.0 + np.random.default_rng(5).integers(0, 37, 120)

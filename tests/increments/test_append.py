@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from grown_graphs import grown
 
-from largegt.config import IngestConfig, LocalNodesConfig, PrepareConfig
+from largegt.config.schema import IngestConfig, LocalNodesConfig, PrepareConfig
 from largegt.data import sources
 from largegt.data.append import _Append, append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
+from largegt.data.verification import verify
 from largegt.data.versions import State, clean, earlier_states, touched_since
 from largegt.errors import InputError, LargeGTError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
-from largegt.prepare.pipeline import prepare
-from largegt.verification import verify
+from largegt.preprocessing.pipeline import prepare
 from run_helpers import Killed, left_in, lg, stopped_at  # noqa: F401
 
 OLD_ID = int(grown("integer").ids[3])

@@ -14,14 +14,14 @@ from grown_graphs import Grown, grown
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.store import GraphStore
-from largegt.embed import embed
 from largegt.errors import ConfigError, LargeGTError
+from largegt.inference.embed import embed
+from largegt.inference.predictor import PredictOptions, Predictor, predict
 from largegt.io.remote import folders
-from largegt.predict import PredictOptions, Predictor, predict
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import lg, one_thread, small  # noqa: F401
 
 AWAY = {"num_old": 300, "num_edges": 500}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from grown_graphs import grown
 
-from largegt.config import IngestConfig, PrepareConfig
+from largegt.config.describe import build
+from largegt.config.schema import IngestConfig, PrepareConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
@@ -17,11 +18,10 @@ from largegt.data.versions import State, earlier_states
 from largegt.errors import ConfigError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import folders
-from largegt.prepare.features import NodeFeatures
-from largegt.prepare.incremental import merge
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.settings import build
+from largegt.preprocessing.features import NodeFeatures
+from largegt.preprocessing.incremental import merge
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from run_helpers import stopped_at
 
 K: dict[str, Any] = {"k": 5}

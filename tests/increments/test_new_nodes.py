@@ -16,14 +16,14 @@ from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.errors import LargeGTError
-from largegt.new_nodes import NewNodes, predict_new
-from largegt.predict import PredictOptions, predict
-from largegt.prepare import cutout
-from largegt.prepare.extended import Extended
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.training.loop import train
+from largegt.inference.new_nodes import NewNodes, predict_new
+from largegt.inference.predictor import PredictOptions, predict
+from largegt.preprocessing import subgraph
+from largegt.preprocessing.extended_graph import Extended
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import left_in, lg, one_thread, small  # noqa: F401
 
 
@@ -167,15 +167,15 @@ def test_in_small_segments_and_little_memory_nothing_changes(tmp_path: Path, mon
     graph = grown()
     run = trained(graph, tmp_path)
     whole = predict_new(run, graph.source_of("new"))
-    monkeypatch.setattr("largegt.new_nodes._SEGMENT_NODES", 7)
-    real = cutout.Cutout.__init__
+    monkeypatch.setattr("largegt.inference.new_nodes._SEGMENT_NODES", 7)
+    real = subgraph.Cutout.__init__
 
     def small_cutouts(self: Any, graph: Extended, nodes: Any, directions: Any, hops: int, memory: int) -> None:
         if len(nodes) > 2:
-            raise cutout.TooLargeError("too large")
+            raise subgraph.TooLargeError("too large")
         real(self, graph, nodes, directions, hops, memory)
 
-    monkeypatch.setattr(cutout.Cutout, "__init__", small_cutouts)
+    monkeypatch.setattr(subgraph.Cutout, "__init__", small_cutouts)
     parts = predict_new(run, graph.source_of("new"))
     np.testing.assert_allclose(np.asarray(parts["probability"]), np.asarray(whole["probability"]), atol=1e-6)
     assert parts["label"].equals(whole["label"])

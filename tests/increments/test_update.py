@@ -14,19 +14,19 @@ from grown_graphs import WORDS, Grown, fitted_as, grown
 from test_incremental_prepare import SETTINGS, config
 from test_incremental_prepare import assert_same as assert_same_preparation
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
+from largegt.data.verification import verify
 from largegt.data.versions import earlier_states, labels_as_of, last_changes, touched_since
 from largegt.errors import InputError
+from largegt.inference.predictor import predict
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import remove_folder
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.training.loop import train
-from largegt.verification import verify
+from largegt.preprocessing.pipeline import prepare
+from largegt.training.trainer import train
 from run_helpers import left_in, lg, small, stopped_at  # noqa: F401
 
 CHANGED = np.array([7, 3, 140, 12, 99, 0])

@@ -13,8 +13,8 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 from crash import Zygote
 
-from largegt.config import Config
-from largegt.training.loop import train
+from largegt.config.schema import Config
+from largegt.training.trainer import train
 from run_helpers import FULL, easy_store
 
 

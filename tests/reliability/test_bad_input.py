@@ -29,13 +29,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from largegt.config import Config, IngestConfig
+from largegt.config.describe import parse_overrides, seconds, setting_names
+from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError, machine_refusal
-from largegt.memory import parse_bytes
-from largegt.settings import parse_overrides, seconds, setting_names
+from largegt.runtime.memory import parse_bytes
 from run_helpers import Cli
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
+from largegt.data.verification import verify
 from largegt.errors import FormatError
+from largegt.inference.predictor import predict
 from largegt.io import checksums
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.checksums import BlockDigests, file_checksum
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.run import Run
-from largegt.verification import verify
+from largegt.training.trainer import train
 from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array, stopped_at  # noqa: F401
 
 _BENCH = Path(__file__).parents[2] / "bench" / "flip.py"

@@ -23,7 +23,12 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from largegt.config import Config
+from largegt.auto.tuning.output import Tuned, _markdown
+from largegt.auto.tuning.page import write_tuning_page
+from largegt.auto.tuning.space import Choices, Space
+from largegt.auto.tuning.study import Trial
+from largegt.cli.inspection import inspect
+from largegt.config.schema import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
 from largegt.data.splits import npz_splits
@@ -34,21 +39,16 @@ from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.experiments.figures import bars
 from largegt.experiments.output import Cell, Table
 from largegt.experiments.page import page as experiment_page
-from largegt.inspection import inspect
+from largegt.inference.predictor import predict
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
-from largegt.predict import predict
-from largegt.prepare.local_nodes import local_nodes
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.report.page import report
-from largegt.report.style import SCRIPT
-from largegt.training.loop import train
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.preprocessing.sampling.local_nodes import local_nodes
+from largegt.reporting.page import report
+from largegt.reporting.style import SCRIPT
 from largegt.training.run import Run
-from largegt.tuning.output import Tuned, _markdown
-from largegt.tuning.page import write_tuning_page
-from largegt.tuning.space import Choices, Space
-from largegt.tuning.study import Trial
+from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401
     FULL,
     SMALL,

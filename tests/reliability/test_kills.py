@@ -15,7 +15,7 @@ from crash import Field, Zygote, stages
 
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import write_text_atomically
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from run_helpers import array_path, easy_store, final, left_in, one_thread, small, stopped_at  # noqa: F401
 
 KILLS = {"ingest": 3, "prepare": 3, "train": 2, "predict": 2}

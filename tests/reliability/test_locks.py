@@ -151,10 +151,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) -> None:
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
-    from largegt.config import Config
+    from largegt.config.schema import Config
     from largegt.data.store import GraphStore
-    from largegt.prepare.cache_key import prepared_path
-    from largegt.training.loop import train
+    from largegt.preprocessing.cache_key import prepared_path
+    from largegt.training.trainer import train
 
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
     run = train(store, small("train.epochs=1"), tmp_path / "made")

@@ -12,11 +12,11 @@ from crash import Zygote
 
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
-from largegt.predict import predict
-from largegt.prepare.prepared import Prepared
+from largegt.inference.predictor import predict
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import easy_store, final, left_in, one_thread, prepared_folder, small  # noqa: F401
 
 

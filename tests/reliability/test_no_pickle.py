@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.sources import files
 from largegt.data.splits import npz_splits
 from largegt.datasets.ogb import ogbn_products
 from largegt.datasets.snap_patents import snap_patents
 from largegt.errors import LargeGTError
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import SMALL, easy_store
 
 ROOT = Path(__file__).parents[2]
 
 BETWEEN_OWN_PROCESSES = {
-    "src/largegt/prepare/engines/ray.py": "calls and results between its own processes, as Ray itself sends them",
+    "src/largegt/runtime/ray_engine.py": "calls and results between its own processes, as Ray itself sends them",
 }
 """Modules that may pickle, and why: none of them reads a file."""
 

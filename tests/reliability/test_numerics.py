@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
-from largegt.predict import predict
-from largegt.prepare.local_nodes import sample
-from largegt.prepare.pipeline import prepare
-from largegt.ranks import ALONE
-from largegt.tokens.input_tokens import TokenBatch
-from largegt.tokens.loader import token_batches
-from largegt.training import loop
+from largegt.inference.predictor import predict
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import token_batches
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.sampling.local_nodes import sample
+from largegt.runtime.distributed import ALONE
+from largegt.training import trainer
 from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
-from largegt.training.numerics import Losses, about_steps, likely_cause, num_spikes
+from largegt.training.nan_check import Losses, about_steps, likely_cause, num_spikes
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import Cli, easy_store, history, homophilous, one_thread, refusal, small, thirds  # noqa: F401
 
 NUM_NODES = 60
@@ -293,7 +293,7 @@ def test_a_prediction_that_is_no_number_is_no_label(tmp_path: Path) -> None:
     with torch.no_grad():
         next(weights.parameters()).fill_(torch.nan)
     with replacing(run.path) as folder:
-        loop.save_weights(folder / "model.safetensors", weights)
+        trainer.save_weights(folder / "model.safetensors", weights)
     assert "since its weights are not: train it again" in refusal(lambda: predict(run, tmp_path / "p.csv"))
     assert "names the first node" in refusal(lambda: evaluate(run, "train"))
 

@@ -10,8 +10,8 @@ import torch
 
 import largegt as lg
 from largegt.errors import ConfigError
-from largegt.ranks import ALONE
-from largegt.training.numerics import Losses
+from largegt.runtime.distributed import ALONE
+from largegt.training.nan_check import Losses
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from crash import Ended, Field, Stage, Zygote
 
-import largegt.stopping as home
+import largegt.runtime.signals as home
 from run_helpers import left_in
 
 LIMIT_S = 120
@@ -100,7 +100,7 @@ def test_a_second_signal_ends_it_at_once(field: Field) -> None:
     """Even where cleaning up takes its time."""
     script = """
 import os, signal, time
-from largegt.stopping import listen
+from largegt.runtime.signals import listen
 listen()
 try:
     os.kill(os.getpid(), signal.SIGINT)
@@ -122,7 +122,7 @@ def test_a_second_signal_ends_native_code(number: int) -> None:
     """The first one waits for Python code to run. A call by PyDLL keeps the GIL, so no other thread runs either."""
     script = """
 import ctypes
-from largegt.stopping import listen
+from largegt.runtime.signals import listen
 listen()
 lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
 lock(mutex)
@@ -144,7 +144,8 @@ lock(mutex)
 
 def test_a_launched_process_ends_with_its_parent(tmp_path: Path) -> None:
     child = (
-        "import os, time; from largegt.stopping import end_with_parent; end_with_parent(int(os.environ['PARENT'])); "
+        "import os, time; from largegt.runtime.signals import end_with_parent; "
+        "end_with_parent(int(os.environ['PARENT'])); "
         "print(os.getpid(), flush=True); time.sleep(600)"
     )
     parent = (

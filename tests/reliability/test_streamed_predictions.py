@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from largegt.config import IngestConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import DiskError, InputError
-from largegt.predict import PredictOptions, Predictor, predict
-from largegt.prediction_files import PredictionFile
-from largegt.ranks import Ranks
+from largegt.inference.predictor import PredictOptions, Predictor, predict
+from largegt.inference.writers import PredictionFile
+from largegt.runtime.distributed import Ranks
 from largegt.training.evaluate import Scorer
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import Cli, Killed, homophilous, left_in, one_thread, small, stopped_at, thirds  # noqa: F401
 
 streaming: Any = sys.modules[predict.__module__]

@@ -20,13 +20,12 @@ import pytest
 
 import largegt as library
 from bucket_helpers import forget_connections, serving
-from largegt import urls
 from largegt.data.files import RemoteFile, expand, facts_of
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.io import remote
-from largegt.prepare.redis_lists import RedisLists, load_lists, split_login
-from largegt.training.loop import train
+from largegt.io import remote, urls
+from largegt.preprocessing.sampling.redis_lists import RedisLists, load_lists, split_login
+from largegt.training.trainer import train
 from run_helpers import easy_store, one_thread, refusal, small  # noqa: F401
 
 PASSWORD = "hunter2"

@@ -25,16 +25,16 @@ from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
+from largegt.data.verification import verify
 from largegt.data.versions import clean, register, registered
+from largegt.inference.predictor import predict
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
-from largegt.verification import verify
+from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401
     SMALL,
     Cli,

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from largegt import streams
-from largegt.config import TrainConfig
+from largegt.config.schema import TrainConfig
 from largegt.io import remote
-from largegt.runtime import hardware, probes
+from largegt.runtime import cuda_streams, hardware, probes
 from largegt.runtime.hardware import Ability
 from largegt.training.setup import is_worth_compiling
 
@@ -130,12 +129,12 @@ def test_no_probe_is_started_where_nothing_needs_one(use_probe: UseProbe) -> Non
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("memory can be pinned here")
-    monkeypatch.setattr(streams, "_pins", True)
+    monkeypatch.setattr(cuda_streams, "_pins", True)
     with pytest.warns(UserWarning, match="since no memory is pinned"):
-        assert streams.pinned_buffer((2, 3), torch.float16).shape == (2, 3)
+        assert cuda_streams.pinned_buffer((2, 3), torch.float16).shape == (2, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert streams.pinned_buffer((4,), torch.float32).dtype == torch.float32
+        assert cuda_streams.pinned_buffer((4,), torch.float32).dtype == torch.float32
 
 
 def test_a_probe_leaves_no_core_file_and_needs_no_home(tmp_path: Path) -> None:

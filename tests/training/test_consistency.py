@@ -11,9 +11,9 @@ import torch
 
 import largegt as lg
 from largegt.errors import ConfigError
-from largegt.prepare.prepared import Prepared, sample_rows
-from largegt.ranks import Ranks
-from largegt.tokens.loader import TokenLoader
+from largegt.loader.loader import TokenLoader
+from largegt.preprocessing.prepared import Prepared, sample_rows
+from largegt.runtime.distributed import Ranks
 from largegt.training.batches import EpochBatches, check_consistency
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader

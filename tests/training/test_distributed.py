@@ -25,21 +25,21 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from largegt import ranks as ranks_module
-from largegt.config import CodebookConfig, Config
+from largegt.config.schema import CodebookConfig, Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.model.codebook import Codebook
-from largegt.model.largegt import BatchNorm
-from largegt.predict import predict
-from largegt.ranks import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
-from largegt.training import loop
+from largegt.inference.predictor import predict
+from largegt.models.largegt.codebook import Codebook
+from largegt.models.largegt.model import BatchNorm
+from largegt.runtime import distributed as ranks_module
+from largegt.runtime.distributed import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
+from largegt.training import trainer
 from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
-from largegt.training.loop import train
 from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
+from largegt.training.trainer import train
 from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small  # noqa: F401
 
@@ -101,7 +101,7 @@ def work(rank: int, folder: Path, store_path: Path, port: int) -> None:
 def _trained(store: GraphStore, folder: Path, name: str) -> list[str]:
     """Train, and the digest of the model's whole state after every step. Keeps the checkpoint of each epoch."""
     digests: list[str] = []
-    real_step, real_save = TrainingStep.__call__, loop.save_checkpoint
+    real_step, real_save = TrainingStep.__call__, trainer.save_checkpoint
 
     def step(self: TrainingStep, *args: Any) -> None:
         real_step(self, *args)
@@ -112,11 +112,11 @@ def _trained(store: GraphStore, folder: Path, name: str) -> list[str]:
         real_save(path, state, progress)
         shutil.copy(path, folder / name / f"epoch{progress.epoch}.pt")
 
-    TrainingStep.__call__, loop.save_checkpoint = step, save  # type: ignore[method-assign]
+    TrainingStep.__call__, trainer.save_checkpoint = step, save  # type: ignore[method-assign]
     try:
         train(store, config_of(name), folder / name)
     finally:
-        TrainingStep.__call__, loop.save_checkpoint = real_step, real_save  # type: ignore[method-assign]
+        TrainingStep.__call__, trainer.save_checkpoint = real_step, real_save  # type: ignore[method-assign]
     return digests
 
 
@@ -369,7 +369,7 @@ def test_a_checkpoint_of_two_goes_on_on_one(store: GraphStore, ones: Path, twos:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(loop.__file__).parents[2])}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(trainer.__file__).parents[2])}
     command = [sys.executable, "-m", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

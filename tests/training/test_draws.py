@@ -14,15 +14,15 @@ import torch
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.experiments.reproduce import reproduce
-from largegt.predict import predict
-from largegt.prepare.local_nodes import sample
-from largegt.prepare.pipeline import prepare
-from largegt.report.groups import open_runs
-from largegt.report.settings import listing
-from largegt.tokens.loader import token_batches
+from largegt.inference.predictor import predict
+from largegt.loader.loader import token_batches
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.sampling.local_nodes import sample
+from largegt.reporting.groups import open_runs
+from largegt.reporting.settings import listing
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, easy_store, history, one_thread, small, thirds  # noqa: F401
 
 DRAWS = 3

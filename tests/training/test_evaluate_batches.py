@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import largegt as lg
-from largegt.tokens.loader import TokenLoader
-from largegt.tokens.table import TokenTable
+from largegt.loader.loader import TokenLoader
+from largegt.loader.table import TokenTable
 from run_helpers import easy_store, one_thread, small  # noqa: F401
 
 

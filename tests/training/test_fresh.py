@@ -12,7 +12,7 @@ import torch
 
 import largegt as lg
 from largegt.errors import ConfigError
-from largegt.prepare.prepared import sample_rows
+from largegt.preprocessing.prepared import sample_rows
 from largegt.training.metrics import TaskHead
 from run_helpers import easy_store, small, stopped_at
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> lg.GraphStore:
 
 
 def test_every_epoch_trains_on_another_sample(store: lg.GraphStore, tmp_path: Path, monkeypatch: Any) -> None:
-    from largegt.tokens.loader import TokenLoader
+    from largegt.loader.loader import TokenLoader
 
     seen: list[torch.Tensor] = []
     real = TokenLoader.batches

@@ -10,7 +10,7 @@ import pytest
 
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.training.loop import train
+from largegt.training.trainer import train
 from run_helpers import easy_store, final, history, left_in, one_thread, small  # noqa: F401
 
 pytest.importorskip("ray.train.torch", reason="Ray Train is not installed", exc_type=ImportError)

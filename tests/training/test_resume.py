@@ -16,15 +16,15 @@ import torch
 
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.training import loop
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.training import trainer
 from largegt.training.accelerator import Accelerator
 from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.log import RunLog
-from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small, stopped_at  # noqa: F401
 
 # dropout, batch norm, the codebook and a schedule: everything that has a state
@@ -60,10 +60,10 @@ def same(one: Path, other: Path) -> None:
         (TaskHead, "loss", 2),  # in the first epoch: no checkpoint yet
         (TaskHead, "loss", 14),  # in the middle of an epoch
         (Scorer, "scores", 5),  # before validation
-        (loop, "save_weights", 2),  # before the best weights
+        (trainer, "save_weights", 2),  # before the best weights
         (RunLog, "add", 5),  # between weights and log
-        (loop, "save_checkpoint", 2),  # between log and checkpoint
-        (loop.Trainer, "finish", 1),  # after the last epoch
+        (trainer, "save_checkpoint", 2),  # between log and checkpoint
+        (trainer.Trainer, "finish", 1),  # after the last epoch
     ],
 )
 def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(
@@ -106,7 +106,7 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4)
         return Accelerator(torch.device("cpu"), "16-mixed", scaler)
 
-    monkeypatch.setattr(loop, "make_accelerator", in_float16)
+    monkeypatch.setattr(trainer, "make_accelerator", in_float16)
     config = small("train.epochs=4")
     alone = train(prepared, config, tmp_path / "alone")
     with stopped_at(Scorer, "scores", 3):
@@ -123,7 +123,7 @@ def test_a_run_really_killed_and_resumed_equals_one_left_alone(
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(loop.__file__).parents[2]),
+        "PYTHONPATH": str(Path(trainer.__file__).parents[2]),
     }
     command = [sys.executable, "-m", "largegt", "train"]
     arguments = [str(store.path), "--recipe", "plain", *(part for item in overrides for part in ("--set", item))]
@@ -186,7 +186,7 @@ def test_tensorboard_shows_each_epoch_once_after_a_resume(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", fail)
+        patch.setattr(trainer, "save_checkpoint", fail)
         with pytest.raises(Killed):
             train(prepared, small(), tmp_path / "run")
     time.sleep(1.1)  # event files are named by the second

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.baselines.feature_models import MLP
-from largegt.config import Config, ModelConfig, TrainConfig
+from largegt.config.schema import Config, ModelConfig, TrainConfig
 from largegt.errors import ConfigError
-from largegt.model.largegt import LargeGT
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.models.baselines.feature_models import MLP
+from largegt.models.largegt.model import LargeGT
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.accelerator import make_accelerator, precision_of
 from largegt.training.evaluate import evaluate
-from largegt.training.loop import train
 from largegt.training.setup import build_model, make_loader, make_optimizer, set_learning_rate
+from largegt.training.trainer import train
 from run_helpers import easy_store, history, one_thread, small  # noqa: F401
 
 

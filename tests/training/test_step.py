@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
-from largegt.prepare.pipeline import prepare
-from largegt.tokens.loader import token_batches
+from largegt.loader.loader import token_batches
+from largegt.preprocessing.pipeline import prepare
 from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead

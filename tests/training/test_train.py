@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.inference.predictor import predict
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import Scorer, evaluate, majority_scores
-from largegt.training.loop import train
 from largegt.training.run import Run
+from largegt.training.trainer import train
 from run_helpers import (
     easy_store,
     final,

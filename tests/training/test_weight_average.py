@@ -13,16 +13,16 @@ from torch import nn
 
 from largegt.data.store import GraphStore
 from largegt.errors import FormatError
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
-from largegt.training import loop
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.training import trainer
 from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
 from largegt.training.ema import WeightAverage
 from largegt.training.evaluate import Scorer, evaluate
-from largegt.training.loop import train
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.step import TrainingStep
+from largegt.training.trainer import train
 from run_helpers import easy_store, final, history, one_thread, small, stopped_at  # noqa: F401
 
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
@@ -151,9 +151,9 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
     [
         (TaskHead, "loss", 8),  # in the middle of an epoch
         (Scorer, "scores", 3),  # with the averaged weights in place
-        (loop, "save_weights", 2),
-        (loop, "save_checkpoint", 2),
-        (loop.Trainer, "finish", 1),
+        (trainer, "save_weights", 2),
+        (trainer, "save_checkpoint", 2),
+        (trainer.Trainer, "finish", 1),
     ],
 )
 def test_a_resumed_run_has_the_same_bits(

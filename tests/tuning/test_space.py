@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from largegt.config import Config, ModelConfig
+from largegt.auto.tuning.space import SPACES, Choices, Range, make_space, text_of, value_of
+from largegt.config.recipes import recipe_for
+from largegt.config.schema import Config, ModelConfig
 from largegt.errors import ConfigError
-from largegt.prepare.pipeline import prepare
-from largegt.recipe import recipe_for
+from largegt.preprocessing.pipeline import prepare
 from largegt.training.setup import build_model
-from largegt.tuning.space import SPACES, Choices, Range, make_space, text_of, value_of
 from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
 

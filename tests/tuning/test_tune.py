@@ -15,16 +15,16 @@ import optuna
 import pytest
 
 import largegt
-from largegt.config import Config
+from largegt.auto.tuning import tune as module
+from largegt.auto.tuning.output import Tuned
+from largegt.auto.tuning.tune import tune
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.io.locks import Lock
-from largegt.prepare.prepared import Prepared
-from largegt.training.loop import train
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.run import Run
-from largegt.tuning import tune as module
-from largegt.tuning.output import Tuned
-from largegt.tuning.tune import tune
+from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, Killed, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 BASE = [*(item for item in SMALL if not item.startswith("train.learning")), "train.epochs=2"]

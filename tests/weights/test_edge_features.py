@@ -11,16 +11,16 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from largegt.config import Config, IngestConfig
+from largegt.cli.inspection import inspect
+from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.data.workers import Threads
 from largegt.errors import ConfigError, FormatError, InputError
-from largegt.inspection import inspect
 from largegt.io.array_writer import ArrayWriter
-from largegt.prepare.pipeline import prepare
-from largegt.training.loop import train
+from largegt.preprocessing.pipeline import prepare
+from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
 

@@ -13,14 +13,14 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from largegt.config import IngestConfig
+from largegt.cli.inspection import inspect
+from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.kernels import SUM_BLOCK
 from largegt.data.store import GraphStore
 from largegt.data.workers import Threads
 from largegt.errors import FormatError, InputError
-from largegt.inspection import inspect
 from largegt.io.array_writer import ArrayWriter
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes

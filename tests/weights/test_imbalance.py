@@ -12,17 +12,17 @@ from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
-from largegt.config import Config
+from largegt.config.schema import Config
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.predict import predict
-from largegt.prepare.pipeline import prepare
-from largegt.report.page import report
-from largegt.training.loop import train
+from largegt.inference.predictor import predict
+from largegt.preprocessing.pipeline import prepare
+from largegt.reporting.page import report
 from largegt.training.metrics import Scores, TaskHead
 from largegt.training.run import Run
+from largegt.training.trainer import train
 
 FAST = ["prepare.local_nodes.k=4", "prepare.positions.method=none", "model.name=largegt-local", "model.hidden=16",
         "train.batch_size=256", "train.learning_rate=0.005"]  # fmt: skip

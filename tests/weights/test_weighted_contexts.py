@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config import Config, IngestConfig
+from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.prepare.engines.engine import Engine
-from largegt.prepare.pipeline import prepare
-from largegt.prepare.prepared import Prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.engine import Engine
 from oracles import context
 from oracles.weighted import along, token_rows, weight_matrix
 

@@ -14,9 +14,9 @@ from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
-from largegt.prepare.local_nodes import _weighted, local_nodes
-from largegt.prepare.neighbor_lists import MappedCSR
-from largegt.prepare.weighted_sampler import weighted_rows
+from largegt.preprocessing.sampling.local_nodes import _weighted, local_nodes
+from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
+from largegt.preprocessing.sampling.weighted import weighted_rows
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood
 from oracles.statistics import fit_p
 from oracles.weighted import along, set_chances, walk_chances, weight_matrix

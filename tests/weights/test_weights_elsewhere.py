@@ -19,7 +19,7 @@ import largegt as lg
 from largegt.cli import app
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
-from largegt.store_cache import GraphInput
+from largegt.integrations.store_cache import GraphInput
 
 FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "plain", "random_state": 0}
 

@@ -16,11 +16,12 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__
-from ..errors import AGAIN, DiskError, InputError, LargeGTError, machine_refusal
-from ..memory import check_address_space
-from ..stopping import end_with_parent, exit_code, listen
-from ..text import printable
+from largegt import __version__
+from largegt.errors import AGAIN, DiskError, InputError, LargeGTError, machine_refusal
+from largegt.runtime.memory import check_address_space
+from largegt.runtime.signals import end_with_parent, exit_code, listen
+from largegt.runtime.text import printable
+
 from .show import say, say_stderr
 
 _how_to_go_on: list[Callable[[], str]] = []
@@ -166,7 +167,7 @@ def _stopped(error: KeyboardInterrupt) -> int:
     is_launched = "LARGEGT_LAUNCHED" in os.environ
     if not is_launched:
         say_stderr(f"stopped: {_how_to_go_on[-1]() if _how_to_go_on else AGAIN}")
-    ranks = sys.modules.get("largegt.ranks")
+    ranks = sys.modules.get("largegt.runtime.distributed")
     if is_launched or (ranks is not None and ranks.is_joined()):
         _leave_at_once(code)
     return code
@@ -175,7 +176,7 @@ def _stopped(error: KeyboardInterrupt) -> int:
 def _leave_ranks(error: Exception) -> None:
     """A rank that fails leaves at once: an orderly end would wait for the others, which wait for it. That it only
     misses another one is said in a line, but by the first one only if nobody launched them all and will say it."""
-    ranks = sys.modules.get("largegt.ranks")
+    ranks = sys.modules.get("largegt.runtime.distributed")
     if ranks is None or not ranks.is_joined():
         return
     code = 2 if isinstance(error, LargeGTError) else 1

@@ -21,7 +21,7 @@ def _beginning(incomplete: str, every: Iterable[tuple[str, str]]) -> Offers:
 
 def recipes(incomplete: str) -> Offers:
     """Recipes that come with the package, and .toml files here."""
-    from ..recipe import AUTO, recipe_about
+    from largegt.config.recipes import AUTO, recipe_about
 
     found = sorted(str(file) for file in Path().glob(f"{_literal(incomplete)}*.toml"))
     files = [(name, "a file of yours") for name in found if name.isprintable()]
@@ -34,21 +34,21 @@ def _literal(text: str) -> str:
 
 
 def models(incomplete: str) -> Offers:
-    from ..types import MODEL_NAMES
+    from largegt.types import MODEL_NAMES
 
     return _beginning(incomplete, [(name, "") for name in MODEL_NAMES])
 
 
 def datasets(incomplete: str) -> Offers:
-    from ..datasets.registry import DATASETS
+    from largegt.datasets.registry import DATASETS
 
     return _beginning(incomplete, [(one.name, one.description) for one in DATASETS.values()])
 
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
-    from ..config import Config, IngestConfig
-    from ..settings import describe_settings
+    from largegt.config.describe import describe_settings
+    from largegt.config.schema import Config, IngestConfig
 
     of_ingest = context.info_name in ("ingest", "synthesize")
     every = describe_settings(IngestConfig if of_ingest else Config)

@@ -10,8 +10,9 @@ from typing import Any
 
 import typer
 
-from ..errors import ConfigError
-from ..text import quoted
+from largegt.errors import ConfigError
+from largegt.runtime.text import quoted
+
 from . import show
 from .app import goes_on
 from .options import ConfigOptions, EngineOptions, Files, NodeFiles, ingest_overrides, verb
@@ -59,8 +60,8 @@ def ingest(
             like.
         text_model: Local sentence-transformers model that embeds text; by default words are hashed.
     """
-    from ..data import sources
-    from ..data.ingest import ingest as run_ingest
+    from largegt.data import sources
+    from largegt.data.ingest import ingest as run_ingest
 
     edges = [*(edge_files or []), *(edges or [])]
     if not edges:
@@ -106,9 +107,9 @@ def append(
         out: Write a new store here; STORE itself is replaced if not given.
         update: Rows with known ids replace the labels, split or features of these nodes.
     """
-    from ..data.append import append as run_append
-    from ..data.append import found_store
-    from ..data.versions import last_changes
+    from largegt.data.append import append as run_append
+    from largegt.data.append import found_store
+    from largegt.data.versions import last_changes
 
     there = found_store(out or store)
     before = None if there is None else there.fingerprint
@@ -139,7 +140,7 @@ def inspect(path: Path, *, verify: bool = False, trust_remote: bool = False) -> 
     """
     if not verify:
         return show.folder(path)
-    from ..verification import verify as run_verify
+    from largegt.data.verification import verify as run_verify
 
     with show.progress() as progress:
         found = run_verify(path, progress)
@@ -171,13 +172,13 @@ def prepare(
         neighbors: Sample from lists in Redis, redis://host:port/name; see redis-load.
         dry_run: Only say what it would take: disk, memory, rough time.
     """
-    from ..data.store import GraphStore
-    from ..prepare.pipeline import prepare as run_prepare
+    from largegt.data.store import GraphStore
+    from largegt.preprocessing.pipeline import prepare as run_prepare
 
     opened = GraphStore.open(store)
     config = configuration.config(opened).preparation
     if dry_run:
-        from ..prepare.estimate import estimate
+        from largegt.preprocessing.estimate import estimate
 
         found = estimate(opened, config, work.memory, threads).as_dict()
         return Result(found, lambda: show.preparation(found, f"To prepare {opened.place}"))
@@ -208,10 +209,10 @@ def clean(store: Path, *, drop: list[Path] | None = None, dry_run: bool = False)
         drop: Release the version that this run was trained on. Repeat as needed.
         dry_run: Only say what would be removed.
     """
-    from ..data.versions import clean as run_clean
-    from ..data.versions import release
-    from ..io.remote import is_url, shown
-    from ..memory import format_bytes
+    from largegt.data.versions import clean as run_clean
+    from largegt.data.versions import release
+    from largegt.io.remote import is_url, shown
+    from largegt.runtime.memory import format_bytes
 
     place = shown(store) if is_url(store) else store
     for run in drop or []:
@@ -244,15 +245,15 @@ def redis_load(store: Path, url: str, *, direction: str = "both") -> Result:
         url: Where to: redis://host:port/name, with a name of your choice.
         direction: The prepare.local_nodes.direction to be sampled along: both, out or in.
     """
-    from ..data.store import GraphStore
-    from ..prepare.redis_lists import load_lists
-    from ..types import OPPOSITE
+    from largegt.data.store import GraphStore
+    from largegt.preprocessing.sampling.redis_lists import load_lists
+    from largegt.types import OPPOSITE
 
     if direction not in OPPOSITE:
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(OPPOSITE)}")
     opened = GraphStore.open(store)
     with show.progress() as progress:
-        lists = load_lists(opened, url, direction, progress)  # type: ignore[arg-type]
+        lists = load_lists(opened, url, direction, progress)
     next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(lists.url)}"
     line = f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}"
     facts = {"url": lists.url, "num_nodes": lists.num_nodes, "direction": direction}

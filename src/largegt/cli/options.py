@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from ..errors import ConfigError, nearest
+from largegt.errors import ConfigError, nearest
+
 from . import completion, show
 from .app import app
 
@@ -26,7 +27,7 @@ Verb = TypeVar("Verb", bound=Callable[..., show.Result | None])
 
 def _checked_memory(memory: str | None) -> str | None:
     """Refuse a wrong size before any work."""
-    from ..memory import memory_budget
+    from largegt.runtime.memory import memory_budget
 
     memory_budget(memory)
     return memory
@@ -178,8 +179,8 @@ class ConfigOptions:
     def config(self, store: Any, overrides: Iterable[str] = (), devices: int = 1) -> Any:
         """The recipe that is named, or the model's own, with --set and `overrides` on top; --model is the last word on
         model.name. Prints what `auto` chooses for so many devices."""
-        from ..auto import config_for
-        from ..recipe import recipe_for
+        from largegt.auto.choose import config_for
+        from largegt.config.recipes import recipe_for
 
         self.check()
         own = recipe_for(self.model, self.original) if self.model else "default"
@@ -213,8 +214,8 @@ class EngineOptions:
 
     def make(self, progress: Any, threads: int | None = None, neighbors: str | None = None) -> Any:
         """The engine to prepare with."""
-        from ..memory import memory_budget, parse_bytes
-        from ..prepare.engines.engine import Engine
+        from largegt.runtime.engine import Engine
+        from largegt.runtime.memory import memory_budget, parse_bytes
 
         if self.is_local:
             if self.address is not None or self.shards is not None:
@@ -222,7 +223,7 @@ class EngineOptions:
             return Engine(memory_budget(self.memory), threads, progress, neighbors)
         if threads is not None:
             raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
-        from ..prepare.engines.ray import TASK_BYTES, RayEngine
+        from largegt.runtime.ray_engine import TASK_BYTES, RayEngine
 
         task_bytes = parse_bytes(self.memory) if self.memory else TASK_BYTES
         return RayEngine(self.address, self.shards, task_bytes, progress, neighbors)
@@ -295,8 +296,8 @@ class Files(NodeFiles):
 
 def ingest_overrides(settings: list[str] | None) -> Any:
     """An IngestConfig of what --set says, with or without `ingest.` before a name."""
-    from ..config import IngestConfig
-    from ..settings import parse_overrides
+    from largegt.config.describe import parse_overrides
+    from largegt.config.schema import IngestConfig
 
     return parse_overrides(IngestConfig, [item.removeprefix("ingest.") for item in settings or []])
 
@@ -304,8 +305,8 @@ def ingest_overrides(settings: list[str] | None) -> Any:
 def launch_ranks(devices: int, advice: Callable[[], str]) -> bool:
     """With --devices, run this command in as many processes instead, and end. Whether this is one of them that shows
     nothing: any but the first."""
-    from ..ranks import check_devices, is_first_here
-    from ..training.launch import launch
+    from largegt.runtime.distributed import check_devices, is_first_here
+    from largegt.training.launch import launch
 
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], advice))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import AGAIN, ConfigError
+from largegt.errors import AGAIN, ConfigError
+
 from . import show
 from .options import Columns, launch_ranks, verb
 from .show import Result
@@ -38,9 +39,9 @@ def predict(
         new_features: With --new-nodes or without it: features apart, as ingest takes them.
         csv_safe: In a .csv: put ' before text that a spreadsheet would run as a formula.
     """
-    from ..new_nodes import NewNodes
-    from ..predict import PredictOptions, Predictor
-    from ..prediction_files import check_prediction_file
+    from largegt.inference.new_nodes import NewNodes
+    from largegt.inference.predictor import PredictOptions, Predictor
+    from largegt.inference.writers import check_prediction_file
 
     check_prediction_file(out, overwrite)
     if csv_safe and out.suffix != ".csv":
@@ -99,9 +100,9 @@ def embed(
         nearest: Write nothing: show the nodes nearest to this one.
         top: With --nearest: so many.
     """
-    from ..embed import SUFFIXES, Embedding, nearest_nodes
-    from ..predict import PredictOptions
-    from ..prediction_files import check_prediction_file
+    from largegt.inference.embed import SUFFIXES, Embedding, nearest_nodes
+    from largegt.inference.predictor import PredictOptions
+    from largegt.inference.writers import check_prediction_file
 
     how: dict[str, Any] = {"split": split, "device": device, "draws": draws, "memory": memory}
     if nearest is not None:
@@ -140,8 +141,8 @@ def explain(
         label: The class or label to explain; else what is predicted.
         top: Rows of each table.
     """
-    from ..explain.files import check_explanation_file, write_explanation
-    from ..explain.node import explain as run_explain
+    from largegt.explanation.files import check_explanation_file, write_explanation
+    from largegt.explanation.node import explain as run_explain
 
     if out is not None:
         check_explanation_file(out, overwrite)
@@ -173,7 +174,7 @@ def report(
         analysis: Predict test nodes with the best run of every model, to show where it errs.
         max_nodes: Test nodes to look at, at most.
     """
-    from ..report.page import report as run_report
+    from largegt.reporting.page import report as run_report
 
     with show.progress() as progress:
         page = run_report(runs, out, title, look_into=analysis, max_nodes=max_nodes, device=device, progress=progress)

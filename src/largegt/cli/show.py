@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..text import clipped, printable, quoted
+from largegt.runtime.text import clipped, printable, quoted
 
 _MANY_STEPS = 100
 _LONG_NAME = 80
@@ -39,7 +39,7 @@ def result(found: Result) -> None:
 
 
 def progress(quiet: bool = False) -> Any:
-    from ..progress import console_progress
+    from largegt.runtime.progress import console_progress
 
     return console_progress(quiet or is_json)
 
@@ -121,8 +121,9 @@ def folder(
     path: Path | str, estimate: bool = True, found: dict[str, Any] | None = None, before: Sequence[str] = ()
 ) -> Result:
     """What a store, a preparation or a run holds, and what was `found` in it besides; lines to print `before`."""
-    from ..inspection import inspect
-    from ..io.remote import is_url, local_path, shown
+    from largegt.io.remote import is_url, local_path, shown
+
+    from .inspection import inspect
 
     path = shown(local_path(path)) if is_url(path) else path
     named = inspect(path, estimate=estimate) | (found or {})
@@ -150,7 +151,7 @@ def _folder(path: Path | str, named: dict[str, Any], before: Sequence[str]) -> N
 
 def preparation(found: dict[str, Any], title: str) -> None:
     """What a preparation will take, stage by stage."""
-    from ..memory import format_bytes
+    from largegt.runtime.memory import format_bytes
 
     if found["already_prepared"]:
         say("It is prepared already; this is what it would take again.")
@@ -191,8 +192,8 @@ def tuned(found: Any) -> None:
 
 def note_stale(store: Any, config: Any) -> None:
     """Which settings differ from an earlier preparation, before a new one is made."""
-    from ..prepare.cache_key import is_prepared
-    from ..prepare.prepared import stale_note
+    from largegt.preprocessing.cache_key import is_prepared
+    from largegt.preprocessing.prepared import stale_note
 
     if not is_json and not is_prepared(store, config) and (note := stale_note(store, config)):
         say_stderr(f"note: {note}; preparing what changed")
@@ -202,7 +203,7 @@ def note_few_steps(store: Any, config: Any) -> None:
     """That a training whose batches hold all there is ends before it has learned much."""
     num_nodes, train = len(store.splits["train"]), config.train
     if not is_json and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
-        from ..auto import small_batch
+        from largegt.auto.choose import small_batch
 
         advice = f"--set train.batch_size={small_batch(num_nodes)}"
         if config.model.name.startswith("largegt"):
@@ -221,7 +222,7 @@ def note_first_run() -> None:
     """At a terminal: why the first run on a machine begins slowly."""
     if is_json or not sys.stderr.isatty():
         return
-    from ..doctor import is_compiled, kernel_folder
+    from .doctor import is_compiled, kernel_folder
 
     kept_in = kernel_folder()
     if kept_in is not None and not is_compiled(kept_in):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import typer
 
-from .. import __version__
-from ..errors import ConfigError, nearest
-from ..text import quoted
+from largegt import __version__
+from largegt.errors import ConfigError, nearest
+from largegt.runtime.text import quoted
+
 from . import show
 from .app import app, goes_on
 from .options import ingest_overrides, verb
@@ -42,8 +43,8 @@ def synthesize(
         scale: How large, in units of the dataset: 0.01 is a hundredth of its nodes and edges.
         seed: Another seed is another graph of the same kind.
     """
-    from ..datasets.synthetic import ingest_config
-    from ..datasets.synthetic import synthesize as make_store
+    from largegt.datasets.synthetic import ingest_config
+    from largegt.datasets.synthetic import synthesize as make_store
 
     config = ingest_config(like, **ingest_overrides(settings).model_dump(exclude_unset=True))
     with show.progress() as progress:
@@ -62,7 +63,7 @@ def datasets(context: typer.Context, *, root: Path = Path("datasets")) -> Result
     Args:
         root: The folder that datasets lie in, as their authors ship them.
     """
-    from ..datasets.registry import listing
+    from largegt.datasets.registry import listing
 
     if context.invoked_subcommand is not None:
         return None
@@ -86,8 +87,8 @@ def download(name: str, *, root: Path = Path("datasets"), url: str | None = None
         url: A mirror to fetch it from.
         keep_archive: Keep the archive once it is unpacked.
     """
-    from ..datasets.download import download_dataset, noted_digest
-    from ..datasets.registry import dataset
+    from largegt.datasets.download import download_dataset, noted_digest
+    from largegt.datasets.registry import dataset
 
     with show.progress() as progress, goes_on():
         folder = download_dataset(name, root, progress, url=url, keep_archive=keep_archive)
@@ -109,7 +110,7 @@ def ingest_named(
         out: The store: a folder or a URL.
         root: The folder that datasets lie in, as their authors ship them.
     """
-    from ..datasets.registry import ingest_config, ingest_dataset
+    from largegt.datasets.registry import ingest_config, ingest_dataset
 
     config = ingest_config(name, **ingest_overrides(settings).model_dump(exclude_unset=True))
     with show.progress() as progress, goes_on():
@@ -140,7 +141,7 @@ def reproduce(
         models: Models to compare, with commas; the paper's when not given.
         like: Use the paper's settings for this dataset of its, on a store of your own.
     """
-    from ..experiments.reproduce import reproduce as run_reproduce
+    from largegt.experiments.reproduce import reproduce as run_reproduce
 
     chosen = [name.strip() for name in models.split(",") if name.strip()] if models else None
     with show.progress() as progress, goes_on():
@@ -166,7 +167,7 @@ def doctor(*, quick: bool = False) -> None:
     Args:
         quick: Leave out the self-check; try nothing of the hardware.
     """
-    from ..doctor import diagnose
+    from .doctor import diagnose
 
     with show.progress() as progress:
         found = diagnose(quick, progress)
@@ -191,9 +192,9 @@ def settings(section: str | None = None, *, recipes: bool = False) -> Result:
         section: Only names that begin so: train, model, prepare, ingest.
         recipes: List the recipes that come with the package.
     """
-    from ..config import Config, IngestConfig
-    from ..recipe import recipe_about, recipes_by_dataset
-    from ..settings import describe_settings
+    from largegt.config.describe import describe_settings
+    from largegt.config.recipes import recipe_about, recipes_by_dataset
+    from largegt.config.schema import Config, IngestConfig
 
     if recipes:
         heads = ("name", "what it is")

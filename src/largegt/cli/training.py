@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import AGAIN, InputError
-from ..text import quoted
+from largegt.errors import AGAIN, InputError
+from largegt.runtime.text import quoted
+
 from . import show
 from .app import goes_on
 from .options import ConfigOptions, check_engine, launch_ranks, verb
@@ -24,7 +25,7 @@ def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None 
         seed: Seed of the training.
         epochs: Epochs of each model, for a shorter look; the recipes' own if not given.
     """
-    from ..demo import demo as run_demo
+    from .demo import demo as run_demo
 
     show.note_first_run()
     with show.progress() as progress:
@@ -88,9 +89,9 @@ def train(
         resume: Go on with the run in --out where it stopped.
         engine: Who starts --devices processes: local (this machine) or ray (a cluster).
     """
-    from ..training.launch import resume_advice
-    from ..training.loop import check_out
-    from ..training.loop import train as run_train
+    from largegt.training.launch import resume_advice
+    from largegt.training.trainer import check_out
+    from largegt.training.trainer import train as run_train
 
     given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget, "train.device": device}
     overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -98,7 +99,7 @@ def train(
     if store is None:
         data, config = _run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
     else:
-        from ..training.run import store_to_train_on
+        from largegt.training.run import store_to_train_on
 
         data = store_to_train_on(store, out, resume)
         config = configuration.config(data, overrides, devices)
@@ -115,7 +116,7 @@ def train(
         show.note_first_run()
         show.note_training(data, config, out)
     if engine == "ray":
-        from ..training.ray_train import train_on_ray
+        from largegt.training.ray_train import train_on_ray
 
         finished = train_on_ray(data, config, out, devices, address, resume, overwrite, memory)
     else:
@@ -134,7 +135,7 @@ def train(
 
 def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, Any]:
     """The store and the configuration of the run that --resume without a store goes on with."""
-    from ..training.run import Run
+    from largegt.training.run import Run
 
     if not resume:
         raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
@@ -183,7 +184,7 @@ def tune(
         final: Train the best settings with so many seeds and score them on test.
         seed: Seed of the search; --set train.seed=… is that of the training.
     """
-    from ..tuning.tune import tune as run_tune
+    from largegt.auto.tuning.tune import tune as run_tune
 
     configuration.check()
     asked = vars(configuration) | {"settings": configuration.settings or []}
@@ -208,7 +209,7 @@ def evaluate(
         run: The run's folder.
         split: train, valid or test.
     """
-    from ..training.evaluate import evaluate as run_evaluate
+    from largegt.training.evaluate import evaluate as run_evaluate
 
     is_silent = launch_ranks(devices, lambda: AGAIN)
     with show.progress(is_silent) as progress:

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..config import IngestConfig
-from ..errors import InputError
-from ..settings import build
-from ..types import Array
+from largegt.config.describe import build
+from largegt.config.schema import IngestConfig
+from largegt.errors import InputError
+from largegt.types import Array
+
 from . import labels as label_encoding
 from . import sources
 from .columns import Columns

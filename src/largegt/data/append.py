@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, LargeGTError
-from ..io.array_writer import ArrayWriter, remove_leftovers
-from ..io.atomic import require_space
-from ..io.remote import refuse_url
-from ..memory import memory_budget
-from ..progress import Progress, silent
-from ..threads import num_threads
-from ..types import Array, Direction, PathLike
+from largegt.errors import InputError, LargeGTError
+from largegt.io.array_writer import ArrayWriter, remove_leftovers
+from largegt.io.atomic import require_space
+from largegt.io.remote import refuse_url
+from largegt.runtime.memory import memory_budget
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.threads import num_threads
+from largegt.types import Array, Direction, PathLike
+
 from .additions import EDGE_ARRAYS, ID_ARRAYS, Additions, additions_in_files, ingest_config, refuse_payload
 from .csr import EdgeBuilder, Rows, merge_rows, same_rows, write_rows
 from .edge_reading import read_here

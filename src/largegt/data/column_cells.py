@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..types import Array
+from largegt.types import Array
+
 from . import column_kernels as kernels
 
 BLANKS = "".join(character for character in map(chr, range(0x3001)) if character.isspace())

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, FormatError, InputError, first_line
-from ..io.checksums import is_checksum
-from ..types import MISSING_MARKERS, Array
+from largegt.errors import ConfigError, FormatError, InputError, first_line
+from largegt.io.checksums import is_checksum
+from largegt.types import MISSING_MARKERS, Array
+
 from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells, cells_of
 from .text_model import embeddings, named_text_model

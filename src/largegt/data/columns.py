@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, InputError, first_line, nearest
-from ..types import Array
+from largegt.errors import ConfigError, InputError, first_line, nearest
+from largegt.types import Array
+
 from . import column_kernels as kernels
 from .column_cells import BLANKS, MICROS_PER_DAY, Cells, cells_of, type_group
 from .column_encoding import (

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..io.array_writer import ArrayWriter
-from ..progress import Progress
-from ..types import Array
+from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.progress import Progress
+from largegt.types import Array
+
 from . import kernels
 from .pair_runs import EdgeKind, PairBuffer, PairRuns, Piece, Run, RunFolder, index_dtype, windows
 from .weights import refuse_overflow, write_sums

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..errors import InputError
-from ..io.array_writer import ArrayWriter
-from ..progress import Progress
-from ..types import Array, sides_of
+from largegt.errors import InputError
+from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.progress import Progress
+from largegt.types import Array, sides_of
+
 from .edge_reading import found_edges
 from .nodes import NodeIds
 from .parts import Edges

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError
-from ..progress import Progress
-from ..types import Array
+from largegt.errors import InputError
+from largegt.runtime.progress import Progress
+from largegt.types import Array
+
 from .csr import EdgeBuilder
 from .ids import id_at, id_sql, join_ids, missing_sql
 from .kernels import NO_WEIGHTS

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from ..errors import InputError
-from ..io.remote import file_system, local_path, talking
-from ..types import PathLike
-from ..urls import is_url, redacted
+from largegt.errors import InputError
+from largegt.io.remote import file_system, local_path, talking
+from largegt.io.urls import is_url, redacted
+from largegt.types import PathLike
 
 PARQUET, JSON, ARROW, TEXT = ".parquet", ".jsonl", ".arrow", (".csv", ".tsv")
 _KINDS = (PARQUET, *TEXT, JSON, ARROW, ".npy", ".npz")

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError, first_line
-from ..types import Array
+from largegt.errors import InputError, first_line
+from largegt.types import Array
+
 from .sql import connection, identifier, literal, reading, streamed
 
 Ids = Any

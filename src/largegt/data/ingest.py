@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ..config import IngestConfig
-from ..errors import ConfigError, InputError
-from ..io.array_writer import ArrayWriter
-from ..io.atomic import require_space
-from ..io.remote import refuse_url
-from ..memory import memory_budget
-from ..progress import Progress, silent
-from ..threads import num_threads
-from ..types import Array, PathLike
+from largegt.config.schema import IngestConfig
+from largegt.errors import ConfigError, InputError
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.atomic import require_space
+from largegt.io.remote import refuse_url
+from largegt.runtime.memory import memory_budget
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.threads import num_threads
+from largegt.types import Array, PathLike
+
 from . import labels as label_encoding
 from . import precision
 from .columns import Columns

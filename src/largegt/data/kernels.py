@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..types import Array
+from largegt.types import Array
 
 SUM_BLOCK = 64
 """Weights that are summed beforehand, so that a draw from a long list passes over them in one step."""

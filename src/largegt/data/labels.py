@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, InputError
-from ..types import Array, Task
+from largegt.errors import ConfigError, InputError
+from largegt.types import Array, Task
+
 from .column_cells import is_text
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"

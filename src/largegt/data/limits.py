@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..io.checksums import npy_header
-from ..memory import available_bytes, format_bytes
-from ..types import PathLike
+from largegt.errors import InputError
+from largegt.io.checksums import npy_header
+from largegt.runtime.memory import available_bytes, format_bytes
+from largegt.types import PathLike
 
 _MOST_DEFLATED = 1032
 """Bytes that one byte of a deflated stream can stand for."""

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from ..errors import InputError, disk_errors
-from ..io.array_writer import ArrayWriter
-from ..progress import Progress
-from ..types import Array
+from largegt.errors import InputError, disk_errors
+from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.progress import Progress
+from largegt.types import Array
+
 from .ids import (
     Ids,
     as_ids,

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..io.array_writer import ArrayWriter
-from ..types import Array
+from largegt.io.array_writer import ArrayWriter
+from largegt.types import Array
+
 from . import kernels
 from .workers import new_token, written_aside
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import InputError
-from ..types import Array
+from largegt.errors import InputError
+from largegt.types import Array
+
 from .columns import ColumnOptions, Columns, fit_columns
 from .ids import Ids, as_ids, as_text, text_buffers
 from .tables import Table, load_npy

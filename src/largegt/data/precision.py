@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import Array
+from largegt.types import Array
 
 
 def to_bfloat16_bits(values: Array) -> Array:

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from ..config import IngestConfig
-from ..errors import ConfigError, InputError, first_line
-from ..io.checksums import fingerprint
-from ..types import Array
+from largegt.config.schema import IngestConfig
+from largegt.errors import ConfigError, InputError, first_line
+from largegt.io.checksums import fingerprint
+from largegt.types import Array
+
 from .column_cells import Cells
 from .columns import ColumnOptions, fit_columns
 from .files import expand, facts_of, file_kind

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, InputError, nearest
-from ..types import Array, PathLike
+from largegt.errors import ConfigError, InputError, nearest
+from largegt.types import Array, PathLike
+
 from .tables import load_npz
 
 SPLIT_CODES = {"train": 1, "valid": 2, "test": 3}

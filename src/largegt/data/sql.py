@@ -20,8 +20,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from ..errors import InputError, LargeGTError, first_line, full_disk
-from ..memory import available_bytes
+from largegt.errors import InputError, LargeGTError, first_line, full_disk
+from largegt.runtime.memory import available_bytes
 
 LEAST_MEMORY, _THREAD_MEMORY = 128 << 20, 96 << 20
 """Least memory limit that DuckDB works with here: less fails on tables of a million rows. And what a thread needs."""

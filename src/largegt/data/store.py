@@ -29,12 +29,13 @@ from typing import Any, cast, get_args
 import numpy as np
 import pyarrow as pa
 
-from ..errors import FormatError, InputError, first_line
-from ..io.array_folder import ArrayFolder
-from ..io.checksums import is_checker
-from ..progress import Progress
-from ..text import quoted
-from ..types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
+from largegt.errors import FormatError, InputError, first_line
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.checksums import is_checker
+from largegt.runtime.progress import Progress
+from largegt.runtime.text import quoted
+from largegt.types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
+
 from .columns import Columns
 from .ids import find_ids, id_at, text_over
 from .kernels import SUM_BLOCK

@@ -29,9 +29,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from ..errors import InputError, nearest
-from ..memory import available_bytes, format_bytes
-from ..types import Array, PathLike
+from largegt.errors import InputError, nearest
+from largegt.runtime.memory import available_bytes, format_bytes
+from largegt.types import Array, PathLike
+
 from .files import (
     ARROW,
     JSON,

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import urls
-from ..errors import ConfigError, InputError, first_line
-from ..io.checksums import bytes_checksum, file_checksum
-from ..types import Array
+from largegt.errors import ConfigError, InputError, first_line
+from largegt.io import urls
+from largegt.io.checksums import bytes_checksum, file_checksum
+from largegt.types import Array
 
 _MODULE = re.compile(r"sentence_transformers(\.\w+)*\.(Transformer|Pooling|Dense|Normalize)")
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")

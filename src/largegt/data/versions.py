@@ -24,15 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError, InputError, LargeGTError
-from ..io import remote
-from ..io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
-from ..io.array_writer import ArrayWriter
-from ..io.atomic import refuse_links_out, write_text_atomically
-from ..io.checksums import read_sealed, sealed
-from ..io.locks import HeldError, Lock
-from ..io.remote import FINGERPRINT, MANIFEST
-from ..types import Array, PathLike
+from largegt.errors import FormatError, InputError, LargeGTError
+from largegt.io import remote
+from largegt.io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
+from largegt.io.array_writer import ArrayWriter
+from largegt.io.atomic import refuse_links_out, write_text_atomically
+from largegt.io.checksums import read_sealed, sealed
+from largegt.io.locks import HeldError, Lock
+from largegt.io.remote import FINGERPRINT, MANIFEST
+from largegt.types import Array, PathLike
+
 from .splits import SPLIT_CODES
 from .store import KIND, GraphStore
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError
-from ..io.array_writer import ArrayWriter
-from ..types import MISSING_MARKERS, Array, sides_of
+from largegt.errors import InputError
+from largegt.io.array_writer import ArrayWriter
+from largegt.types import MISSING_MARKERS, Array, sides_of
+
 from . import kernels
 from .column_cells import Cells
 from .pair_runs import windows

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import disk_errors
-from ..threads import run_ahead
+from largegt.errors import disk_errors
+from largegt.runtime.threads import run_ahead
 
 
 class Workers(Protocol):

@@ -11,8 +11,8 @@ from importlib import resources
 
 import numpy as np
 
-from ..data import sources
-from ..data.sources import Source
+from largegt.data import sources
+from largegt.data.sources import Source
 
 NAME = "wordnet31-lite"
 _FEATURE_STEP = 0.25

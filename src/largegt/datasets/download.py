@@ -23,12 +23,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, InputError, disk_errors, first_line
-from ..io.atomic import require_space, sync, write_text_atomically
-from ..io.locks import HeldError, Lock
-from ..memory import format_bytes
-from ..progress import Progress, silent
-from ..types import PathLike
+from largegt.errors import ConfigError, InputError, disk_errors, first_line
+from largegt.io.atomic import require_space, sync, write_text_atomically
+from largegt.io.locks import HeldError, Lock
+from largegt.runtime.memory import format_bytes
+from largegt.runtime.progress import Progress, silent
+from largegt.types import PathLike
+
 from .registry import dataset
 
 ATTEMPTS = 6

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..data import parts
-from ..data.ids import as_ids
-from ..data.limits import check_member
-from ..data.sql import reading
-from ..errors import InputError
-from ..io.checksums import npy_header
-from ..types import Array, PathLike
+from largegt.data import parts
+from largegt.data.ids import as_ids
+from largegt.data.limits import check_member
+from largegt.data.sql import reading
+from largegt.errors import InputError
+from largegt.io.checksums import npy_header
+from largegt.types import Array, PathLike
 
 _PIECE_BYTES = 1 << 20
 _ENCRYPTED = 1

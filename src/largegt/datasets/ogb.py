@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..data.labels import from_text
-from ..data.parts import EdgeChunk, Labels, Source, Splits, TableEdges, chunk_rows
-from ..data.tables import Table
-from ..errors import InputError
-from ..io.checksums import fingerprint
-from ..types import MISSING_MARKERS, Array, PathLike
+from largegt.data.labels import from_text
+from largegt.data.parts import EdgeChunk, Labels, Source, Splits, TableEdges, chunk_rows
+from largegt.data.tables import Table
+from largegt.errors import InputError
+from largegt.io.checksums import fingerprint
+from largegt.types import MISSING_MARKERS, Array, PathLike
+
 from .npz_stream import NpzEdges, NpzFeatures, NpzMember, npz_labels
 from .registry import dataset
 
@@ -85,7 +86,8 @@ class CsvEdges(TableEdges):
     @classmethod
     def in_file(cls, file: Path, num_edges: int) -> CsvEdges:
         table = _table(file, 2)
-        return cls(table, *table.columns, num_edges=num_edges)
+        source, target = table.columns
+        return cls(table, source, target, num_edges=num_edges)
 
     @property
     def total(self) -> int | None:

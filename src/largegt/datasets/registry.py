@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, InputError, nearest
-from ..memory import format_bytes
-from ..text import quoted
-from ..types import PathLike
+from largegt.errors import ConfigError, InputError, nearest
+from largegt.runtime.memory import format_bytes
+from largegt.runtime.text import quoted
+from largegt.types import PathLike
 
 if TYPE_CHECKING:
-    from ..config import IngestConfig
-    from ..data.parts import Source
-    from ..data.store import GraphStore
+    from largegt.config.schema import IngestConfig
+    from largegt.data.parts import Source
+    from largegt.data.store import GraphStore
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def source(name: str, root: PathLike) -> Source:
 
 def ingest_config(name: str, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
-    from ..config import IngestConfig
-    from ..settings import build
+    from largegt.config.describe import build
+    from largegt.config.schema import IngestConfig
 
     one = dataset(name)
     settings = {"name": one.name, "undirected": not one.directed, "task": "multiclass", "split": (0.5, 0.25, 0.25)}
@@ -221,6 +221,6 @@ def ingest_dataset(
     name: str, root: PathLike, out: PathLike, config: IngestConfig | None = None, **how: Any
 ) -> GraphStore:
     """The store of a dataset. `config` is `ingest_config(name)` when not given; `how` is for `ingest`."""
-    from ..data.ingest import ingest
+    from largegt.data.ingest import ingest
 
     return ingest(source(name, root), out, config or ingest_config(name), **how)

@@ -23,11 +23,12 @@ import pyarrow as pa
 import scipy.io
 import scipy.io.matlab
 
-from ..data.parts import ArrayEdges, Labels, MatrixFeatures, Source, Splits
-from ..data.splits import npz_splits
-from ..data.sql import reading
-from ..errors import InputError
-from ..types import Array, PathLike
+from largegt.data.parts import ArrayEdges, Labels, MatrixFeatures, Source, Splits
+from largegt.data.splits import npz_splits
+from largegt.data.sql import reading
+from largegt.errors import InputError
+from largegt.types import Array, PathLike
+
 from .ogb import identity_of
 from .registry import dataset
 

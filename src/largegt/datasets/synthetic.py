@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from ..config import IngestConfig
-from ..data.ingest import ingest
-from ..data.kernels import mix
-from ..data.parts import EDGE_CHUNK_ROWS, EdgeChunk, Labels, Source, Splits, chunk_rows
-from ..data.store import GraphStore
-from ..errors import ConfigError, nearest
-from ..settings import build
-from ..threads import run_ranges
-from ..types import Array, PathLike
+from largegt.config.describe import build
+from largegt.config.schema import IngestConfig
+from largegt.data.ingest import ingest
+from largegt.data.kernels import mix
+from largegt.data.parts import EDGE_CHUNK_ROWS, EdgeChunk, Labels, Source, Splits, chunk_rows
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, nearest
+from largegt.runtime.threads import run_ranges
+from largegt.types import Array, PathLike
 
 MAX_SCALE = 10.0
 _SUFFIX = "-like"

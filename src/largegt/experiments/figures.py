@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import disk_errors
-from ..report.figures import COLORS, INK, MUTED
-from ..text import printable
+from largegt.errors import disk_errors
+from largegt.reporting.figures import COLORS, INK, MUTED
+from largegt.runtime.text import printable
 
 _SUFFIXES = (".svg", ".pdf", ".png")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from ..io.atomic import write_text_atomically
-from ..text import latex, markdown
+from largegt.io.atomic import write_text_atomically
+from largegt.runtime.text import latex, markdown
 
 PLACES = ("first", "second", "third")
 PLACE = "place"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from ..errors import FormatError, first_line
-from ..progress import Progress
-from ..report.charts import Axis, Line, legend, line_chart
-from ..report.markup import Html, Section, figure, figures, join, rank_mark, section, table
-from ..report.page import report
+from largegt.errors import FormatError, first_line
+from largegt.reporting.charts import Axis, Line, legend, line_chart
+from largegt.reporting.markup import Html, Section, figure, figures, join, rank_mark, section, table
+from largegt.reporting.page import report
+from largegt.runtime.progress import Progress
+
 from .output import PLACE, PLACES
 
 _TABLES = {"table-datasets": "The data", "table-main": "Main results", "table-extended": "Original and 2-hop forms"}

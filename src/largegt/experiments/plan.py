@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..data.store import GraphStore
-from ..errors import ConfigError, InputError
-from ..io.locks import remove_stale
-from ..progress import Progress, silent
-from ..recipe import recipe_names
-from ..training.log import Entry, parse_metrics
-from ..training.loop import Watch, train
-from ..training.run import Run
-from ..types import PathLike
+from largegt.config.recipes import recipe_names
+from largegt.config.schema import Config
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, InputError
+from largegt.io.locks import remove_stale
+from largegt.runtime.progress import Progress, silent
+from largegt.training.log import Entry, parse_metrics
+from largegt.training.run import Run
+from largegt.training.trainer import Watch, train
+from largegt.types import PathLike
+
 from .paper import DATASETS, DELTA_MODELS, OUR_MODELS, TITLES
 
 

@@ -14,15 +14,16 @@ from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 
-from ..errors import ConfigError, nearest
-from ..io.atomic import write_text_atomically
-from ..model.node_model import NodeModel
-from ..progress import Progress
-from ..training.accelerator import make_accelerator
-from ..training.evaluate import Scorer
-from ..training.run import Run
-from ..training.setup import make_loader
-from ..types import PathLike
+from largegt.errors import ConfigError, nearest
+from largegt.io.atomic import write_text_atomically
+from largegt.models.base import NodeModel
+from largegt.runtime.progress import Progress
+from largegt.training.accelerator import make_accelerator
+from largegt.training.evaluate import Scorer
+from largegt.training.run import Run
+from largegt.training.setup import make_loader
+from largegt.types import PathLike
+
 from . import figures
 from .output import Cell, Table, places, spread
 from .page import page

@@ -27,10 +27,11 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ..errors import DiskError, FormatError, InputError, first_line
-from ..progress import Progress, silent
-from ..text import quoted
-from ..types import Array, PathLike
+from largegt.errors import DiskError, FormatError, InputError, first_line
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.text import quoted
+from largegt.types import Array, PathLike
+
 from . import remote
 from .atomic import leaves, require_space
 from .checksums import (

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DiskError, InputError, LargeGTError, disk_errors
-from ..progress import Progress, silent
-from ..types import Array, PathLike
+from largegt.errors import DiskError, InputError, LargeGTError, disk_errors
+from largegt.runtime.progress import Progress, silent
+from largegt.types import Array, PathLike
+
 from . import remote
 from .array_folder import (
     ARRAY_FILE,

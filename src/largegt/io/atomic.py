@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from ..errors import AGAIN, DiskError, FormatError, disk_errors
-from ..memory import format_bytes
-from ..types import PathLike
+from largegt.errors import AGAIN, DiskError, FormatError, disk_errors
+from largegt.runtime.memory import format_bytes
+from largegt.types import PathLike
 
 
 def require_space(path: PathLike, num_bytes: int, what: str) -> None:

@@ -28,9 +28,10 @@ from typing import IO, Any
 import numpy as np
 import xxhash
 
-from ..errors import FormatError, first_line
-from ..threads import run_ranges
-from ..types import Array, PathLike
+from largegt.errors import FormatError, first_line
+from largegt.runtime.threads import run_ranges
+from largegt.types import Array, PathLike
+
 from . import remote
 
 BLOCK_BYTES = 1 << 26

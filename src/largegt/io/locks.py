@@ -18,8 +18,8 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import DiskError, InputError, disk_errors
-from ..types import PathLike
+from largegt.errors import DiskError, InputError, disk_errors
+from largegt.types import PathLike
 
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _ATTEMPTS, _GLANCE_S = 3, 0.02

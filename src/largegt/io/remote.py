@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import urls
-from ..errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
-from ..types import PathLike
-from ..urls import is_url as is_url
+from largegt.errors import ConfigError, DiskError, FormatError, InputError, LargeGTError, first_line
+from largegt.types import PathLike
+
+from . import urls
 from .atomic import replacing, write_text_atomically
+from .urls import is_url as is_url
 
 PART_BYTES = 1 << 23
 """What one request asks for at most; longer ranges are several, under way at once."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError
-from ..types import Array
+from largegt.errors import FormatError
+from largegt.types import Array
+
 from .remote import PART_BYTES, PARTS_AT_ONCE, cache_folder, read, read_ranges
 
 _AHEAD_BYTES = 1 << 24

@@ -25,9 +25,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ..errors import LargeGTError, first_line
-from ..io.atomic import write_text_atomically
-from ..io.remote import cache_folder
+from largegt.errors import LargeGTError, first_line
+from largegt.io.atomic import write_text_atomically
+from largegt.io.remote import cache_folder
 
 CPUAbility = Literal["bfloat16_cpu", "compile_cpu"]
 GPUAbility = Literal["triton", "compile_cuda", "cuda_graphs", "pinned_memory"]

@@ -69,8 +69,8 @@ def _compile(device: str) -> Result:
 
 def triton() -> Result:
     """The kernels of this library, forward and backward, in the precision that this GPU trains in."""
-    from largegt.model.fused_readout import fused_readout
-    from largegt.tokens.bus import _launch
+    from largegt.loader.pinned_gather import _launch
+    from largegt.models.largegt.fused_readout import fused_readout
 
     dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     x = torch.randn(4, 9, 48, dtype=dtype, device="cuda", requires_grad=True)

@@ -16,11 +16,11 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from ..config import TrainConfig
-from ..errors import ConfigError
-from ..model.node_model import NodeModel
-from ..ranks import ALONE, Ranks
-from ..runtime.hardware import ability, usable
+from largegt.config.schema import TrainConfig
+from largegt.errors import ConfigError
+from largegt.models.base import NodeModel
+from largegt.runtime.distributed import ALONE, Ranks
+from largegt.runtime.hardware import ability, usable
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 

@@ -18,15 +18,16 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..config import Config, TrainConfig
-from ..data.store import GraphStore
-from ..errors import ConfigError
-from ..prepare.prepared import Prepared
-from ..ranks import Ranks
-from ..tokens.fresh import FreshNeighborhoods
-from ..tokens.input_tokens import TokenBatch
-from ..tokens.loader import TokenLoader, left_out_seed, shuffled
-from ..types import Array
+from largegt.config.schema import Config, TrainConfig
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import TokenLoader, left_out_seed, shuffled
+from largegt.loader.resampling import FreshNeighborhoods
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.distributed import Ranks
+from largegt.types import Array
+
 from .setup import Loader, kind_of
 
 _RAMP = 0.25

@@ -13,10 +13,11 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch.amp.grad_scaler import GradScaler
 
-from ..config import TrainConfig
-from ..errors import FormatError, disk_errors, first_line
-from ..io.atomic import require_space
-from ..model.node_model import NodeModel
+from largegt.config.schema import TrainConfig
+from largegt.errors import FormatError, disk_errors, first_line
+from largegt.io.atomic import require_space
+from largegt.models.base import NodeModel
+
 from .accelerator import Accelerator
 from .checksums import check_file
 from .ema import WeightAverage

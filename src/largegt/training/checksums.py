@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import DiskError, FormatError, disk_errors
-from ..io.atomic import leaves, sync, write_text_atomically
-from ..io.checksums import Damage, bytes_checksum, file_checksum, mismatch, read_sealed, sealed
+from largegt.errors import DiskError, FormatError, disk_errors
+from largegt.io.atomic import leaves, sync, write_text_atomically
+from largegt.io.checksums import Damage, bytes_checksum, file_checksum, mismatch, read_sealed, sealed
 
 FILE = "checksums.json"
 _FORMAT, _VERSION = "largegt-run", 2

@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..baselines.layerwise import layerwise
-from ..baselines.loader import NeighborLoader
-from ..baselines.message_passing import MessagePassing
-from ..config import TrainConfig
-from ..data.store import GraphStore
-from ..errors import ConfigError, InputError
-from ..io.remote import shown
-from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared, sample_rows
-from ..progress import Progress, silent
-from ..ranks import ALONE, Ranks
-from ..text import quoted
-from ..tokens.loader import TokenLoader
-from ..types import Array, PathLike
+from largegt.config.schema import TrainConfig
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, InputError
+from largegt.io.remote import shown
+from largegt.loader.loader import TokenLoader
+from largegt.models.base import NodeModel
+from largegt.models.baselines.layerwise import layerwise
+from largegt.models.baselines.loader import NeighborLoader
+from largegt.models.baselines.message_passing import MessagePassing
+from largegt.preprocessing.prepared import Prepared, sample_rows
+from largegt.runtime.distributed import ALONE, Ranks
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.text import quoted
+from largegt.types import Array, PathLike
+
 from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run

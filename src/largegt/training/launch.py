@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..ranks import LOST_RANK_CODE, LostRank
-from ..text import printable, quoted
-from ..threads import num_threads
+from largegt.runtime.distributed import LOST_RANK_CODE, LostRank
+from largegt.runtime.text import printable, quoted
+from largegt.runtime.threads import num_threads
 
 _POLL_S = 0.02
 _GRACE_S = 5.0

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..config import Config
-from ..errors import ConfigError, FormatError, first_line
+from largegt.config.schema import Config
+from largegt.errors import ConfigError, FormatError, first_line
 
 _LARGEST = 2**63
 Number = int | float

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config import TrainConfig
-from ..errors import ConfigError, nearest
-from ..prepare.prepared import Prepared
-from ..ranks import ALONE, Ranks
-from ..types import Task
+from largegt.config.schema import TrainConfig
+from largegt.errors import ConfigError, nearest
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.distributed import ALONE, Ranks
+from largegt.types import Task
 
 _METRICS: dict[Task, tuple[str, ...]] = {
     "multiclass": ("accuracy", "macro_f1"),

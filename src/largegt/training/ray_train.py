@@ -7,18 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..data.store import GraphStore
-from ..errors import ConfigError, LargeGTError, first_line
-from ..io.atomic import write_text_atomically
-from ..io.remote import refuse_url
-from ..ranks import LostRank
-from ..ray_cluster import connect
-from ..settings import build
-from ..types import PathLike
+from largegt.config.describe import build
+from largegt.config.schema import Config
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, LargeGTError, first_line
+from largegt.io.atomic import write_text_atomically
+from largegt.io.remote import refuse_url
+from largegt.runtime.distributed import LostRank
+from largegt.runtime.ray_cluster import connect
+from largegt.types import PathLike
+
 from .launch import resume_advice
-from .loop import check_out, train
 from .run import Run
+from .trainer import check_out, train
 
 try:
     import ray
@@ -85,8 +86,8 @@ def train_on_ray(
 
 
 def _work(job: dict[str, Any]) -> None:
-    """What each worker does, in a process group that Ray has made. An error that is the user's to mend is kept from Ray,
-    which would try again."""
+    """What each worker does, in a process group that Ray has made. An error that is the user's to mend is kept from
+    Ray, which would try again."""
     try:
         store = GraphStore.open(job["store"], version=job["version"])
         train(store, build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])

@@ -19,18 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, TrainConfig
-from ..data.store import GraphStore
-from ..data.versions import earlier_state, is_branch, register
-from ..errors import ConfigError, FormatError, InputError, LargeGTError, first_line
-from ..io import remote
-from ..model.node_model import NodeModel
-from ..prepare.pipeline import prepare
-from ..prepare.prepared import Prepared
-from ..progress import Progress
-from ..settings import build, to_toml
-from ..text import quoted
-from ..types import PathLike
+from largegt.config.describe import build, to_toml
+from largegt.config.schema import Config, TrainConfig
+from largegt.data.store import GraphStore
+from largegt.data.versions import earlier_state, is_branch, register
+from largegt.errors import ConfigError, FormatError, InputError, LargeGTError, first_line
+from largegt.io import remote
+from largegt.models.base import NodeModel
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.progress import Progress
+from largegt.runtime.text import quoted
+from largegt.types import PathLike
+
 from .checksums import check_file, put_text
 from .log import EpochEntry, FinalEntry, parse_metrics
 from .metrics import TaskHead

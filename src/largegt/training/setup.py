@@ -8,23 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..baselines.feature_models import MLP, SGC, SIGN
-from ..baselines.gat import GAT
-from ..baselines.goat import GOAT
-from ..baselines.graphsage import GraphSAGE
-from ..baselines.gt_sparse import GTSparse
-from ..baselines.linkx import LINKX
-from ..baselines.loader import NeighborLoader
-from ..baselines.nagphormer import NAGphormer
-from ..config import ModelConfig, TrainConfig
-from ..data.store import GraphStore
-from ..model.largegt import LargeGT
-from ..model.node_model import NodeModel
-from ..prepare.prepared import Prepared
-from ..runtime.hardware import usable
-from ..tokens.loader import TokenLoader
-from ..tokens.local_labels import LocalLabels
-from ..tokens.table import Place, TokenForm, TokenTable
+from largegt.config.schema import ModelConfig, TrainConfig
+from largegt.data.store import GraphStore
+from largegt.loader.label_inputs import LocalLabels
+from largegt.loader.loader import TokenLoader
+from largegt.loader.table import Place, TokenForm, TokenTable
+from largegt.models.base import NodeModel
+from largegt.models.baselines.feature_models import MLP, SGC, SIGN
+from largegt.models.baselines.gat import GAT
+from largegt.models.baselines.goat import GOAT
+from largegt.models.baselines.graphsage import GraphSAGE
+from largegt.models.baselines.gt_sparse import GTSparse
+from largegt.models.baselines.linkx import LINKX
+from largegt.models.baselines.loader import NeighborLoader
+from largegt.models.baselines.nagphormer import NAGphormer
+from largegt.models.largegt.model import LargeGT
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.hardware import usable
+
 from .accelerator import precision_of
 
 _BASELINES = {

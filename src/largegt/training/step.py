@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from ..config import TrainConfig
-from ..errors import first_line
-from ..model.node_model import NodeOutput
-from ..runtime.hardware import usable
-from ..streams import side_stream
-from ..tokens.input_tokens import TokenBatch
+from largegt.config.schema import TrainConfig
+from largegt.errors import first_line
+from largegt.loader.batch import TokenBatch
+from largegt.models.base import NodeOutput
+from largegt.runtime.cuda_streams import side_stream
+from largegt.runtime.hardware import usable
+
 from .accelerator import Accelerator
 from .checkpoint import State
 from .metrics import TaskHead
-from .numerics import Losses
+from .nan_check import Losses
 
 _STEPS_BEFORE_RECORDING = 3
 

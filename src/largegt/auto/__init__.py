@@ -1,0 +1,1 @@
+"""Settings chosen for the graph at hand: by a look at it, or by search."""

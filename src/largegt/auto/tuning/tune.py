@@ -1,0 +1,247 @@
+"""`largegt tune`: settings of a model, searched on one store.
+
+Enters: a store, a recipe to start from, a Space. Leaves a folder:
+
+best.toml     the best trial's whole configuration, a recipe
+trials.csv    every trial: its settings, score, epochs, seconds
+tune.md       the best five and how they differ from the recipe
+tune.html     the same as pictures
+trials/       the trials' runs; the best one keeps its weights
+final/        with `final`: the best settings trained with several seeds, and only there a test score
+study.jsonl   what the same command goes on from
+
+A trial is a training; its score is the validation score of its best epoch. The test split is not read before `final`.
+Cost: the trainings, and a preparation for every new value of a prepare.* setting; stages that did not change are
+taken from the preparations that are there.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from largegt.auto.choose import config_for
+from largegt.config.describe import seconds
+from largegt.config.recipes import recipe_for
+from largegt.config.schema import Config
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, InputError, first_line
+from largegt.io.checksums import fingerprint
+from largegt.io.locks import remove_stale
+from largegt.io.remote import refuse_url
+from largegt.models.base import NodeModel
+from largegt.preprocessing.cache_key import is_prepared
+from largegt.preprocessing.pipeline import prepare
+from largegt.runtime.progress import Progress, silent
+from largegt.training.metrics import TaskHead
+from largegt.training.run import Run
+from largegt.training.trainer import train
+from largegt.types import PathLike
+
+from .output import Tuned, write_output
+from .page import write_tuning_page
+from .space import Space, make_space
+from .study import Journal, check_optuna, open_journal
+
+if TYPE_CHECKING:
+    import optuna
+
+
+class _WorseThanMedian(Exception):
+    """Ends a trial from within its training."""
+
+
+def tune(
+    store: GraphStore | PathLike,
+    out: PathLike = "tune",
+    trials: int = 30,
+    budget: str | None = None,
+    model: str | None = None,
+    recipe: PathLike | None = None,
+    overrides: Iterable[str] = (),
+    search: Iterable[str] = (),
+    *,
+    only: bool = False,
+    original: bool = False,
+    final: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    memory: str | int | None = None,
+) -> Tuned:
+    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `budget` in all. Called
+    again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's table
+    (`model.hidden=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. `final` seeds
+    are trained with the best settings at the end, beyond the budget, and scored on the test split."""
+    check_optuna()
+    refuse_url(out, "trials")
+    if trials < 1 or final < 0:
+        raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
+    budget_s = seconds(budget) if budget else math.inf
+    opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
+    given = [*overrides, *([f"model.name={model}"] if model else [])]
+    start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
+    space = make_space(start, given, search, opened.task, only)
+    base = space.config({})
+    for split in ("train", "valid"):
+        if not len(opened.splits[split]):
+            raise InputError(f"{opened.place} has no {split} nodes, without which settings cannot be compared")
+    metric, sign = TaskHead(opened.task, 1, None, 0.0, 0.0, 1.0).monitor(base.train.monitor)
+    identity = {
+        "store": opened.fingerprint, "recipe": fingerprint(base.model_dump(mode="json")), "search": str(space),
+        "seed": seed,
+    }  # fmt: skip
+    with open_journal(Path(out), space, identity, sign, seed) as journal:
+        tuning = _Tuning(opened, Path(out), space, journal, metric, sign, trials, progress or silent, memory)
+        stopped = tuning.run(budget_s)
+        if not journal.ranked():
+            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --budget")
+        return tuning.write(tuning.final(final), stopped)
+
+
+@dataclass
+class _Tuning:
+    store: GraphStore
+    out: Path
+    space: Space
+    journal: Journal
+    metric: str
+    sign: float
+    trials: int
+    progress: Progress
+    memory: str | int | None
+    num_prepared: int = 0
+    """Preparations made on the way."""
+
+    def run(self, budget_s: float) -> str:
+        """Trials, one after the other, until there are enough or the time is up; why it ended, if by time."""
+        while len(self.journal.done()) < self.trials:
+            left_s = budget_s - sum(trial.elapsed_s for trial in self.journal.trials())
+            if left_s <= 0:
+                return "the budget is used up"
+            self._show()
+            trial = self.journal.ask(self.space.config({}).train.epochs)
+            try:
+                self._run(trial, left_s)
+            except KeyboardInterrupt:
+                self.journal.interrupted(trial.number)
+                raise
+            finally:
+                _tidy()
+            if self.journal.ranked():
+                self.write()
+        self._show()
+        return ""
+
+    def _run(self, trial: optuna.Trial, left_s: float) -> None:
+        """One trial to its end, however that comes."""
+        start = time.perf_counter()
+        folder = self.out / str(trial.user_attrs["folder"])
+        try:
+            run = self._train(trial, self.space.config(trial.params), folder, left_s, start)
+            score = max((self._score(entry) for entry in run.history), key=lambda score: self.sign * score)
+            self.journal.finish(trial, score, time.perf_counter() - start)
+        except _WorseThanMedian:
+            self.journal.prune(trial, "worse than the median of the trials before", time.perf_counter() - start)
+        except (ConfigError, torch.OutOfMemoryError) as error:
+            if not self.journal.ranked():  # not one has worked: the settings are wrong, not the values tried
+                self.journal.interrupted(trial.number)
+                raise
+            self.journal.prune(trial, first_line(error), time.perf_counter() - start)
+        self._drop_weights()
+
+    def _train(self, trial: optuna.Trial, config: Config, folder: Path, left_s: float, start: float) -> Run:
+        is_begun = (folder / "config.toml").is_file()
+        if folder.exists() and not is_begun:
+            shutil.rmtree(folder)
+        self.num_prepared += not is_prepared(self.store, config.preparation)
+        prepare(self.store, config.preparation, progress=self.progress, memory=self.memory)
+        reported = 0
+
+        def report() -> None:
+            nonlocal reported
+            history = Run.open(folder).history
+            for entry in history[reported:]:
+                trial.report(self._score(entry), entry["epoch"])
+            reported = len(history)
+
+        def watch(model: NodeModel, epochs: int, elapsed_s: float) -> None:
+            report()
+            trial.set_user_attr("elapsed_s", time.perf_counter() - start)
+            if epochs < config.train.epochs and trial.should_prune():
+                raise _WorseThanMedian
+
+        config = _with_train(config, wandb=None)  # runs there are told apart by their folder's name, which many have
+        if math.isfinite(left_s):
+            before_s = max((entry["elapsed_s"] for entry in Run.open(folder).history), default=0.0) if is_begun else 0.0
+            rest_s = before_s + max(0.0, left_s - (time.perf_counter() - start))
+            own_s = seconds(config.train.budget) if config.train.budget else math.inf
+            config = _with_train(config, budget=f"{min(rest_s, own_s):.3f}s")
+        run = train(self.store, config, folder, resume=True, progress=self.progress, watch=watch, score_test=False)
+        report()  # epochs of a training that had ended before it was killed
+        return run
+
+    def final(self, num_seeds: int) -> list[Run]:
+        """The best settings with seeds from the recipe's on, scored on test; a run that is there is not made again."""
+        best = self.space.config(self.journal.ranked()[0].values)
+        runs = []
+        for number in range(num_seeds):
+            config = _with_train(best, seed=best.train.seed + number)
+            folder = self.out / "final" / f"seed{config.train.seed}"
+            is_same = (folder / "config.toml").is_file() and Run.open(folder).config == config
+            if not is_same or not (folder / "metrics.json").is_file():
+                self.progress(f"final: seed {config.train.seed}", number, num_seeds)
+                train(self.store, config, folder, resume=is_same, overwrite=not is_same, progress=self.progress)
+                _tidy()
+            remove_stale(folder)
+            runs.append(Run.open(folder))
+        return runs
+
+    def write(self, final: Sequence[Run] = (), stopped: str = "") -> Tuned:
+        """What is known so far, in every form."""
+        journal = self.journal
+        tuned = Tuned(
+            self.out, self.store.name, self.store.path, self.metric, self.sign, self.space, journal.trials(),
+            journal.ranked(), journal.importances(), self.num_prepared, list(final), stopped,
+        )  # fmt: skip
+        write_output(tuned)
+        write_tuning_page(tuned)
+        return tuned
+
+    def _score(self, entry: dict[str, Any]) -> float:
+        """An epoch's score, as training judges it: by the loss where the metric is undefined."""
+        valid: dict[str, float] = entry["valid"]
+        return valid.get(self.metric, -self.sign * valid.get("loss", math.inf))
+
+    def _drop_weights(self) -> None:
+        """Only the best trial keeps its weights; none that has ended keeps its checkpoints."""
+        ranked = self.journal.ranked()
+        for trial in self.journal.done():
+            shutil.rmtree(self.out / trial.folder / "checkpoints", ignore_errors=True)
+            if not ranked or trial.folder != ranked[0].folder:
+                (self.out / trial.folder / "model.safetensors").unlink(missing_ok=True)
+
+    def _show(self) -> None:
+        ranked, done = self.journal.ranked(), len(self.journal.done())
+        best = f", best {self.metric} {ranked[0].score:.4f}" if ranked else ""
+        made = f", {self.num_prepared} prepared" if self.num_prepared else ""
+        self.progress(f"tune: trial {min(done + 1, self.trials)}/{self.trials}{best}{made}", done, self.trials)
+
+
+def _with_train(config: Config, **changed: Any) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update=changed)})
+
+
+def _tidy() -> None:
+    """Give back what the last trial held, before the next one asks for it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.compiler.reset()  # code compiled for models of other shapes counts against a limit

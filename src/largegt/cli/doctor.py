@@ -1,0 +1,367 @@
+"""Doctor: can this machine do the work, and what is in the way?
+
+Looks at the machine, and leaves a `Diagnosis`: facts by section, and problems, each with what to do. Nothing here
+raises: what cannot be found out is a problem itself. Cost: the imports of torch and numba (2 s); the self-check, a
+whole walk on a tiny graph, takes 5 s more, and 20 where numba compiles for the first time; abilities of the hardware
+are tried once (15 s, 50 with a GPU).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any
+
+from largegt import __version__
+from largegt.errors import first_line
+from largegt.runtime.memory import available_bytes, format_bytes
+from largegt.runtime.progress import Progress, silent
+
+EXTRAS = {
+    "tune": ("optuna", "largegt tune"),
+    "sklearn": ("scikit-learn", "LargeGTClassifier, LargeGTRegressor"),
+    "pyg": ("torch-geometric", "graphs from and to PyTorch Geometric"),
+    "ray": ("ray", "--engine ray"),
+    "redis": ("redis", "prepare --neighbors redis://…"),
+    "cloud": ("s3fs", "stores in a bucket"),
+    "wandb": ("wandb", "train.wandb"),
+}
+"""Of each extra, the package that it brings and what for."""
+_MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
+_NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "typer", "rich", "safetensors", "xxhash",
+           "matplotlib", "tensorboard")  # fmt: skip
+_LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
+_SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_CGROUP = Path("/sys/fs/cgroup")
+_NEEDS_COMPILER = "a C compiler and the Python headers are needed for it; without them training is slower"
+_SLOWER = "nothing needs to be done: training works without, more slowly"
+_WITHOUT = {
+    "triton": _NEEDS_COMPILER, "compile_cuda": _NEEDS_COMPILER, "cuda_graphs": _SLOWER, "pinned_memory": _SLOWER,
+}  # fmt: skip
+"""What to do where an ability is missing that training would use by itself."""
+_NO_CACHE = "set NUMBA_CACHE_DIR to a folder that you may write to"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is in the way, and what to do about it."""
+
+    what: str
+    do: str
+    stops: bool = False
+    """Nothing works before it is mended; other problems cost speed, room or a feature."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.do}"
+
+
+@dataclass
+class Diagnosis:
+    """What was found, section by section."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def works(self) -> bool:
+        return not any(problem.stops for problem in self.problems)
+
+    def add(self, what: str, do: str, stops: bool = False) -> None:
+        self.problems.append(Problem(what, do, stops))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"works": self.works, **self.facts, "problems": [asdict(problem) for problem in self.problems]}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The facts for people, a line or a few for each section, which is named in its first."""
+        found: list[tuple[str, str]] = []
+        for section, named in self.facts.items():
+            single = {name: value for name, value in named.items() if not isinstance(value, dict)}
+            texts = [f"{name} {text}" for name, text in single.items()] if section == "extras" else [_words(single)]
+            texts += [
+                f"{name.replace('_', ' ')} {_words(value)}" for name, value in named.items() if isinstance(value, dict)
+            ]
+            first, *others = [text for text in texts if text] or ["none"]
+            title = section.removesuffix("_s").replace("_", " ") + (", s" if section.endswith("_s") else "")
+            found += [(title, first), *(("", text) for text in others)]
+        return found
+
+
+def _words(named: dict[str, Any]) -> str:
+    return ", ".join(_part(name, value) for name, value in named.items() if value is not None)
+
+
+def _part(name: str, value: Any) -> str:
+    if name in ("folder", "name"):
+        return str(value)
+    if name.endswith("_bytes"):
+        name, value = name.removesuffix("_bytes"), format_bytes(value)
+    elif isinstance(value, bool):
+        value = "yes" if value else "no"
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
+    """Look at everything; `quick` leaves out the self-check, and tries no ability of the hardware."""
+    found = Diagnosis()
+    probes: list[tuple[str, Callable[[Diagnosis], dict[str, Any]]]] = [
+        ("versions", _versions),
+        ("cpu", _cpu),
+        ("memory", _memory),
+        ("disk", _disk),
+        ("gpu", _gpus),
+        ("numba_cache", _cache),
+        ("abilities", lambda found: _abilities(found, quick, progress)),
+        ("extras", _extras),
+    ]
+    for section, probe in probes:
+        try:
+            found.facts[section] = probe(found)
+        except Exception as error:  # a library that is broken in whatever way must not hide the rest
+            found.add(f"the {section.replace('_', ' ')} cannot be looked at", first_line(error))
+    if not quick and found.works:
+        found.facts["self_check_s"] = _self_check(found, progress)
+    return found
+
+
+def _versions(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Every package that is needed; one that is missing, too old or cannot be loaded is a problem."""
+    system = f"{platform.system()} {platform.machine()}"
+    found: dict[str, Any] = {"largegt": __version__, "python": platform.python_version(), "system": system}
+    wanted = _requirements()
+    for name in _NEEDED:
+        version = found[name] = _version(name)
+        if version is None:
+            diagnosis.add(f"{name} is not installed", f"pip install '{wanted.get(name, name)}'", stops=True)
+        elif name in wanted and not wanted[name].specifier.contains(version, prereleases=True):
+            needed = f"{name} is {version}, and {wanted[name].specifier} is needed"
+            diagnosis.add(needed, f"pip install '{wanted[name]}'", stops=True)
+        elif name in ("torch", "numba", "pyarrow"):  # those with libraries of their own, which may not load here
+            try:
+                import_module(name)
+            except Exception as error:
+                do = f"install it anew, pip install --force-reinstall '{name}=={version}'"
+                diagnosis.add(f"{name} cannot be loaded ({first_line(error)})", do, stops=True)
+    return found
+
+
+def _version(package: str) -> str | None:
+    """The version of what is installed and can be imported."""
+    try:
+        there = util.find_spec(_MODULES.get(package, package)) is not None
+        return metadata.version(package) if there else None
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _requirements() -> dict[str, Any]:
+    """What our own metadata asks for, by name; nothing where we run from a source folder."""
+    try:
+        from packaging.requirements import Requirement
+
+        every = [Requirement(line) for line in metadata.requires("largegt") or [] if "extra ==" not in line]
+    except (metadata.PackageNotFoundError, ImportError):
+        return {}
+    return {one.name: one for one in every}
+
+
+def _cpu(diagnosis: Diagnosis) -> dict[str, Any]:
+    from largegt.runtime.threads import num_threads  # which wants NumPy, and that may be what is missing
+
+    cores, allowed = num_threads(None), cpu_limit()
+    found: dict[str, Any] = {"cores": os.cpu_count(), "cores_of_process": cores, "cores_of_container": allowed}
+    if allowed is not None and allowed < cores:
+        few = max(1, round(allowed))
+        do = f"export OMP_NUM_THREADS={few}, and give prepare --threads {few}: more threads only wait for each other"
+        diagnosis.add(f"this container may use {allowed:g} of {cores} cores", do)
+    found |= {name: os.environ[name] for name in _SIZES if name in os.environ}
+    found["torch_threads"] = threads = import_module("torch").get_num_threads()
+    if cores > 1 and threads == 1 and allowed is None:
+        set_by = next((name for name in _SIZES[:2] if os.environ.get(name) == "1"), None)
+        do = f"unset {set_by}, or set it to {cores}" if set_by else f"export OMP_NUM_THREADS={cores}"
+        diagnosis.add(f"torch computes with 1 of {cores} cores", do)
+    return found
+
+
+def cpu_limit(cgroup: Path = _CGROUP) -> float | None:
+    """Cores that this container may use, by its quota; None where there is none."""
+    try:
+        if (new := cgroup / "cpu.max").is_file():
+            quota, period = new.read_text(encoding="ascii").split()
+        else:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if quota.strip() not in ("max", "-1") else None
+    except (OSError, ValueError):
+        return None
+
+
+def _memory(diagnosis: Diagnosis) -> dict[str, Any]:
+    free = available_bytes()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if free < _LITTLE_MEMORY:
+        do = "end other programs; --memory 512MiB keeps ingest and prepare within that"
+        diagnosis.add(f"only {format_bytes(free)} of memory are free", do)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or `max`
+        limit = None
+    return {"total_bytes": total, "free_bytes": free, "container_bytes": limit}
+
+
+def _disk(diagnosis: Diagnosis) -> dict[str, Any]:
+    try:
+        places = {"here": Path.cwd(), "temporary": Path(tempfile.gettempdir())}
+    except OSError as error:
+        diagnosis.add(f"no folder for temporary files ({first_line(error)})", "set TMPDIR", stops=True)
+        return {}
+    found = {}
+    for name, place in places.items():
+        free = shutil.disk_usage(place).free
+        found[name] = {"folder": str(place), "free_bytes": free}
+        try:
+            tempfile.TemporaryFile(dir=place).close()
+        except OSError as error:
+            do = "go to another folder, or give --out one" if name == "here" else "set TMPDIR to another folder"
+            diagnosis.add(f"cannot write to {place} ({error.strerror})", do, stops=name != "here")
+        if free < _LITTLE_DISK:
+            do = "free some, or work on another disk; largegt prepare --dry-run says what a store needs"
+            diagnosis.add(f"only {format_bytes(free)} are free in {place}", do)
+    return found
+
+
+def _gpus(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Every GPU, and whether it really computes: a driver that does not fit shows only then."""
+    torch = import_module("torch")
+    if not torch.cuda.is_available():
+        if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
+            built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+            do = "install a torch for CUDA that fits its driver (nvidia-smi tells); until then a CPU does the work"
+            diagnosis.add(f"there is an NVIDIA GPU, but torch {torch.__version__} {built}", do)
+        return {"cuda": None}
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
+    for number in range(torch.cuda.device_count()):
+        about, name = torch.cuda.get_device_properties(number), f"cuda:{number}"
+        reason = why_not_computing(name)
+        if reason:
+            do = "install a torch that fits its driver, or leave it out with CUDA_VISIBLE_DEVICES="
+            diagnosis.add(f"{name} does not compute ({reason})", do, stops=True)
+        found[name] = {
+            "name": about.name, "memory_bytes": about.total_memory,
+            "compute_capability": f"{about.major}.{about.minor}", "bf16": about.major >= 8, "computes": not reason,
+            **({} if reason else {"free_bytes": torch.cuda.mem_get_info(number)[0]}),
+        }  # fmt: skip
+    return found
+
+
+def why_not_computing(device: str) -> str:
+    """Why a device multiplies no matrices; empty where it does."""
+    torch = import_module("torch")
+    try:
+        ones = torch.ones(64, 64, device=device)
+        return "" if bool(((ones @ ones) == 64).all()) else "a product of matrices came out wrong"
+    except Exception as error:
+        return first_line(error)
+
+
+def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[str, Any]:
+    """What the hardware can do, by trying it (runtime/hardware.py). Nothing is tried anew with `quick`, or where
+    something else stops the work; what failed before is tried again."""
+    from largegt.runtime import hardware
+
+    found: dict[str, Any] = {}
+    names = hardware.names_here()
+    for number, name in enumerate(names):
+        progress(f"try {name}", number, len(names))
+        known = hardware.known(name)
+        if not quick and diagnosis.works and (known is None or not known.works):
+            known = hardware.probe(name)
+        if known is None or known.works is None:
+            found[name] = {"tried": False, "reason": known.reason if known else "not tried yet"}
+            continue
+        found[name] = {"works": known.works, "reason": known.reason or None}
+        if known.speedup is not None:
+            found[name] |= {"faster_than_float32": known.speedup > 1, "speedup": known.speedup}
+        if not known.works and name in _WITHOUT:
+            diagnosis.add(f"{name} does not work ({known.reason})", _WITHOUT[name])
+    return found
+
+
+def kernel_folder() -> Path | None:
+    """Where numba keeps what it compiled of the preparation; None where it is told not to compile, and an error where
+    it can keep it nowhere."""
+    from largegt.preprocessing.sampling import kernels
+
+    stats = getattr(kernels.start_stream, "stats", None)
+    return Path(stats.cache_path) if stats is not None else None
+
+
+def is_compiled(folder: Path) -> bool:
+    return any(folder.glob("kernels.*.nbi"))
+
+
+def _cache(diagnosis: Diagnosis) -> dict[str, Any]:
+    try:
+        folder = kernel_folder()
+    except Exception as error:
+        diagnosis.add(f"numba can keep nothing that it compiles ({first_line(error)})", _NO_CACHE, stops=True)
+        return {"folder": None}
+    if folder is None:
+        diagnosis.add("numba compiles nothing, and all is slow", "unset NUMBA_DISABLE_JIT")
+        return {"folder": None}
+    asked = os.environ.get("NUMBA_CACHE_DIR")
+    if asked and not folder.absolute().is_relative_to(Path(asked).absolute()):
+        diagnosis.add(f"NUMBA_CACHE_DIR={asked} cannot be written to; {folder} is used", _NO_CACHE)
+    return {"folder": str(folder), "compiled": is_compiled(folder)}
+
+
+def _extras(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        package: _version(package) or f"not installed, for {use}: pip install 'largegt[{extra}]'"
+        for extra, (package, use) in EXTRAS.items()
+    }
+
+
+def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
+    """Ingest, prepare, train an epoch and predict, on a graph of 300 nodes, as a command would do it; seconds each."""
+    elapsed_s: dict[str, float] = {}
+    step = "ingest"
+    try:
+        import numpy as np
+
+        from largegt import Config, ingest, predict, prepare, sources, train
+
+        rng = np.random.default_rng(0)
+        labels = rng.integers(3, size=300)
+        features = (rng.normal(size=(300, 8)) + labels[:, None]).astype(np.float32)
+        source = sources.arrays(rng.integers(300, size=(2, 3000)), features, labels)
+        small = ["prepare.local_nodes.k=8", "model.hidden=16", "train.epochs=1", "train.batch_size=64", "train.draws=1"]
+        config = Config.from_recipe("default", small)
+        with tempfile.TemporaryDirectory(prefix="largegt-doctor-") as folder:
+            found: dict[str, Any] = {}
+            steps: dict[str, Callable[[], Any]] = {
+                "ingest": lambda: ingest(source, Path(folder, "graph")),
+                "prepare": lambda: prepare(found["ingest"], config.preparation),
+                "train": lambda: train(found["prepare"], config, Path(folder, "run")),
+                "predict": lambda: predict(found["train"], Path(folder, "predictions.parquet")),
+            }
+            for number, (step, work) in enumerate(steps.items()):
+                progress(f"self-check: {step}", number, len(steps))
+                begun = time.perf_counter()
+                found[step] = work()
+                elapsed_s[step] = round(time.perf_counter() - begun, 2)
+            progress("self-check: done", len(steps), len(steps))
+            step = "the result"
+            assert found["predict"].num_rows == len(labels), "nodes are missing"
+            assert found["train"].metrics["valid"]["loss"] < 10, "it learned nothing"
+    except Exception as error:
+        do = "mend what is named above first; if nothing is, this is a bug: report it with `largegt doctor --json`"
+        what = f"the self-check failed at {step} ({type(error).__name__}: {first_line(error)})"
+        diagnosis.add(what, do, stops=True)
+    return elapsed_s

@@ -1,0 +1,194 @@
+"""How settings are read and written: trees of plain values to frozen models and back, `a.b=c` overrides, durations.
+
+An unknown key is refused with the nearest known name, and the first thing wrong is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+
+from largegt.errors import ConfigError, nearest
+
+_LONGEST_S = 1e10
+
+
+class Settings(BaseModel):
+    """Frozen, strict about names, and documented field by field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, tree: Any) -> Any:
+        """TOML has no null: `"none"` is how a recipe or an override says it, where the field can be empty."""
+        if not isinstance(tree, dict):
+            return tree
+        return {
+            key: None if value == "none" and key in cls.model_fields and _can_be_none(cls, key) else value
+            for key, value in tree.items()
+        }
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _keep_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic or a later stage would take for something else: a flag for a number, a whole number that
+        no array can count to, text that cannot be written to a file."""
+        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
+        takes_flags = annotation is bool or bool in get_args(annotation)
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool) and not takes_flags:
+                raise ValueError(f"{str(one).lower()} is not a value that it takes")
+            if isinstance(one, int) and abs(one) >= 2**63:
+                raise ValueError("a whole number must fit 64 bits with sign")
+            if isinstance(one, str) and not _is_writable(one):
+                raise ValueError(f"{one!r} holds characters that are no text")
+        return value
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def _is_writable(text: str) -> bool:
+    """Whether text can be encoded: bytes of a command line that are no UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _can_be_none(cls: type[Settings], field: str) -> bool:
+    return type(None) in get_args(cls.model_fields[field].annotation)
+
+
+def several(values: Any) -> Any:
+    """`20,10` or `[20,10]` as on a command line, one value alone, or a list."""
+    if isinstance(values, str):
+        listed = values.removeprefix("[").removesuffix("]")
+        return tuple(listed.split(",")) if listed else ()
+    return values if isinstance(values, list | tuple) else (values,)
+
+
+def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
+    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        raise _config_error(cls, error) from None
+
+
+def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = setting_names(cls)
+        same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
+        hint = nearest(name, same_table) or nearest(name, known)
+        return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
+    if first["type"] == "value_error":
+        return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
+    if first["type"] == "model_type":
+        return ConfigError(f"{name} is a table of settings and cannot be {first['input']!r}: set {name}.NAME=VALUE")
+    if first["type"] == "literal_error":
+        hint = nearest(str(first["input"]), re.findall(r"'([^']+)'", first["ctx"]["expected"]))
+        return ConfigError(f"setting {name} cannot be {first['input']!r}{hint}: {first['msg'].lower()}")
+    return ConfigError(f"setting {name} cannot be {first.get('input')!r}: {first['msg'].lower()}")
+
+
+def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
+    """Dotted names of every setting below `cls`."""
+    return [name for name, _, _ in describe_settings(cls, prefix)]
+
+
+def describe_settings(cls: type[Settings], prefix: str = "") -> list[tuple[str, Any, str]]:
+    """(dotted name, default, help) of every setting below `cls`."""
+    found: list[tuple[str, Any, str]] = []
+    for name, field in cls.model_fields.items():
+        if isinstance(field.default, Settings):
+            found += describe_settings(type(field.default), f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, field.default, field.description or ""))
+    return found
+
+
+def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT:
+    """A `cls` from its defaults and `a.b=c` overrides alone."""
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(tree, override)
+    return build(cls, tree)
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Put `a.b=c` into the tree. The value is read as TOML; a bare word is a string."""
+    name, equals, text = override.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"override {override!r} is not of the form section.name=value")
+    *tables, leaf = [part.strip() for part in name.split(".")]
+    for table in tables:
+        below = tree.setdefault(table, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"override {override!r}: {table!r} is a value, not a table")
+        tree = below
+    value = _override_value(text.strip())
+    below = tree.get(leaf)
+    tree[leaf] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+
+
+def _override_value(text: str) -> Any:
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # RecursionError: thousands of brackets
+        return text
+    return tree["value"] if len(tree) == 1 else text  # a second line is no part of a value
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` on top of `below`, table by table."""
+    both = {
+        key: merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+def seconds(duration: str) -> float:
+    """Seconds in `90s`, `30m`, `4h`, `1h30m` or a bare number."""
+    text = duration.strip().lower()
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([hms]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ConfigError(f"{duration!r} is not a duration: write 90s, 30m, 4h or 1h30m")
+    total = sum(float(number) * {"h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}[unit] for number, unit in parts)
+    if not total < _LONGEST_S:
+        raise ConfigError(f"{duration!r} is longer than anything runs: write 90s, 30m, 4h or 1h30m")
+    return total
+
+
+def to_toml(tree: Mapping[str, Any]) -> str:
+    """Write a tree of scalars, lists and tables; `None` is written as "none"."""
+    lines: list[str] = []
+    _write_table(tree, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    for key, value in tree.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{key} = {_toml_value('none' if value is None else value)}")
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{prefix}{key}]"]
+            _write_table(value, f"{prefix}{key}.", lines)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's notation, which TOML shares but for infinities and NaN."""
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(text, text)

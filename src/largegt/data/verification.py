@@ -1,0 +1,217 @@
+"""Verify: every byte of a store, a preparation or a run against its checksums.
+
+Enters: a folder. Leaves: each damaged file and how that shows, and what could not be compared. Cost: one reading of
+everything, on all cores. A store is verified with its preparations, a run with its store and those. Nothing is written,
+and nothing that is missing is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from largegt.errors import FormatError, InputError, LargeGTError
+from largegt.io import remote
+from largegt.io.array_folder import ArrayFolder, manifest_files
+from largegt.io.atomic import leaves
+from largegt.io.checksums import Damage, read_sealed
+from largegt.io.remote import MANIFEST
+from largegt.runtime.progress import Progress
+from largegt.types import PathLike
+
+_MOST_NAMED = 5
+
+
+@dataclass
+class Verified:
+    """What a verification found."""
+
+    damaged: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What has no checksum to be compared with, or was not there."""
+    num_files: int = 0
+    num_bytes: int = 0
+
+    def count(self, num_bytes: int, num_files: int = 1) -> None:
+        self.num_files += num_files
+        self.num_bytes += num_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "verified": not self.damaged,
+            "damaged": [{"file": str(damage.file), "reason": damage.reason} for damage in self.damaged],
+            "notes": self.notes,
+            "files": self.num_files,
+            "bytes": self.num_bytes,
+        }
+
+
+def verify(path: PathLike, progress: Progress | None = None) -> Verified:
+    """Compare everything at `path` with its checksums."""
+    path = remote.local_path(path)
+    remote.refresh(path)
+    if not path.exists():
+        raise InputError(f"{remote.shown(path)} does not exist")
+    found = Verified()
+    if (path / "config.toml").is_file():
+        _run(path, found, progress)
+    elif _is_folder(path):
+        for stage in _stages(path) if _kind(path) == "prepared" else []:
+            _folder(stage, "stage", found, progress)
+        _folder(path, _kind(path), found, progress)
+    else:
+        raise FormatError(f"{remote.shown(path)} is neither a store, nor a preparation, nor a run of largegt")
+    return found
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one of ours, even if its manifest is damaged."""
+    manifest = path / MANIFEST
+    is_ours = _kind(path) != "store" or any(path.glob("*.npy"))
+    return manifest.is_file() and (is_ours or b"largegt-" in manifest.read_bytes())
+
+
+def _kind(path: Path) -> str:
+    """`store`, `prepared` or `stage`, also where the manifest is too damaged to be read."""
+    if path.parent.parent.name == "prepared":
+        return "stage"
+    return "prepared" if path.parent.name == "prepared" else "store"
+
+
+def _stages(path: Path) -> list[Path]:
+    """The folders that a preparation names; none where its manifest is damaged, which is found later."""
+    try:
+        stages = ArrayFolder(path, "prepared", check=False).meta["stages"].items()
+    except (LargeGTError, KeyError, AttributeError):
+        return []
+    folders = [path.parent / str(stage) / str(key) for stage, key in stages]
+    return [folder for folder in folders if not leaves(path.parent, folder) and _is_folder(folder)]
+
+
+def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -> None:
+    """All versions of a folder; of a store also its preparations. Where no byte is damaged, it is opened too."""
+    named = {MANIFEST}
+    for manifest in manifest_files(path):
+        remote.refresh(path, str(manifest.relative_to(path)))
+        version = None if manifest.name == MANIFEST else manifest.stem
+        found.count(manifest.stat().st_size)
+        try:
+            folder = ArrayFolder(path, kind, version, check=False)
+        except (FormatError, InputError) as error:
+            found.damaged.append(Damage(manifest, _reason(error, manifest)))
+            continue
+        arrays = {entry["file"]: name for name, entry in folder.manifest["arrays"].items()}
+        new = [name for file, name in arrays.items() if file not in named]
+        named |= set(arrays)
+        found.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
+        found.damaged += folder.damages(new, progress, _bounds(folder, kind))
+        if not found.damaged:
+            _sound(manifest, found, partial(_open, path, kind, version, progress))
+    files = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
+    if extra := sorted(files - named):
+        found.notes.append(f"{path} has files that no version names: {_named(extra)}")
+    if kind == "store":
+        _parts_of_store(path, found, progress)
+
+
+def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> None:
+    """The runs that are registered in a store, its stages and its preparations."""
+    from .versions import PREPARED, REFS, read_ref
+
+    for ref in sorted((path / REFS).glob("*.json")):
+        found.count(ref.stat().st_size)
+        _sound(ref, found, partial(read_ref, ref))
+    prepared = path / PREPARED
+    for stage in (*(prepared / name for name in remote.names(prepared)), prepared):
+        for folder in remote.folders(stage):
+            if (folder / MANIFEST).is_file() or remote.url_of(folder) is not None:
+                _folder(folder, _kind(folder), found, progress)
+
+
+def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
+    if kind == "store":
+        from .store import bounds_of
+    else:
+        from largegt.preprocessing.prepared import bounds_of
+    return bounds_of(folder)
+
+
+def _open(path: Path, kind: str, version: str | None, progress: Progress | None) -> None:
+    """Open it as its readers do; numbers that point into other arrays are looked at."""
+    if kind == "store":
+        from .store import GraphStore
+
+        GraphStore.open(path, version).verify_numbers(progress)
+    elif kind == "prepared":
+        from largegt.preprocessing.prepared import Prepared
+
+        Prepared.open(path)
+
+
+def _run(path: Path, found: Verified, progress: Progress | None) -> None:
+    from largegt.training import checksums
+    from largegt.training.run import Run
+
+    own = path / checksums.FILE
+    try:
+        names = [name for name in checksums.noted(path) if (path / name).is_file()]
+        for name in (*names, *([checksums.FILE] if own.is_file() else [])):
+            found.count((path / name).stat().st_size)
+        found.damaged += checksums.damages(path)
+        if others := checksums.unchecked(path):
+            found.notes.append(f"{path} has files without a checksum: {_named(others)}")
+    except FormatError as error:
+        found.damaged.append(Damage(own, _reason(error, own)))
+    analysis = path / "analysis.json"
+    if analysis.is_file():
+        _sound(analysis, found, lambda: _sealed(analysis, found))
+    config = path / "config.toml"
+    if any(damage.file in (config, own) for damage in found.damaged):
+        found.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
+        return
+    _sound(config, found, lambda: _data_of(Run.open(path), found, progress))
+
+
+def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
+    """The store of a run, which must have the version it was trained on, and its preparations."""
+    from largegt.preprocessing.cache_key import prepared_path
+
+    try:
+        if not (run.store_path / MANIFEST).is_file():
+            raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
+        before = len(found.damaged)
+        _folder(run.store_path, "store", found, progress)
+        if len(found.damaged) > before:
+            return
+        path = prepared_path(run.store(), run.config.preparation)
+        if not path.exists():
+            raise InputError(
+                f"the preparation of {run.path} is no longer at {path}; it is made again when it is needed"
+            )
+    except InputError as error:
+        found.notes.append(str(error))
+
+
+def _sealed(file: Path, found: Verified) -> None:
+    read_sealed(file, "largegt report makes it again")
+    found.count(file.stat().st_size)
+
+
+def _sound(file: Path, found: Verified, work: Callable[[], object]) -> None:
+    """Count an error of `work` as damage to this file."""
+    try:
+        work()
+    except LargeGTError as error:
+        found.damaged.append(Damage(file, _reason(error, file)))
+
+
+def _reason(error: LargeGTError, file: Path) -> str:
+    return str(error).removeprefix(f"{file} ").partition(";")[0]
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMED])
+    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")

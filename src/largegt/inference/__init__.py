@@ -1,0 +1,1 @@
+"""Predictions and embeddings of a trained model, for nodes of the store and for new ones."""

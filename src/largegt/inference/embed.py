@@ -1,0 +1,172 @@
+"""Embed: a run's best weights → a vector per node, and which nodes lie nearest to one.
+
+Axes: n nodes, d width of a vector.
+
+Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
+same as arrays), npy (the vectors alone, in the same order), or a table. A vector is what the prediction head reads
+(`joined`, H_out), or one of its halves, H_local and H_global; with several draws of local nodes it is the mean. Cost:
+that of a prediction of the same nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from largegt.errors import ConfigError, nearest
+from largegt.loader.batch import TokenBatch
+from largegt.models.base import NodeModel, NodeOutput
+from largegt.models.largegt.model import LargeGT
+from largegt.runtime.progress import Progress
+from largegt.training.metrics import TaskHead
+from largegt.training.run import Run
+from largegt.types import Array, PathLike
+
+from .predictor import Ids, PredictOptions, Predictor
+
+Part = Literal["joined", "local", "global"]
+PARTS: tuple[str, ...] = get_args(Part)
+SUFFIXES = (".parquet", ".npy", ".npz")
+
+
+def embed(
+    run: PathLike | Run,
+    out: PathLike | None = None,
+    ids: Ids | None = None,
+    split: str | None = None,
+    part: str = "joined",
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+) -> pa.Table:
+    """Vectors of the nodes with these ids, of one split, or of every node of the run's store.
+
+    Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `part`: `joined`, what the
+    prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
+    memory: `Embedding.write` only writes it. Everything else is as `predict` has it.
+    """
+    options = PredictOptions(out, ids, split, True, device, progress, draws, memory, overwrite)
+    return Embedding(run, options, part).collect()
+
+
+def nearest_nodes(
+    run: PathLike | Run,
+    node: Any,
+    top: int = 10,
+    split: str | None = None,
+    part: str = "joined",
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+) -> pa.Table:
+    """The `top` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
+    id), `label` (its own, null without one) and `similarity`, the cosine. Exact, over every node of the store or of one
+    split; ties go to the node with the smaller number."""
+    if top < 1:
+        raise ConfigError(f"top is {top}: it must be at least 1")
+    opened = Run.open(run)
+    settings = PredictOptions(device=device, draws=draws, memory=memory)
+    wanted_nd = np.concatenate(list(Embedding(opened, replace(settings, ids=[node]), part).groups()))
+    direction_d = _unit(wanted_nd)[0]
+    everyone = Embedding(opened, replace(settings, split=split, progress=progress), part)
+    store = everyone.store
+    [number] = store.nodes_of([node])
+    best_n, nodes_n = np.empty(0), np.empty(0, np.int64)
+    done = 0
+    for found_nd in everyone.groups():
+        nodes = everyone.nodes_of(done, found_nd)
+        done += len(found_nd)
+        is_other = nodes != number
+        best_n = np.concatenate([best_n, (_unit(found_nd) @ direction_d)[is_other]])
+        nodes_n = np.concatenate([nodes_n, nodes[is_other]])
+        kept = np.lexsort((nodes_n, -best_n))[:top]
+        best_n, nodes_n = best_n[kept], nodes_n[kept]
+    labels = [store.label_of(int(each)) for each in nodes_n]
+    return pa.table({"node": store.id_array(nodes_n), "label": pa.array(labels), "similarity": pa.array(best_n)})
+
+
+class Embedding(Predictor):
+    """A run, opened to give the vectors of some of its nodes: a prediction whose outputs are those."""
+
+    what, suffixes = "embeddings", SUFFIXES
+
+    def __init__(self, run: PathLike | Run, options: PredictOptions, part: str = "joined") -> None:
+        self.part = cast(Part, part)
+        super().__init__(run, replace(options, all_probabilities=True))  # every number of a vector
+
+    def check_run(self) -> None:
+        name, path = self.run.config.model.name, self.run.path
+        if self.part not in PARTS:
+            raise ConfigError(f"part {self.part!r} is none of {', '.join(PARTS)}{nearest(self.part, PARTS)}")
+        if not name.startswith("largegt-"):
+            raise ConfigError(f"{path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
+        if self.part != "joined" and name not in ("largegt-full", f"largegt-{self.part}"):
+            raise ConfigError(f"{path} is a {name}, which has no {self.part} part: use --part joined")
+
+    def open_model(self) -> tuple[NodeModel, TaskHead]:
+        model = self.run.load_model(self.prepared)
+        assert isinstance(model, LargeGT)
+        return Embedder(model, self.part), vectors_head(self.run.config.model.hidden)
+
+    def row_width(self) -> int:
+        return self.head.num_outputs
+
+    def table(self, done: int, found: Array) -> pa.Table:
+        nodes = self.nodes_of(done, found)
+        numbers = pa.array(np.ascontiguousarray(found, np.float32).reshape(-1))
+        vectors = pa.FixedSizeListArray.from_arrays(numbers, self.width)
+        return pa.table({"node": self.store.id_array(nodes), "embedding": vectors})
+
+
+class Embedder(NodeModel):
+    """A LargeGT whose outputs are its vectors instead of logits."""
+
+    takes_padding = True
+
+    def __init__(self, model: LargeGT, part: Part = "joined") -> None:
+        super().__init__()
+        self.model, self.part = model, part
+        self.num_local_nodes = 1 if part == "global" else model.num_local_nodes
+        self.reads_labels = model.reads_labels and part != "global"
+
+    def forward(self, batch: TokenBatch) -> NodeOutput:
+        if self.part == "joined":
+            output = self.model(batch)
+            return NodeOutput(output.hidden, output.hidden, batch.nodes, None)
+        vectors_bd = self._half(batch)
+        return NodeOutput(vectors_bd, vectors_bd, batch.nodes, None)
+
+    def _half(self, batch: TokenBatch) -> Tensor:
+        if self.part == "local":
+            assert self.model.local_module is not None
+            inputs = self.model.local_node_inputs(batch)
+            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
+            return local_bd
+        assert self.model.global_module is not None
+        global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
+        return global_bd
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Halves are computed as they are: the fused kernels are those of the whole."""
+        if self.part == "joined":
+            self.model.compile_for(batch_sizes)
+            self.compiled_sizes = self.model.compiled_sizes
+
+
+def vectors_head(width: int) -> TaskHead:
+    """What leaves outputs as they are, and averages draws by their mean: that of values."""
+    return TaskHead("regression", width, None, 0.0, 0.0, 1.0)
+
+
+def _unit(vectors_nd: Array) -> Array:
+    """Each of length one; one that is zero stays, and is like no other."""
+    vectors_nd = vectors_nd.astype(np.float64)
+    lengths_n1 = np.linalg.norm(vectors_nd, axis=1, keepdims=True)
+    return vectors_nd / np.where(lengths_n1 > 0, lengths_n1, 1.0)

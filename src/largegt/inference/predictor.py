@@ -1,0 +1,380 @@
+"""Predict: a run's best weights → labels and probabilities for all nodes, some nodes, or one split.
+
+Enters: a run folder and the nodes asked for. Leaves: a Parquet, CSV or npz file with the user's own ids, a table of the
+same, or both. A node that was not prepared is prepared first.
+
+Rows are written as they are made, in groups of fixed size: memory is that of the model and of one segment of nodes,
+whatever their number. Of several ranks each keeps what it predicts in a file of its own, and the first one takes these
+in order: the same bytes as one rank writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, disk_errors
+from largegt.models.base import NodeModel
+from largegt.models.baselines.message_passing import MessagePassing
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.distributed import Ranks
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.text import quoted
+from largegt.training.accelerator import make_accelerator
+from largegt.training.evaluate import Scorer, nodes_at_once
+from largegt.training.metrics import TaskHead
+from largegt.training.run import Run
+from largegt.training.setup import is_worth_compiling, make_loader
+from largegt.types import Array, PathLike
+
+from .writers import SUFFIXES, check_prediction_file, prediction_file
+
+_SEGMENT_ROWS = 1 << 18
+"""Nodes whose row numbers, and fresh draws of local nodes, are held at once."""
+_GROUP_ROWS, _GROUP_NUMBERS = 1 << 20, 1 << 22
+"""A group that is written has so many rows, or fewer if they are wide: whatever the batches and ranks."""
+_NUMBERS_AT_ONCE = 1 << 22
+"""Outputs of batches are taken together, about so many numbers at a time: few copies from a GPU."""
+
+
+Ids = Iterable[Any] | str | int
+"""Ids of nodes, or one."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a prediction has written."""
+
+    out: Path
+    num_rows: int
+    columns: list[str]
+    first: pa.Table
+    """Some rows to look at."""
+    reused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Where a store that has grown was prepared for it: rows kept from before and rows made, by array."""
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Which nodes to predict, how, and where to; as `predict` has them."""
+
+    out: PathLike | None = None
+    """The file to write; none when None."""
+    ids: Ids | None = None
+    split: str | None = None
+    all_probabilities: bool = False
+    device: str | None = None
+    progress: Progress | None = None
+    draws: int | None = None
+    memory: str | int | None = None
+    overwrite: bool = False
+    csv_safe: bool = False
+    """Put a single quote before ids and classes that a spreadsheet would run as formulas."""
+
+
+def predict(
+    run: PathLike | Run,
+    out: PathLike | None = None,
+    ids: Ids | None = None,
+    split: str | None = None,
+    all_probabilities: bool = False,
+    device: str | None = None,
+    progress: Progress | None = None,
+    draws: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+) -> pa.Table:
+    """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
+
+    Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
+    With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
+    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
+    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
+    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and
+    is not replaced without `overwrite`. The table is held in memory: `Predictor.write` only writes it.
+    """
+    options = PredictOptions(out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
+    return Predictor(run, options).collect()
+
+
+class Predictor:
+    """A run, opened to predict some of its nodes."""
+
+    what: str = "predictions"
+    suffixes: tuple[str, ...] = SUFFIXES
+
+    def __init__(self, run: PathLike | Run, options: PredictOptions) -> None:
+        if options.out is not None:
+            check_prediction_file(options.out, options.overwrite, self.what, self.suffixes)
+        if options.ids is not None and options.split is not None:
+            raise ConfigError("give ids or a split, not both")
+        self.options, self.run = options, Run.open(run)
+        self.check_run()
+        self.config = config = self.run.train_config(options.device)
+        self.draws = config.draws if options.draws is None else options.draws
+        if self.draws < 1:
+            raise ConfigError(f"draws is {self.draws}: it must be at least 1")
+        self.store = self.run.newest_store()
+        self.ranks = self.join_ranks()
+        self.show = options.progress if options.progress and self.ranks.is_first else silent
+        with self.ranks.in_turn():
+            self.prepared = self.prepare()
+        self.reused = self.prepared.reused
+        """Rows kept and made in preparing for these predictions, by array."""
+        self.accelerator = make_accelerator(config, self.ranks)
+        self.model, self.head = self.open_model()
+        self.model = self.model.to(self.accelerator.device)
+        self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
+        self.width = self.row_width()
+        """Numbers that are written of a node."""
+        place = self.run.config.tokens.table
+        self.place: Any = "auto" if place == "gpu" else place  # without a GPU it may be predicted, too
+        self.open_rows()
+
+    # what other kinds of predictions have of their own
+
+    def check_run(self) -> None:
+        """Refuse a run that cannot be used, before any work is done."""
+
+    def join_ranks(self) -> Ranks:
+        return Ranks.here(self.config.device)
+
+    def prepare(self) -> Prepared:
+        """A Prepared that has a row for every node asked for."""
+        ids = self.options.ids
+        self.nodes = None if ids is None else self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
+        """The nodes that were named, in that order."""
+        prepared = self.run.prepared(self.show, self.draws > 1, self.options.memory, self.store)
+        return prepared if self.options.split is not None else self._covering(prepared)
+
+    def open_model(self) -> tuple[NodeModel, TaskHead]:
+        """What computes rows, and what makes of its outputs what is written."""
+        return self.run.load_model(self.prepared), self.run.head(self.prepared)
+
+    def row_width(self) -> int:
+        if not self.every:
+            return 2
+        return {"binary": 2, "regression": 1}.get(self.head.task, self.head.num_outputs)
+
+    def open_rows(self) -> None:
+        """The rows of the Prepared to predict, and their batches."""
+        prepared, config, split = self.prepared, self.config, self.options.split
+        self.at: Array | None = None
+        """Where among the sorted rows those of the named nodes are."""
+        self.rows: Array | range
+        if self.nodes is not None:
+            self.rows, self.at = np.unique(prepared.rows_of(self.nodes), return_inverse=True)
+        else:
+            self.rows = range(len(prepared.nodes)) if split is None else prepared.split_rows(split)
+        self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
+        """The places among `rows` that are this rank's."""
+        device = self.accelerator.device
+        self.loader = make_loader(prepared, self.model.eval(), config, device, self.place, self.store)
+        self.scorer = Scorer(self.model, self.head, config, self.accelerator, self.loader, prepared, self.store)
+        at_once = nodes_at_once(self.loader, config)
+        if is_worth_compiling(config, device, len(self.own) // at_once):
+            self.model.compile_for({at_once})
+
+    def table(self, done: int, found: Array) -> pa.Table:
+        """The rows from place `done` on, of these numbers, as the user reads them."""
+        ids = self.store.id_array(self.nodes_of(done, found))
+        return prediction_table(self.store, ids, found, self.options.all_probabilities)
+
+    # all rows
+
+    def write(self) -> Written:
+        """Write all rows to `options.out`, in memory that does not grow with them."""
+        assert self.options.out is not None
+        num_rows = 0
+        for table in self._written():
+            if not num_rows:
+                first = table.slice(0, 5)
+            num_rows += table.num_rows
+        return Written(Path(self.options.out), num_rows, first.column_names, first, self.reused)
+
+    def collect(self) -> pa.Table:
+        """All rows as one table; also written to `options.out` where that is given."""
+        return pa.concat_tables(list(self._written()))
+
+    def _written(self) -> Iterator[pa.Table]:
+        """An empty table, then those of all rows, each when it is written."""
+        out = self.options.out
+        with ExitStack() as stack:
+            file = None
+            if out is not None and self.ranks.is_first:
+                file = stack.enter_context(prediction_file(out, self.options.overwrite, self.options.csv_safe))
+            empty = self.table(0, np.empty((0, self.width), np.float32))
+            for table in chain([empty], self.tables()):
+                if file is not None:
+                    file.add(table)
+                yield table
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, in order. Ranks but the first have none: the first has theirs."""
+        done = 0
+        for group in self.groups():
+            yield self.table(done, group)
+            done += len(group)
+
+    def groups(self) -> Iterator[Array]:
+        """[·, w] the same as numbers."""
+        found = self._of_all_ranks()
+        if self.at is not None:  # named nodes: as many as someone has written down
+            every = np.concatenate([np.empty((0, self.width), np.float32), *found])
+            found = iter([every[self.at]] if self.ranks.is_first else [])
+        return _regrouped(found, self._group_rows)
+
+    @property
+    def _group_rows(self) -> int:
+        return max(1, min(_GROUP_ROWS, _GROUP_NUMBERS // self.width))
+
+    def _of_all_ranks(self) -> Iterator[Array]:
+        """[·, w] what is predicted of `rows`, in order: of this rank and those behind it on the first, nothing on the
+        others, which keep theirs in a file that has no name, so that nothing is left of it whatever happens."""
+        if self.ranks.is_first:
+            yield from self._found()
+            for rank in range(1, self.ranks.size):
+                while (rows := self.ranks.taken(rank, self.width)) is not None:
+                    yield rows.numpy()
+            return
+        folder = Path(self.options.out or ".").parent
+        with disk_errors(folder), TemporaryFile(dir=folder if folder.is_dir() else None) as stream:
+            for rows_nw in self._found():
+                stream.write(rows_nw.tobytes())
+            stream.seek(0)
+            while piece := stream.read(4 * self.width * self._group_rows):
+                self.ranks.give(torch.frombuffer(bytearray(piece), dtype=torch.float32).view(-1, self.width))
+        self.ranks.give(torch.empty(0, self.width))
+
+    def _found(self) -> Iterator[Array]:
+        """[·, w] what this rank predicts of its part of `rows`, in order."""
+        waiting: list[Tensor] = []
+        for logits in chain.from_iterable(map(self._logits_of, self._segments())):
+            waiting.append(logits)
+            if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
+                yield self.decide(torch.cat(waiting))
+                waiting = []
+        if waiting:
+            yield self.decide(torch.cat(waiting))
+
+    def decide(self, logits: Tensor) -> Array:
+        """[n, w] probabilities of every class, or the best class and its probability."""
+        probabilities = self.head.probabilities(logits)
+        if not self.every:
+            probability, best = probabilities.max(dim=1)
+            # exact up to 16 million classes
+            probabilities = torch.stack([best.to(probability.dtype), probability], dim=1)
+        return probabilities.cpu().numpy()
+
+    def _logits_of(self, part: range) -> Iterator[Tensor]:
+        rows = np.asarray(self.rows[part.start : part.stop])
+        loaders = self.scorer.loaders(rows, self.draws)
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            self.show(stage, part.start - self.own.start + done, len(self.own))
+
+        for _, logits, _ in self.scorer.logits(loaders, rows, show, "predict"):
+            yield logits
+
+    def _segments(self) -> list[range]:
+        """This rank's places in pieces of whole batches. The last one has at least a batch if that can be, since a
+        smaller one is filled up where batches are compiled for. Message passing over all neighbours is not cut: it
+        would compute its layers once for each piece."""
+        size = self.config.eval_batch_size
+        step = max(1, _SEGMENT_ROWS // size) * size
+        if isinstance(self.model, MessagePassing) and self.config.inference == "full":
+            step = max(1, len(self.own))
+        starts = list(range(self.own.start, self.own.stop, step))
+        if len(starts) > 1 and self.own.stop - starts[-1] < size:
+            del starts[-1]
+        return [range(low, high) for low, high in pairwise([*starts, self.own.stop])]
+
+    def nodes_of(self, done: int, found: Array) -> Array:
+        """The nodes from place `done` on that these rows are of; refused where a row is no number."""
+        part = slice(done, done + len(found))
+        nodes = self.prepared.nodes[self.rows[part]] if self.nodes is None else self.nodes[part]
+        if (bad := first_not_finite(found)) is not None:
+            raise self.not_a_number(self.store.ids_of(np.asarray(nodes[bad : bad + 1]))[0])
+        return np.asarray(nodes)
+
+    def not_a_number(self, id_: Any) -> ConfigError:
+        """The error for a node of which the model says no number: whose fault it is, and what to do."""
+        said = f"what the model says of node {id_!r} is not a finite number"
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            return ConfigError(f"{said}, since its weights are not: train it again")
+        return ConfigError(
+            f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
+            f"with --set prepare.tokens.standardize=true (largegt inspect {quoted(self.store.path)} "
+            "--verify looks for damage)"
+        )
+
+    def _covering(self, prepared: Prepared) -> Prepared:
+        """A Prepared that has a row for every node asked for, all when none are named. Sampling depends on (seed, node)
+        alone, so the rows that both have are the same."""
+        nodes = self.nodes
+        is_whole = len(prepared.nodes) == self.store.num_nodes
+        if is_whole or (nodes is not None and (prepared.rows_of(nodes) >= 0).all()):
+            return prepared
+        everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
+        config = prepared.config.model_copy(update={"local_nodes": everyone})
+        as_of = None if prepared.as_of is None else prepared.as_of.fingerprint
+        covering = prepare(self.store, config, progress=self.show, memory=self.options.memory, as_of=as_of)
+        covering.reused |= {f"{name} of labelled nodes": counts for name, counts in prepared.reused.items()}
+        return covering
+
+
+def first_not_finite(rows_nw: Array) -> int | None:
+    """The first row that is not all finite."""
+    good = np.isfinite(rows_nw).all(axis=1)
+    return None if good.all() else int(np.argmin(good))
+
+
+def _regrouped(pieces: Iterator[Array], size: int) -> Iterator[Array]:
+    """The same rows in pieces of `size`, the last one shorter."""
+    waiting: list[Array] = []
+    count = 0
+    for piece in pieces:
+        while len(piece):
+            waiting.append(piece[: size - count])
+            piece = piece[len(waiting[-1]) :]
+            count += len(waiting[-1])
+            if count == size:
+                yield np.concatenate(waiting)
+                waiting, count = [], 0
+    if count:
+        yield np.concatenate(waiting)
+
+
+def prediction_table(store: GraphStore, ids: Any, found: Array, all_probabilities: bool) -> pa.Table:
+    """What is predicted of the nodes with these ids, as the user reads it."""
+    columns: dict[str, Any] = {"node": ids}
+    if store.task == "regression":
+        columns["value"] = pa.array(found[:, 0])
+    elif store.task == "multilabel":
+        for number, name in enumerate(store.classes):
+            columns[f"label_{name}"] = pa.array((found[:, number] >= 0.5).astype(np.int8))
+            if all_probabilities:
+                columns[f"probability_{name}"] = pa.array(found[:, number])
+    else:
+        best, probability = found[:, 0].astype(np.int64), found[:, 1]
+        if all_probabilities:
+            best = found.argmax(axis=1)
+            probability = found[np.arange(len(best)), best]
+        columns["label"] = pa.array(store.classes).take(pa.array(best))
+        columns["probability"] = pa.array(np.ascontiguousarray(probability))
+        if all_probabilities:
+            for number, name in enumerate(store.classes):
+                columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(found[:, number]))
+    return pa.table(columns)

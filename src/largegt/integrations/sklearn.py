@@ -1,0 +1,439 @@
+"""LargeGTClassifier and LargeGTRegressor: a graph transformer with scikit-learn's manners.
+
+Enters: a graph and its features, given to the constructor; nodes and their labels, given to `fit`. Leaves: labels,
+probabilities or values of any nodes of that graph. A sample is a node: `X` holds node numbers (a store's own ids where
+it has some), so `cross_val_score` and `GridSearchCV` split nodes, and the graph stays whole. All nodes and edges are
+there from the beginning, labels only where `fit` gives them (transductive learning).
+
+Cost: the graph is written as a store and prepared once, whatever is fitted on it (store_cache.py); a fit is `lg.train`.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from largegt.auto.choose import auto_config
+from largegt.config.recipes import AUTO
+from largegt.config.schema import Config
+from largegt.data.labels import Encoded, scatter
+from largegt.data.sources import as_numpy
+from largegt.data.splits import SPLIT_CODES, made_split
+from largegt.data.store import GraphStore
+from largegt.data.versions import register
+from largegt.errors import ConfigError, InputError, disk_errors
+from largegt.inference.predictor import predict
+from largegt.runtime.progress import Progress, console_progress
+from largegt.training.run import Run
+from largegt.training.trainer import train
+from largegt.types import Array, PathLike
+
+from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+    from sklearn.utils import check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise ConfigError(
+        "LargeGTClassifier and LargeGTRegressor need scikit-learn 1.6 or newer: pip install 'largegt[sklearn]'"
+    ) from error
+
+_SETTINGS = {
+    "k": "prepare.local_nodes.k", "hidden": "model.hidden", "heads": "model.heads", "num_layers": "model.num_layers",
+    "dropout": "model.dropout", "epochs": "train.epochs", "batch_size": "train.batch_size",
+    "learning_rate": "train.learning_rate", "weight_decay": "train.weight_decay", "patience": "train.patience",
+    "device": "train.device",
+}  # fmt: skip
+_SHARED = ("graph", "features")
+_RUN_FILES = ("config.toml", "metrics.json", "metrics.jsonl", "model.safetensors", "checksums.json")
+
+
+class SampleError(InputError, ValueError):
+    """Samples or targets that cannot be used; a ValueError as well, as scikit-learn has it."""
+
+
+@dataclass
+class _Fitted:
+    """What a fit leaves: a version of a store with its labels, and a run in a folder that can be made again."""
+
+    graph: Any
+    features: Any
+    work_dir: PathLike | None
+    encoded: Encoded
+    split: Array
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Of the run, while there is no folder: after it was unpickled or copied."""
+    cache: StoreCache | None = None
+    folder: Folder | None = None
+    version: str = ""
+    """Of the store with the labels."""
+    edge_weights: bool = False
+
+    def opened(self, progress: Progress | None = None) -> tuple[StoreCache, Folder, GraphStore]:
+        """The cache, the folder of this fit, and the store with its labels."""
+        if self.cache is None:
+            given = GraphInput.of(self.graph, self.features, self.edge_weights)
+            self.cache = StoreCache.of(given, self.work_dir, progress)
+        if self.folder is None:
+            folder = self.cache.new_folder(keep=self.work_dir is not None)
+            store = self.cache.labelled(self.encoded, self.split)
+            if self.files:
+                with disk_errors(folder.path):
+                    (folder.path / "run").mkdir(exist_ok=True)
+                    for name, content in self.files.items():
+                        (folder.path / "run" / name).write_bytes(content)
+                register(store, folder.path / "run")
+            self.folder, self.version = folder, store.fingerprint
+        return self.cache, self.folder, GraphStore.open(self.cache.graph.path, self.version)
+
+    @property
+    def run(self) -> Run:
+        return Run.open(self.opened()[1].path / "run")
+
+    def __getstate__(self) -> dict[str, Any]:
+        files = self.files
+        if self.folder is not None:
+            run = self.folder.path / "run"
+            files = {name: (run / name).read_bytes() for name in _RUN_FILES if (run / name).is_file()}
+        return vars(self) | {"files": files, "cache": None, "folder": None}
+
+
+class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
+    """What the classifier and the regressor share."""
+
+    _fitted: _Fitted
+
+    def __init__(
+        self,
+        graph: Any = None,
+        features: Any = None,
+        *,
+        recipe: PathLike | Config = "default",
+        k: int | None = None,
+        hidden: int | None = None,
+        heads: int | None = None,
+        num_layers: int | None = None,
+        dropout: float | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        weight_decay: float | None = None,
+        patience: int | None = None,
+        settings: Mapping[str, Any] | Iterable[str] | None = None,
+        validation_fraction: float = 0.1,
+        device: str | None = None,
+        work_dir: PathLike | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        edge_weights: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.features = features
+        self.recipe = recipe
+        self.k = k
+        self.hidden = hidden
+        self.heads = heads
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.patience = patience
+        self.settings = settings
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.work_dir = work_dir
+        self.random_state = random_state
+        self.verbose = verbose
+        self.edge_weights = edge_weights
+
+    # what scikit-learn asks for
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.one_d_array, tags.input_tags.string = True, True
+        tags.target_tags.required = True
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        """A clone shares the graph: it is read, never changed, and a copy for each fold would be a waste."""
+        parameters = self.get_params(deep=False)
+        twin = type(self)(**{
+            name: value if name in _SHARED else clone(value, safe=False) for name, value in parameters.items()
+        })  # fmt: skip
+        if "_metadata_requests" in vars(self):
+            twin._metadata_requests = self._metadata_requests
+        return twin
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_fitted" in vars(self)
+
+    # fit
+
+    def _fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None) -> Self:
+        if not 0 <= self.validation_fraction < 1:
+            raise ConfigError(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
+        targets = self._targets(y, "y")
+        given = GraphInput.of(self.graph, self.features, self.edge_weights)
+        with console_progress(quiet=not self.verbose) as show:
+            cache = StoreCache.of(given, self.work_dir, show)
+            nodes = _numbers(cache.graph, X)
+            _check_lengths(nodes, targets, "y")
+            is_valid = np.zeros(len(nodes), dtype=bool)
+            if validation is not None:
+                others, more = _validation_pair(validation)
+                others, more = _numbers(cache.graph, others), self._targets(more, "the labels of validation")
+                _check_lengths(others, more, "the labels of validation")
+                if more.ndim != targets.ndim or more.shape[1:] != targets.shape[1:]:
+                    raise SampleError("the labels of validation have another shape than y")
+                nodes, targets = np.concatenate([nodes, others]), np.concatenate([targets, more])
+                is_valid = np.concatenate([is_valid, np.ones(len(others), dtype=bool)])
+            encoded = self._encoded(targets, ~is_valid)
+            seed = self._seed()
+            nodes, kept = _once(nodes, encoded.values, is_valid)
+            encoded, is_valid = replace(encoded, values=encoded.values[kept]), is_valid[kept]
+            values = scatter(encoded, nodes, given.num_nodes)
+            split = np.zeros(given.num_nodes, dtype=np.uint8)
+            split[nodes] = np.where(is_valid, SPLIT_CODES["valid"], SPLIT_CODES["train"])
+            if validation is None:
+                split[nodes] = _split_off(encoded, self.validation_fraction, seed)
+            encoded = encoded_labels(values, encoded.task, encoded.classes)
+            fitted = _Fitted(
+                self.graph, self.features, self.work_dir, encoded, split, cache=cache, edge_weights=self.edge_weights
+            )
+            _, folder, store = fitted.opened()
+            config = self._config(store, seed)
+            cache.prepared(store, config.preparation, show)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
+                run = train(store, config, folder.path / "run", progress=show, score_test=False)
+        self._fitted = fitted
+        self.run_path_: Path = run.path
+        self.config_: Config = run.config
+        self.n_iter_: int = run.metrics["epochs"]
+        self.validation_scores_: dict[str, float] = run.metrics["valid"]
+        return self
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _config(self, store: GraphStore, seed: int) -> Config:
+        """The recipe with what the constructor was given on top; `settings` have the last word."""
+        overrides = ["prepare.local_nodes.nodes=all", f"train.seed={seed}"]
+        if isinstance(self.random_state, int | np.integer):  # else each fit would have to be prepared anew
+            overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positions.seed={seed}"]
+        for name, setting in _SETTINGS.items():
+            if getattr(self, name) is not None:
+                overrides.append(_override(setting, getattr(self, name)))
+        if isinstance(self.settings, Mapping):
+            overrides += [_override(name, value) for name, value in self.settings.items()]
+        elif isinstance(self.settings, str):
+            raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.heads=4']")
+        elif self.settings is not None:
+            overrides += [str(line) for line in self.settings]
+        if isinstance(self.recipe, str) and self.recipe == AUTO:
+            return auto_config(store, overrides)[0]
+        return Config.from_recipe(self.recipe, overrides)
+
+    def _targets(self, y: Any, what: str) -> Array:
+        raise NotImplementedError
+
+    def _encoded(self, targets: Array, is_train: Array) -> Encoded:
+        raise NotImplementedError
+
+    # predict
+
+    def _outputs(self, X: Any) -> Array:
+        """[n, w] what the model says of these nodes: probabilities, or values."""
+        check_is_fitted(self)
+        fitted = self._fitted
+        with console_progress(quiet=not self.verbose) as show:
+            cache, folder, store = fitted.opened(show)
+            nodes = _numbers(cache.graph, X)
+            table = predict(
+                folder.path / "run", ids=cache.graph.ids_of(nodes), all_probabilities=True, device=self.device,
+                progress=show,
+            )  # fmt: skip
+        names = [f"probability_{name}" for name in store.classes] or ["value"]
+        return np.stack([table[name].to_numpy() for name in names], axis=1)
+
+
+class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[misc]
+    """Classes of nodes: `LargeGTClassifier(graph=A, features=X).fit(nodes, y).predict(others)`.
+
+    graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a GraphStore or
+    the path of one. features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a
+    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden, heads, num_layers, dropout,
+    epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None leaves
+    them to the recipe. settings: any others, `{"model.heads": 4}` or `["model.heads=4"]`. validation_fraction: share
+    of the nodes of `fit`, each class's, that picks the best epoch instead of being trained on. work_dir: where graph
+    and runs are kept; a temporary folder without it. random_state: a number seeds everything; None and a RandomState
+    leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take the values of the
+    matrix, or the edge_weight of the Data, for weights of edges.
+
+    After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
+    """
+
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
+        """Learn from the nodes `X` and their classes `y` [n], or 0/1 columns [n, c] for several labels a node.
+
+        X holds node numbers, or a mask over all nodes. `validation=(nodes, labels)` picks the best epoch; without it
+        a part of X does (`validation_fraction`).
+        """
+        return self._fit(X, y, validation)
+
+    def predict(self, X: Any) -> Array:
+        """The class of each node of `X`, or 0/1 rows."""
+        outputs = self._outputs(X)
+        if self._fitted.encoded.task == "multilabel":
+            return (outputs >= 0.5).astype(np.int64)
+        return np.asarray(self.classes_[outputs.argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> Array:
+        """[n, c] the probability of each class, in the order of `classes_`."""
+        return self._outputs(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _targets(self, y: Any, what: str) -> Array:
+        if y is None:
+            raise SampleError(f"LargeGTClassifier requires y to be passed, but the target {what} is None")
+        targets = as_numpy(y)
+        if targets.dtype.kind == "f" and not np.isfinite(targets).all():
+            raise SampleError(f"{what} holds NaN or infinity: give fit the nodes whose labels are known")
+        check_classification_targets(targets)
+        kind = type_of_target(targets)
+        if kind == "multiclass-multioutput":
+            raise SampleError(
+                f"{what} has {targets.shape[1]} columns that are not 0 or 1: several classes of many values"
+            )
+        return targets if kind == "multilabel-indicator" else column_or_1d(targets, warn=True)
+
+    def _encoded(self, targets: Array, is_train: Array) -> Encoded:
+        if targets.ndim == 2:
+            self.classes_ = np.arange(targets.shape[1])
+            return encoded_labels(targets.astype(np.float32), "multilabel", self.classes_.tolist())
+        self.classes_, codes = np.unique(targets, return_inverse=True)
+        if len(unseen := np.setdiff1d(targets[~is_train], targets[is_train])):
+            raise SampleError(f"class {unseen[0]!r} occurs in validation, and not in y")
+        if len(self.classes_) < 2:
+            raise SampleError(f"y has one class only ({self.classes_[0]!r}): there is nothing to tell apart")
+        task = "binary" if len(self.classes_) == 2 else "multiclass"
+        names = self.classes_.tolist() if self.classes_.dtype.kind in "iuU" else [str(c) for c in self.classes_]
+        if len(set(names)) < len(names):
+            names = list(range(len(names)))
+        return encoded_labels(codes.reshape(-1).astype(np.int32), task, names)
+
+
+class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
+    """Values of nodes: `LargeGTRegressor(graph=A, features=X).fit(nodes, y).predict(others)`.
+
+    The parameters are those of LargeGTClassifier, whose text says what they are. `score` is R².
+    """
+
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
+        """Learn from the nodes `X` and their values `y` [n]; see LargeGTClassifier."""
+        return self._fit(X, y, validation)
+
+    def predict(self, X: Any) -> Array:
+        """The value of each node of `X`."""
+        return self._outputs(X)[:, 0]
+
+    def _targets(self, y: Any, what: str) -> Array:
+        if y is None:
+            raise SampleError(f"LargeGTRegressor requires y to be passed, but the target {what} is None")
+        try:
+            targets: Array = column_or_1d(as_numpy(y), warn=True).astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise SampleError(f"{what} must be one number per node: {error}") from None
+        if not np.isfinite(targets).all():
+            raise SampleError(f"{what} holds NaN or infinity: give fit the nodes whose values are known")
+        return targets
+
+    def _encoded(self, targets: Array, is_train: Array) -> Encoded:
+        return encoded_labels(targets, "regression", [])
+
+
+def _override(setting: str, value: Any) -> str:
+    """`a.b=c` as a recipe's TOML reads it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return f"{setting}={'none' if value is None else json.dumps(value)}"
+
+
+def _numbers(graph: GraphStore, X: Any) -> Array:
+    """Node numbers from node numbers, the store's own ids, or a mask over all nodes."""
+    nodes = as_numpy(X)
+    if nodes.ndim == 2 and nodes.shape[1] == 1:
+        nodes = nodes[:, 0]
+    if nodes.ndim != 1:
+        raise SampleError(
+            f"X has shape {list(nodes.shape)}, and must hold nodes, one number or id per sample: features belong "
+            "to the constructor, features="
+        )
+    if nodes.dtype == np.bool_:
+        if len(nodes) != graph.num_nodes:
+            raise SampleError(f"X is a mask of {len(nodes)} entries, and the graph has {graph.num_nodes} nodes")
+        return np.flatnonzero(nodes)
+    try:
+        return graph.nodes_of(nodes.tolist())
+    except OverflowError:
+        raise SampleError("X holds infinity, which is no node") from None
+    except InputError as error:
+        said = str(error).replace(graph.place, "the graph").partition(": largegt inspect")[0]
+        raise SampleError(f"X: {said}") from None
+
+
+def _check_lengths(nodes: Array, targets: Array, what: str) -> None:
+    if len(nodes) != len(targets):
+        raise SampleError(f"X names {len(nodes)} nodes, and {what} has {len(targets)} entries")
+    if not len(nodes):
+        raise SampleError("X names no node")
+
+
+def _validation_pair(validation: Any) -> tuple[Any, Any]:
+    try:
+        nodes, labels = validation
+    except (TypeError, ValueError):
+        raise SampleError("validation must be a pair: (nodes, labels)") from None
+    return nodes, labels
+
+
+def _once(nodes: Array, values: Array, is_valid: Array) -> tuple[Array, Array]:
+    """(distinct nodes, where each stands first); a node that is named twice must be told the same."""
+    distinct, first, place = np.unique(nodes, return_index=True, return_inverse=True)
+    same = (values == values[first][place]).reshape(len(nodes), -1).all(axis=1)
+    if not same.all():
+        raise SampleError(f"node {int(nodes[~same][0])} is named twice with different labels")
+    if (is_valid != is_valid[first][place]).any():
+        raise SampleError("a node is in X and in validation: each may be in one only")
+    return distinct, first
+
+
+def _split_off(encoded: Encoded, fraction: float, seed: int) -> Array:
+    """The split of these nodes: a share of each class validates, but never all that there is of one."""
+    everyone = np.ones(len(encoded.values), dtype=bool)
+    by_class = encoded.task in ("multiclass", "binary")
+    split = made_split(encoded.values, everyone, (1 - fraction, fraction, 0.0), seed, stratify=by_class)
+    if by_class:
+        train = split == SPLIT_CODES["train"]
+        unseen = np.setdiff1d(encoded.values, encoded.values[train])
+        split[np.isin(encoded.values, unseen)] = SPLIT_CODES["train"]
+    elif not (split == SPLIT_CODES["train"]).any():
+        split[:] = SPLIT_CODES["train"]
+    return split

@@ -1,0 +1,234 @@
+"""The loader: shuffled node ids → TokenBatches, the next ones gathered while this one is used.
+
+Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The order is a function of (seed, epoch).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from largegt.errors import ConfigError, InputError
+from largegt.preprocessing.prepared import Prepared
+from largegt.preprocessing.sampling.local_nodes import node_numbers
+from largegt.runtime.cuda_streams import side_stream
+from largegt.runtime.distributed import ALONE, Ranks
+from largegt.runtime.threads import run_ahead
+from largegt.types import Array
+
+from .batch import TokenBatch, computable, distinct_rows, fewer_rows
+from .label_inputs import LocalLabels
+from .table import Place, TokenTable
+
+BatchT = TypeVar("BatchT")
+
+_BYTES_AHEAD, _FEWEST_AHEAD, _MOST_AHEAD = 1 << 30, 2, 64
+"""Steps that the CPU may be ahead of the GPU: as many as their batches fit into so much memory, within bounds."""
+
+
+@dataclass(frozen=True)
+class TokenLoader:
+    """Gathers batches of chosen rows of one table."""
+
+    table: TokenTable
+    device: torch.device
+    k: int | None = None
+    """Take only the first k local nodes; all when None."""
+    distinct: bool = False
+    """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
+    local_labels: LocalLabels | None = None
+    """What local nodes tell of their labels; None: nothing."""
+    node_dropout: float = 0.0
+    """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
+    ranks: Ranks = ALONE
+    """Of each shuffled batch only this rank's part is gathered."""
+
+    @property
+    def bytes_per_node(self) -> int:
+        """What one node takes in a batch, at most: its tokens, and the labels around its local nodes."""
+        table = self.table
+        k = table.local_rows_nk.shape[1] if self.k is None else self.k
+        dtype = table.form.dtype or table.tokens_rhd.dtype
+        token = table.tokens_rhd.shape[1] * table.width * computable(torch.empty(0, dtype=dtype)).itemsize
+        return max(1, k * (token + 2 * 4 * table.label_counts.shape[1]))
+
+    def num_batches(self, num_rows: int, batch_size: int) -> int:
+        return -(-num_rows // batch_size)
+
+    def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[TokenBatch]:
+        """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
+        left_out_by = None if seed is None else left_out_seed(seed, epoch)
+        yield from self.batches_of(cut(rows, batch_size, self.ranks, seed, epoch), left_out_by)
+
+    def batches_of(
+        self, pieces: Sequence[torch.Tensor], left_out_by: int | None = None
+    ) -> Generator[TokenBatch, None, None]:
+        """A batch of each of these pieces."""
+        if not pieces:
+            return
+        pieces = torch.split(torch.cat(tuple(pieces)).to(self.table.device), [len(piece) for piece in pieces])  # 1 copy
+        is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
+        gather = partial(self.gather, left_out_by=left_out_by)
+        yield from gathered_ahead(gather, pieces, self.device, self.table.ahead, is_here)
+
+    def gather(self, rows: torch.Tensor, left_out_by: int | None = None) -> TokenBatch:
+        """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
+        without one."""
+        local_rows = self.table.marked_rows_of(rows, self.k)
+        if self.node_dropout and left_out_by is not None:
+            local_rows = fewer_rows(local_rows, self.node_dropout, left_out_by)
+        multiplicity = None
+        if self.distinct and local_rows.shape[1] > 1:
+            local_rows, multiplicity = distinct_rows(local_rows)
+            order = (multiplicity > 0).sum(dim=1).argsort(stable=True)
+            rows, local_rows, multiplicity = rows[order], local_rows[order], multiplicity[order]
+        local_rows, near = self.table.unmarked(local_rows)
+        labels = self.table.labels[rows]
+        batch = TokenBatch(
+            nodes=self.table.nodes[rows].long(),
+            tokens=self.table.tokens_of(local_rows),
+            multiplicity=multiplicity,
+            positions=self.table.positions_np[rows],
+            labels=labels if labels.is_floating_point() else labels.long(),
+            label_contexts=self.table.label_contexts[rows] if self.table.label_contexts.shape[1] else None,
+            local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
+            near=near,
+            local_contexts=self.table.local_contexts_of(rows, local_rows, near),
+        )
+        return batch.to(self.device, non_blocking=True)
+
+
+def left_out_seed(seed: int, epoch: int) -> int:
+    """What the local nodes that an epoch leaves out are drawn by."""
+    return int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
+
+
+def shuffled(rows: Array, seed: int, epoch: int) -> Array:
+    """The order that an epoch goes through these rows in."""
+    return np.random.default_rng([seed, epoch]).permutation(rows)
+
+
+def cut(rows: Array, batch_size: int, ranks: Ranks, seed: int | None, epoch: int) -> tuple[torch.Tensor, ...]:
+    """The rows of each batch, in order; with a seed, shuffled by (seed, epoch), and of each batch this rank's part."""
+    if not len(rows):
+        return ()
+    if seed is None:
+        return torch.split(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)), batch_size)
+    pieces = torch.split(torch.from_numpy(shuffled(rows, seed, epoch).astype(np.int64)), batch_size)
+    return tuple(ranks.part(piece) for piece in pieces)
+
+
+def gathered_ahead(
+    gather: Callable[[torch.Tensor], BatchT], pieces: Sequence[torch.Tensor], device: torch.device, ahead: int,
+    at_once: bool = False,
+) -> Generator[BatchT, None, None]:  # fmt: skip
+    """`gather(piece)` of each piece, the next ones made while this one is used."""
+    aside = Aside(device)
+    try:
+        with closing(run_ahead(lambda piece: aside.make(gather, piece), pieces, ahead, at_once)) as made:
+            for batch, whole in made:
+                yield aside.take(batch, whole)
+    finally:
+        aside.close()
+
+
+class Aside:
+    """A stream of its own for a GPU's gathers and copies, so that they overlap the training step. On a CPU the
+    threads of the loader are enough. A batch is a dataclass of tensors, or of more such.
+
+    A step is told to the GPU sooner than it is done, and its batch lies there until then: a CPU that is never waited
+    for fills the GPU's memory with batches of steps to come."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._told: deque[torch.Event] = deque()
+        self.stream = side_stream(device, "gather") if device.type == "cuda" else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
+
+    def make(self, gather: Callable[[torch.Tensor], BatchT], rows: torch.Tensor) -> tuple[BatchT, torch.Event | None]:
+        """A batch, and what says that it is whole."""
+        if self.stream is None:
+            return gather(rows), None
+        with torch.cuda.stream(self.stream):
+            return gather(rows), self.stream.record_event()
+
+    def take(self, batch: BatchT, whole: torch.Event | None) -> BatchT:
+        """Let the training step use the batch as soon as it is whole. Returns when all but the last few steps that used
+        earlier batches are done."""
+        if whole is not None:
+            now = torch.cuda.current_stream(self.device)
+            self._told.append(now.record_event())
+            now.wait_event(whole)
+            num_bytes = 1
+            for tensor in _tensors_in(batch):
+                tensor.record_stream(now)
+                num_bytes += tensor.nbytes
+            while len(self._told) > max(_FEWEST_AHEAD, min(_MOST_AHEAD, _BYTES_AHEAD // num_bytes)):
+                self._told.popleft().synchronize()
+        return batch
+
+    def close(self) -> None:
+        """What comes next may free or change the table: let it wait for gathers that nobody took."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+
+def _tensors_in(thing: Any) -> Iterator[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif is_dataclass(thing):
+        thing = tuple(vars(thing).values())
+    if isinstance(thing, tuple):
+        for part in thing:
+            yield from _tensors_in(part)
+
+
+def token_batches(
+    prepared: Prepared,
+    split: str | None = None,
+    nodes: Array | list[int] | None = None,
+    batch_size: int = 1024,
+    seed: int | None = None,
+    epoch: int = 0,
+    distinct: bool = False,
+    device: torch.device | str = "cpu",
+    table: Place = "auto",
+    local_labels: bool = False,
+    node_dropout: float = 0.0,
+) -> Iterator[TokenBatch]:
+    """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
+
+    Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
+    (see the setting tokens.table); the batches are the same. A model with `label_tokens` reads `local_labels`; a share
+    of the local nodes, `node_dropout`, is left out of shuffled batches.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed is {seed}: it must not be negative")
+    if not 0 <= node_dropout < 1:
+        raise ConfigError(f"node_dropout is {node_dropout}: it must be at least 0 and less than 1")
+    if nodes is not None and split is not None:
+        raise ConfigError("give token_batches a split or nodes, not both")
+    if nodes is not None:
+        wanted = node_numbers(nodes)
+        rows = prepared.rows_of(wanted)
+        if (rows < 0).any():
+            missing = int(wanted[rows < 0][0])
+            raise InputError(f"node {missing} was not prepared: prepare with local_nodes.nodes=all")
+    else:
+        rows = prepared.split_rows(split) if split is not None else np.arange(len(prepared.nodes))
+    arrays = TokenTable(prepared, device, table)
+    labels = LocalLabels.of_training_nodes(prepared, arrays.device) if local_labels else None
+    loader = TokenLoader(
+        arrays, torch.device(device), distinct=distinct, local_labels=labels, node_dropout=node_dropout
+    )
+    return loader.batches(rows, batch_size, seed, epoch)

@@ -1,0 +1,73 @@
+"""Token rows in this machine's memory, read by the GPU itself over the bus while it trains.
+
+Axes: r rows of the table, n rows wanted, h = hops + 1, d features, w their width in a batch.
+
+A plain gather fills the whole GPU with threads that wait for the bus, and the training step beside it waits for them.
+Here a few blocks do all the reading, each with many requests on their way: as much as the bus carries, from a small
+part of the GPU. Cost: n·h·d numbers on the bus, nothing on the CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from largegt.errors import first_line
+from largegt.runtime.hardware import usable
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a build of torch without CUDA
+    triton = None
+
+_BLOCKS, _WARPS, _NUMBERS = 24, 16, 8192
+"""Blocks that read, warps of each, and numbers that a block asks for at once."""
+
+_works: bool | None = None
+
+
+def read_over_bus(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:
+    """[n, h, w] these rows of pinned memory, with zeros behind the features."""
+    global _works
+    num, (h, d) = len(rows_n), table_rhd.shape[1:]
+    if _works is None and rows_n.is_cuda:
+        _works = usable("triton", "rows are gathered plainly, since Triton does not work")
+    if _works and num and rows_n.is_cuda:
+        out_nhw = torch.empty(num, h, width, dtype=table_rhd.dtype, device=rows_n.device)
+        try:
+            _launch(table_rhd, rows_n, out_nhw, h, d, width)
+            return out_nhw
+        except Exception as error:  # whatever a compiler may raise: the plain way is always there
+            warnings.warn(f"rows are gathered plainly, since the kernel failed: {first_line(error)}", stacklevel=2)
+            _works = False
+    return F.pad(table_rhd.index_select(0, rows_n), (0, width - d))
+
+
+if triton is not None:
+
+    def _launch(table_rhd: Tensor, rows_n: Tensor, out_nhw: Tensor, h: int, d: int, width: int) -> None:
+        h_block, w_block = triton.next_power_of_2(h), triton.next_power_of_2(width)
+        n_block = max(1, _NUMBERS // (h_block * w_block))
+        grid = (min(_BLOCKS, triton.cdiv(len(rows_n), n_block)),)
+        _read[grid](
+            table_rhd, rows_n, out_nhw, len(rows_n), h, d, width, n_block, h_block, w_block, num_warps=_WARPS
+        )  # fmt: skip
+
+    @triton.jit
+    def _read(table, rows, out, num, h: tl.constexpr, d: tl.constexpr, width: tl.constexpr,
+              N: tl.constexpr, H: tl.constexpr, W: tl.constexpr):  # fmt: skip
+        hop = tl.arange(0, H)[None, :, None]
+        column = tl.arange(0, W)[None, None, :]
+        start = tl.program_id(0) * N
+        while start < num:
+            n = start + tl.arange(0, N)
+            row = tl.load(rows + n, mask=n < num, other=0).to(tl.int64)[:, None, None]
+            n = n.to(tl.int64)[:, None, None]
+            here = (n < num) & (hop < h)
+            token = tl.load(table + (row * h + hop) * d + column, mask=here & (column < d), other=0.0)
+            tl.store(out + (n * h + hop) * width + column, token, mask=here & (column < width))
+            start += tl.num_programs(0) * N

@@ -1,0 +1,69 @@
+"""NAGphormer: a Transformer encoder over one token per hop, [H, ÃH, Ã²H, …], and an attention readout of the hops.
+
+Axes: b batch, t = hops + 1 tokens, f input features, p positional width, d model width.
+
+Positional encodings, where the Prepared has some, are joined to the features of every token. Readout:
+
+    h₀ + Σ_k softmax_k(w·[h₀; h_k]) h_k    over the hops k ≥ 1,
+
+where the half of w that meets h₀ adds the same to every score and falls out of the softmax: only the other half is
+here. Cost: attention over a handful of tokens, so mostly the products with the encoder's weights.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from largegt.config.schema import ModelConfig
+from largegt.loader.batch import TokenBatch
+from largegt.models.base import DataShape, NodeModel, NodeOutput
+from largegt.models.largegt.attention import EncoderLayer
+from largegt.models.largegt.local_module import normal_init
+from largegt.models.largegt.padding import PaddedLinear
+
+
+class NAGphormer(NodeModel):
+    """`num_layers` pre-norm encoder layers (`encoder_ffn` 2 is its authors' width), and a head of two layers."""
+
+    num_local_nodes = 1
+    takes_padding = True
+
+    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.hidden
+        self.hops = shape.hops
+        self.project = PaddedLinear(shape.num_features, width)
+        self.project_positions = nn.Linear(shape.num_positions, width, bias=False) if shape.num_positions else None
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                width, config.heads, config.head_width or max(1, width // config.heads),
+                round(config.encoder_ffn * width), config.encoder_dropout, config.attention_dropout,
+            )
+            for _ in range(config.num_layers)
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(width)
+        self.readout = nn.Linear(width, 1, bias=False) if shape.hops else None
+        half = max(1, width // 2)
+        self.head = nn.Sequential(nn.Linear(width, half), nn.ReLU(), PaddedLinear(half, shape.num_outputs))
+        if config.init == "normal":
+            self.apply(partial(normal_init, std=0.02 / math.sqrt(config.num_layers)))
+
+    def forward(self, batch: TokenBatch) -> NodeOutput:
+        x_btd = self.project(batch.tokens[:, : self.hops + 1])
+        if self.project_positions is not None:  # a product with joined vectors is the sum of two products
+            x_btd = x_btd + self.project_positions(batch.positions.to(x_btd.dtype))[:, None]
+        for layer in self.layers:
+            x_btd = layer(x_btd)
+        h_bd = self._read(self.norm(x_btd))
+        return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes)
+
+    def _read(self, h_btd: Tensor) -> Tensor:
+        own_bd, hops_btd = h_btd[:, 0], h_btd[:, 1:]
+        if self.readout is None:
+            return own_bd
+        weight_bt = self.readout(hops_btd).squeeze(-1).softmax(dim=1)
+        return own_bd + torch.einsum("bt,btd->bd", weight_bt, hops_btd)

@@ -1,0 +1,37 @@
+"""Fused: a function of tensors through `torch.compile`, for the batch sizes it is worth compiling for.
+
+Every other size (the last batch of an epoch) takes the plain function, and so does everything when compiling fails.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from largegt.errors import first_line
+
+
+class Fused:
+    """Call it like the function."""
+
+    def __init__(self, function: Callable[..., Any], batch_sizes: set[int]) -> None:
+        self._plain, self._sizes = function, batch_sizes
+        self._works = False
+        self._compiled = torch.compile(function, dynamic=False)
+
+    def __call__(self, first: torch.Tensor, *others: Any) -> Any:
+        if len(first) not in self._sizes:
+            return self._plain(first, *others)
+        if self._works:
+            return self._compiled(first, *others)
+        try:
+            output = self._compiled(first, *others)
+        except (RuntimeError, ImportError, OSError) as error:
+            warnings.warn(f"the model is not compiled, since that failed: {first_line(error)}", stacklevel=2)
+            self._sizes = set()
+            return self._plain(first, *others)
+        self._works = True
+        return output

@@ -1,0 +1,69 @@
+"""GlobalModule (the paper's Eqn 4, Algorithm 3): a node attends to the codebook of the whole graph.
+
+Axes: b batch, f input features, p positional width, x feature half, w = x + p joined width, c centroids, h heads.
+
+Line numbers in the code are those of Algorithm 3. Beyond it, x is joined with the node's positional encoding: the query
+and the keys are of the joined vectors, the values of their feature half. Line 8, the EMA k-means, is
+`Codebook.update`, after the optimizer's step. Cost: O(b·c) time and memory per head: one batch against one codebook is
+small, and the scores in full are several times faster than a fused kernel here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from largegt.config.schema import ModelConfig
+
+from .codebook import Codebook
+from .padding import PaddedLinear
+
+
+class GlobalModule(nn.Module):
+    """Features [b, f] and positions [b, p] → H_global [b, d], and the joined vector for the codebook."""
+
+    codebook_class = Codebook
+
+    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
+        super().__init__()
+        settings = config.codebook
+        self.heads = settings.heads
+        self.width = settings.width
+        head_width = settings.head_width or max(1, config.hidden // settings.heads)
+        joined = settings.width + num_positions
+        self.mlp_a = nn.Sequential(
+            PaddedLinear(num_features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, settings.width)
+        )
+        self.codebook = self.codebook_class(num_nodes, joined, settings)
+        self.query = nn.Linear(joined, self.heads * head_width)
+        self.key = nn.Linear(joined, self.heads * head_width, bias=False)  # a bias would cancel in the softmax
+        self.value = nn.Linear(settings.width, self.heads * head_width)
+        self.mlp_b: nn.Module = nn.Sequential(
+            nn.Linear(self.heads * head_width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
+        )
+        self.norm: nn.Module = nn.LayerNorm(config.hidden)
+        self.out_width = config.hidden
+
+    def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
+        weights_hbc, joined_bw = self.attend(features_bf, positions_bp)
+        return self.read(weights_hbc), joined_bw
+
+    def attend(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
+        """[h, b, c] the softmax of line 6, and the joined vectors [b, w] for the codebook."""
+        x_bx = self.mlp_a(features_bf)  # line 2
+        joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
+        q_hbw = self._split(self.query(self.codebook.query_space(joined_bw)))  # line 3
+        k_hcw = self._split(self.key(self.codebook.attended().to(joined_bw.dtype)))  # line 4
+        score_hbc = q_hbw @ k_hcw.transpose(1, 2) * q_hbw.shape[-1] ** -0.5 + self.codebook.log_counts()
+        return score_hbc.softmax(dim=-1), joined_bw
+
+    def read(self, weights_hbc: Tensor) -> Tensor:
+        """H_global [b, d] of the weights of centroids."""
+        v_hcw = self._split(self.value(self.codebook.attended()[:, : self.width]))  # line 5
+        y_hbw: Tensor = weights_hbc.to(v_hcw.dtype) @ v_hcw  # line 6
+        h_bd: Tensor = self.norm(self.mlp_b(y_hbw.transpose(0, 1).flatten(1)))  # line 7
+        return h_bd
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """[rows, h·w] → [h, rows, w]."""
+        return rows.view(len(rows), self.heads, -1).transpose(0, 1)

@@ -1,0 +1,252 @@
+"""LargeGT: LocalModule ‖ GlobalModule → FFN → Norm → residual → head (the paper's Eqns 3 to 6).
+
+Axes: b batch, k local nodes, t tokens, f input features, p positional width, d model width, h heads of the codebook's
+attention, c centroids, l shares of labels.
+
+    H_local  = LocalModule(X)             Eqn 3, local_module.py; X are the tokens of Eqns 1 and 2, in a TokenBatch
+    H_global = GlobalModule(H_in)         Eqn 4, global_module.py
+    Ĥ        = FFN(H_local ‖ H_global)    Eqn 5
+    H_out    = H_in + Norm(Ĥ)             Eqn 6
+
+`embed` is all up to the encoder and the weights of centroids, `encode` the rest; explanations take gradients between
+the two. Beyond the paper, an encoding of the labels around a node may be joined in Eqn 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from largegt.config.schema import ModelConfig
+from largegt.data.labels import num_label_columns
+from largegt.errors import ConfigError
+from largegt.loader.batch import TokenBatch
+from largegt.models.base import NodeModel, NodeOutput
+from largegt.runtime.distributed import ALONE, Ranks
+from largegt.types import Task
+
+from .fused import Fused
+from .fused_readout import kernels_work
+from .global_module import GlobalModule
+from .local_module import LocalModule, LocalNodeInputs
+from .padding import PaddedLinear
+
+if TYPE_CHECKING:
+    from largegt.preprocessing.prepared import Prepared
+
+
+class Embedded(NamedTuple):
+    """b nodes between `embed` and `encode`; None where the model has no such part."""
+
+    tokens: Tensor | None
+    """[b, t, d] embedded tokens."""
+    token_bias: Tensor | None
+    """[b, t] log(multiplicity), added to the scores of tokens; None where every token stands for itself."""
+    centroid_weights: Tensor | None
+    """[h, b, c] attention to the codebook."""
+    label_shares: Tensor | None
+    """[b, l] labels around the nodes."""
+    features: Tensor | None
+    """[b, f] H_in, for the residual of Eqn 6."""
+
+
+class LargeGT(NodeModel):
+    """A plain `nn.Module`: `output = model(batch)`, and after the optimizer's step `model.update_codebook(output)`.
+
+    The sizes are those of a DataShape. The task says what labels are, for a model that reads those of local nodes.
+    """
+
+    takes_padding = True
+
+    def __init__(
+        self,
+        num_features: int,
+        num_outputs: int,
+        num_nodes: int,
+        num_positions: int = 0,
+        config: ModelConfig | None = None,
+        hops: int = 2,
+        task: Task = "multiclass",
+    ) -> None:
+        super().__init__()
+        config = config or ModelConfig()
+        if config.name not in ("largegt-full", "largegt-local", "largegt-global"):
+            raise ConfigError(f"model.name={config.name} is not a LargeGT: choose largegt-full, -local or -global")
+        self.local_module: LocalModule | None = None
+        self.global_module: GlobalModule | None = None
+        width, num_labels = config.hidden, num_label_columns(task, num_outputs)
+        if config.name != "largegt-global":
+            self.local_module = LocalModule(num_features, config, hops, num_labels)
+            self.reads_labels, self.node_dropout = config.label_tokens, config.node_dropout
+        else:
+            self.num_local_nodes = 1
+        if config.name != "largegt-local":
+            self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
+        self.label_width = config.label_contexts * (1 + num_labels)
+        self.labels = label_encoder(self.label_width, config) if self.label_width else None
+        self.input = PaddedLinear(num_features, width) if config.residual else None
+        joined = width * sum(part is not None for part in (self.local_module, self.global_module, self.labels))
+        self.ffn = nn.Sequential(
+            nn.Linear(joined, width), make_norm(config.norm, width), nn.ReLU(), nn.Dropout(config.dropout),
+            nn.Linear(width, width),
+        )  # fmt: skip
+        self.norm = make_norm(config.norm, width)
+        self.head = nn.Sequential(nn.ReLU(), nn.Dropout(config.dropout), PaddedLinear(width, num_outputs))
+        self._fused: Fused | None = None
+
+    @classmethod
+    def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
+        """A model whose shapes fit a Prepared."""
+        meta = prepared.meta
+        if config is not None:
+            prepared.check_told(config)
+        return cls(
+            prepared.num_features, meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions, config,
+            prepared.hops, meta["task"],
+        )  # fmt: skip
+
+    def forward(self, batch: TokenBatch) -> NodeOutput:
+        compute: Callable[..., Any] = self._compute
+        if self._fused is not None and batch.multiplicity is None:
+            compute = self._fused
+        logits, h_bd, joined = compute(*self._inputs(batch))
+        return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
+
+    def embed(self, batch: TokenBatch) -> Embedded:
+        """What `encode` reads of a batch."""
+        return self._embed(*self._inputs(batch))[0]
+
+    def encode(self, embedded: Embedded) -> tuple[Tensor, Tensor]:
+        """Logits [b, outputs] and H_out [b, d]."""
+        parts: list[Tensor] = []
+        if self.local_module is not None:
+            assert embedded.tokens is not None
+            parts.append(self.local_module.encode(embedded.tokens, embedded.token_bias))  # Eqn 3
+        if self.global_module is not None:
+            assert embedded.centroid_weights is not None
+            parts.append(self.global_module.read(embedded.centroid_weights))  # Eqn 4
+        if self.labels is not None:
+            parts.append(self.labels(embedded.label_shares))
+        h_bd = self.norm(self.ffn(torch.cat(parts, dim=1)))  # Eqn 5
+        if self.input is not None:
+            h_bd = self.input(embedded.features) + h_bd  # Eqn 6
+        return self.head(h_bd), h_bd
+
+    def _inputs(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None, LocalNodeInputs, Tensor | None]:
+        inputs, label_shares = self.local_node_inputs(batch), self._label_shares(batch)
+        return batch.tokens, batch.positions, batch.multiplicity, inputs, label_shares
+
+    def _compute(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits, H_out and what the codebook learns from, by `_inputs`."""
+        embedded, joined = self._embed(*inputs)
+        return *self.encode(embedded), joined
+
+    def _embed(
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, inputs: LocalNodeInputs,
+        label_shares_bl: Tensor | None,
+    ) -> tuple[Embedded, Tensor | None]:  # fmt: skip
+        features_bf, x_btd, bias_bt, weights_hbc, joined = tokens_btf[:, 0], None, None, None, None
+        if self.local_module is not None:
+            x_btd = self.local_module.embed(tokens_btf, inputs)
+            bias_bt = self.local_module.token_bias(multiplicity_bk, tokens_btf.dtype)
+        if self.global_module is not None:
+            weights_hbc, joined = self.global_module.attend(features_bf, positions_bp)
+        own_bf = None if self.input is None else features_bf
+        return Embedded(x_btd, bias_bt, weights_hbc, label_shares_bl, own_bf), joined
+
+    def local_node_inputs(self, batch: TokenBatch) -> LocalNodeInputs:
+        """The inputs of local nodes beside their tokens that the model reads."""
+        module = self.local_module
+        if module is None:
+            return LocalNodeInputs()
+        labels = near = contexts = None
+        if self.reads_labels:
+            labels = _required(batch.local_labels, "label_tokens", "use token_batches(…, local_labels=True)")
+        if module.near_embedding is not None:
+            near = _required(batch.near, "distances", "prepare with prepare.local_nodes.near=true")
+        if module.context is not None:
+            contexts = _required(batch.local_contexts, "label_surroundings", "prepare with prepare.labels.local=true")
+        return LocalNodeInputs(labels, near, contexts)
+
+    def _label_shares(self, batch: TokenBatch) -> Tensor | None:
+        """[b, l] shares of training labels around the nodes, where the model reads them."""
+        if self.labels is None:
+            return None
+        shares = _required(batch.label_contexts, "label_contexts", "prepare with prepare.labels.hops")
+        return shares[:, : self.label_width].to(next(self.labels.parameters()).dtype)
+
+    def compile_for(self, batch_sizes: set[int]) -> None:
+        """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
+        kernels_work()  # tried now: tracing cannot
+        self.compiled_sizes = frozenset(batch_sizes)
+        self._fused = Fused(self._compute, batch_sizes)
+        if self.global_module is not None:
+            self.global_module.codebook.compile_for(batch_sizes)
+
+    def update_codebook(self, output: NodeOutput) -> None:
+        """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
+        if self.global_module is not None and output.codebook_input is not None:
+            self.global_module.codebook.update(output.codebook_input, output.nodes)
+
+
+def _required(values: Tensor | None, setting: str, advice: str) -> Tensor:
+    """An input of a batch that a setting of the model asks for."""
+    if values is None:
+        raise ConfigError(f"model.{setting} is set, but the batch has none: {advice}")
+    return values
+
+
+def label_encoder(width_in: int, config: ModelConfig) -> nn.Module:
+    """Shares of labels [b, w] → [b, d]."""
+    width = config.hidden
+    return nn.Sequential(PaddedLinear(width_in, width), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, width))
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm over the rows of all ranks, which takes a training batch of one row by its running statistics instead
+    of failing."""
+
+    ranks: Ranks = ALONE
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and self.ranks.size > 1:
+            return self._over_ranks(input)
+        if self.training and len(input) == 1:
+            return nn.functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        return super().forward(input)
+
+    def _over_ranks(self, input: Tensor) -> Tensor:
+        """The same by sums over the ranks, which the gradient passes too."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        x_nd = input.float()
+        counted_nd = x_nd[:0] if self.ranks.idle else x_nd
+        number = x_nd.new_full((1,), len(counted_nd))
+        total = self.ranks.sum(torch.cat([counted_nd.sum(dim=0), number]))
+        count = total[-1:]
+        mean_d = total[:-1] / count
+        variance_d = self.ranks.sum((counted_nd - mean_d).square().sum(dim=0)) / count
+        is_many = count > 1
+        mean_d = torch.where(is_many, mean_d, self.running_mean)
+        variance_d = torch.where(is_many, variance_d, self.running_var)
+        with torch.no_grad():
+            momentum = self.momentum * is_many
+            self.running_mean.lerp_(mean_d, momentum)
+            self.running_var.lerp_(variance_d * count / (count - 1).clamp(min=1), momentum)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(is_many[0])
+        y_nd = (x_nd - mean_d) * torch.rsqrt(variance_d + self.eps) * self.weight + self.bias
+        return y_nd.to(input.dtype)
+
+
+def make_norm(kind: str, width: int) -> nn.Module:
+    """`layer` or `batch` norm of this width; `none` changes nothing."""
+    if kind == "none":
+        return nn.Identity()
+    return nn.LayerNorm(width) if kind == "layer" else BatchNorm(width)

@@ -1,1 +1,0 @@
-"""Where preparation runs."""

@@ -1,0 +1,356 @@
+"""`prepare`: the stages that make a Prepared, each in a folder named by its key.
+
+Enters: a GraphStore and a PrepareConfig. Leaves: a Prepared. Cost: the sum of its stages; a stage that is there already
+is opened, and one that another process is making is waited for. Of an appended store, rows that did not change are
+taken from the preparation of its earlier version (incremental.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from largegt.config.schema import PrepareConfig
+from largegt.data.pair_runs import index_dtype
+from largegt.data.store import GraphStore
+from largegt.data.versions import State, clean_quietly, earlier_states, labels_as_of
+from largegt.errors import FormatError, InputError
+from largegt.io import remote
+from largegt.io.array_folder import VERSIONS, ArrayFolder
+from largegt.io.array_writer import ArrayWriter, ExistsError, remove_leftovers
+from largegt.io.atomic import refuse_links_out, require_space
+from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.runtime.memory import memory_budget, rows_within
+from largegt.runtime.progress import Progress
+from largegt.types import Array, Direction, PathLike
+
+from .blocks import Neighbors, marked_numbers
+from .cache_key import (
+    directions_of,
+    directions_read,
+    identity_of,
+    nodes_to_prepare,
+    prepared_path,
+    resolve_config,
+    stage_keys,
+    state_as_of,
+)
+from .context import ContextFeatures
+from .estimate import least_memory
+from .features import EdgeMeans, NodeFeatures, feature_scale
+from .incremental import Earlier, find_earlier, is_worth_it, merge, same_sample, same_token_rows, same_training_labels
+from .label_features import TrainingLabels, write_label_contexts, write_label_counts
+from .positional_encoding import write_positions
+from .prepared import KIND, STAGE, Prepared, cached_preparations
+
+_SAMPLED = "scratch_sampled"
+
+Opened = TypeVar("Opened", ArrayFolder, Prepared)
+
+
+def prepare(
+    store: GraphStore | PathLike,
+    config: PrepareConfig | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    *,
+    memory: str | int | None = None,
+    engine: Engine | None = None,
+    as_of: str | None = None,
+    wait: bool = True,
+) -> Prepared:
+    """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
+
+    A killed preparation goes on where it stopped when it is called again.
+
+    Args:
+        memory: what the work may hold at once (`"4GiB"`), half of what is free by default; the result does not depend
+            on it, but it has a least that grows with the nodes.
+        engine: who does the work, with its own threads, progress and memory: this process by default, or a RayEngine.
+        as_of: the fingerprint of an earlier version of the store: features are scaled as in that version, and label
+            inputs come from its training nodes, as weights that were trained on it expect.
+        wait: wait for a stage that another process is making, or refuse.
+    """
+    store = store if isinstance(store, GraphStore) else GraphStore.open(store)
+    config = resolve_config(store, config or PrepareConfig())
+    engine = engine or Engine(memory_budget(memory), threads, progress)
+    engine.check_positions(config.positions.method)
+    store = engine.opened(store)
+    path = prepared_path(store, config, as_of)
+    refuse_links_out(store.path, path)
+    if (there := _sound(path, KIND, engine, Prepared.open)) is not None:
+        return there
+    store.check(*directions_read(config), features=True, progress=engine.show)
+    num_nodes = store.num_nodes if config.local_nodes.nodes == "all" else int(np.count_nonzero(store.labelled))
+    memory_budget(memory, least_memory(store, config, num_nodes))
+    preparation = _Preparation(store, config, engine, wait, state_as_of(store, config, as_of))
+    preparation.run(path)
+    prepared = Prepared.open(path)
+    prepared.reused = preparation.reused
+    preparation.remove_superseded(prepared)
+    return prepared
+
+
+def _sound(path: Path, kind: str, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
+    """What is there; None where there is nothing, or something damaged, which is removed."""
+    remote.refresh(path)
+    try:
+        found = open_it(path)
+        found.check(progress=engine.show)
+        remove_leftovers(path, kind)
+        return found
+    except InputError:
+        return None
+    except FormatError as error:
+        warnings.warn(f"{path} is made again: {error}", stacklevel=3)
+        remote.remove_folder(path)
+        return None
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """One preparation of a store: its stages, and preparations of earlier versions that rows may be taken from."""
+
+    store: GraphStore
+    config: PrepareConfig
+    engine: Engine
+    wait: bool
+    then: State | None
+    """The version that scale and training labels are of."""
+    reused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(rows kept, rows made) of each array."""
+    folders: dict[str, ArrayFolder] = field(default_factory=dict)
+    """The stages, open so that nobody removes them before the preparation names them."""
+
+    def run(self, path: Path) -> None:
+        """Make the stages that are missing, and the folder that names them."""
+        store, keys = self.store, stage_keys(self.store, self.config, self.then)
+        for name, key in keys.items():
+            meta = {"stage": name, "num_nodes": store.num_nodes}
+            self.folders[name] = self._made(store.path / "prepared" / name / key, STAGE, [name, key], meta, WRITE[name])
+        meta = {
+            "config": self.config.model_dump(mode="json"),
+            "stages": keys,
+            "num_nodes": store.num_nodes,
+            "store": {
+                "name": store.name, "fingerprint": store.fingerprint, "num_nodes": store.num_nodes,
+                "task": store.task, "classes": store.classes, "num_outputs": store.num_outputs,
+            },
+            **({} if self.then is None else {"as_of": asdict(self.then)}),
+        }  # fmt: skip
+        self._made(path, KIND, identity_of(store, self.config, self.then), meta, lambda *_: None).close()
+        for folder in self.folders.values():
+            folder.close()
+
+    def _made(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
+        """The folder at `path`, which `write` fills where it is missing or damaged."""
+        refuse_links_out(self.store.path, path)
+        while (found := _sound(path, kind, self.engine, lambda path: ArrayFolder(path, kind))) is None:
+            try:
+                with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
+                    write(self, writer)
+                    writer.finish(meta, identity=identity, progress=self.engine.show)
+            except ExistsError:  # another process made it while this one waited
+                if not (path / remote.MANIFEST).is_file():
+                    raise
+        return found
+
+    @property
+    def nodes(self) -> Array:
+        """The nodes that get a row, mapped."""
+        return self.folders["nodes"].array("nodes")
+
+    @property
+    def token_nodes(self) -> Array:
+        """Those behind the token rows, mapped."""
+        return self.folders["local_nodes"].array("token_nodes")
+
+    @cached_property
+    def siblings(self) -> list[Prepared]:
+        """Preparations of earlier versions."""
+        return cached_preparations(self.store) if earlier_states(self.store) else []
+
+    @cached_property
+    def training_labels(self) -> TrainingLabels:
+        return TrainingLabels.of(self.store, self.then)
+
+    def earlier(self, serves: Callable[[Prepared, State], bool]) -> Earlier | None:
+        return find_earlier(self.store, self.siblings, self.engine, serves)
+
+    def keep_or_make(
+        self, writer: ArrayWriter, name: str, earlier: Earlier | None, before: Array, nodes: Array,
+        make: Callable[[Array, ArrayWriter], None],
+    ) -> None:  # fmt: skip
+        """Write the array `name`, a row for each of `nodes`: those that an earlier preparation has are kept, where they
+        are many, and the others are what `make(nodes, writer)` writes."""
+        keeps = earlier is not None and is_worth_it(before)
+        if earlier is not None:
+            kept = int((before >= 0).sum()) if keeps else 0
+            self.reused[name.replace("_", " ").replace("tokens", "token rows")] = kept, len(nodes) - kept
+        if earlier is not None and keeps:
+            rows = earlier.prepared.array(name)
+            merge(writer, name, before, rows, lambda which, scratch: make(nodes[which], scratch))
+        else:
+            make(nodes, writer)
+
+    def remove_superseded(self, prepared: Prepared) -> None:
+        """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
+        the same run, and those of versions that are gone."""
+        states = {state.fingerprint for state in earlier_states(self.store)}
+        removed = False
+        for other in self.siblings:
+            version, made_for = other.meta["fingerprint"], other.as_of
+            other.close()
+            if other.config != prepared.config or version not in states:
+                continue
+            same_run = made_for is not None and made_for == prepared.as_of
+            is_gone = made_for is None and not (self.store.path / VERSIONS / f"{version}.json").is_file()
+            if same_run or is_gone:
+                remote.remove_folder(other.path)
+                removed = True
+        if removed:
+            clean_quietly(self.store)
+
+
+def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
+    """The nodes that get a row, their labels and splits."""
+    nodes = nodes_to_prepare(making.store, making.config)
+    writer.save("nodes", nodes)
+    all_labels, all_split = labels_as_of(making.store, making.then)
+    labels = writer.grow("labels", all_labels.dtype.name, all_labels.shape[1:])
+    split = writer.grow("split", all_split.dtype.name)
+    for start in range(labels.rows, len(nodes), SEGMENT_NODES):
+        some = nodes[start : start + SEGMENT_NODES]
+        labels.append(all_labels[some])
+        split.append(all_split[some])
+    writer.close("labels")
+    writer.close("split")
+
+
+def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
+    """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
+    store, nodes, config = making.store, making.nodes, making.config
+    k, which = config.local_nodes.k, config.tokens.nodes
+    dtype = np.dtype(index_dtype(store.num_nodes))
+    rows = writer.grow("local_rows", dtype.name, (k,))
+    copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
+    require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
+    sampled = _sampled(making, writer)
+    at_once = min(SEGMENT_NODES, rows_within(8 * k))
+    if which == "reachable":
+        used = _within_two_hops(store, nodes, config.local_nodes.direction, making.engine)
+    else:
+        used = np.full(store.num_nodes, which == "all")
+        for start in range(0, len(nodes) if which == "sampled" else 0, at_once):
+            used[sampled[start : start + at_once].reshape(-1)] = True
+    writer.save("token_nodes", marked_numbers(used, dtype))
+    row_of = np.cumsum(used, dtype=dtype)
+    row_of -= dtype.type(1)
+    for start in range(rows.rows, len(nodes), at_once):
+        rows.append(row_of[sampled[start : start + at_once]])
+    writer.close("local_rows")
+    writer.close("near")
+    writer.drop(_SAMPLED)
+
+
+def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engine: Engine) -> Array:
+    """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
+    neighbors = Neighbors(*store.csr(direction), self_loops=False)
+    reached = np.zeros(store.num_nodes, dtype=np.bool_)
+    starts = range(0, len(nodes), SEGMENT_NODES)
+    if any((neighbors.degrees(nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
+        reached[:] = True
+        return reached
+    engine.mark_neighbors(neighbors, nodes, reached)
+    engine.mark_neighbors(neighbors, marked_numbers(reached, nodes.dtype), reached)
+    reached[nodes] = True
+    return reached
+
+
+def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
+    """LocalNodes as node numbers [n, K], a scratch array, mapped; and `near`, which of them are neighbours."""
+    store, nodes, engine, settings = making.store, making.nodes, making.engine, making.config.local_nodes
+    near = writer.grow("near", "uint8", (-(-settings.k // 8),))
+    if settings.k == 1:
+        near.append(np.zeros((len(nodes) - near.rows, 1), dtype=np.uint8))
+        return nodes[:, None]
+    sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
+    engine.show("local nodes", sampled.rows, len(nodes))
+    earlier, left = making.earlier(lambda prepared, _: same_sample(prepared, making.config)), nodes[sampled.rows :]
+    if earlier is None:
+        segments = engine.local_nodes(store, left, settings)
+    else:
+        before = earlier.local_nodes_before(left, settings)
+        segments = earlier.local_nodes(left, before, settings)
+        making.reused["local nodes"] = int((before >= 0).sum()), int((before < 0).sum())
+    for local_nk, near_nk in segments:
+        sampled.append(local_nk)
+        near.append(np.packbits(near_nk, axis=1, bitorder="little"))
+        writer.commit()
+        engine.show("local nodes", sampled.rows, len(nodes))
+    return sampled.so_far()
+
+
+def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
+    store, config, engine = making.store, making.config, making.engine
+    tokens, directions = config.tokens, directions_of(config)
+    if not writer.has("feature_gain"):
+        then = making.then
+        trained = store if then is None else engine.opened(GraphStore.open(store.path, version=then.fingerprint))
+        scales = [feature_scale(NodeFeatures(trained, tokens.degrees), tokens.standardize, engine)]
+        if tokens.edge_features is True:
+            means = EdgeMeans(store, config.local_nodes.direction)
+            scales.append(feature_scale(means, bool(tokens.standardize), engine))
+        writer.save("feature_shift", np.concatenate([shift for shift, _ in scales]))
+        writer.save("feature_gain", np.concatenate([gain for _, gain in scales]))
+        writer.commit()
+    shift, gain = np.array(writer.array("feature_shift")), np.array(writer.array("feature_gain"))
+
+    def write(nodes: Array, target: ArrayWriter) -> None:
+        ContextFeatures(
+            NodeFeatures(store, tokens.degrees), nodes, shift, gain, directions, engine,
+            tokens.weighted is True, tokens.edge_features is True,
+        ).write(target, tokens.dtype, tokens.hops)  # fmt: skip
+
+    nodes = making.token_nodes
+    earlier = making.earlier(lambda prepared, _: same_token_rows(prepared, config, shift, gain))
+    before = nodes[:0] if earlier is None else earlier.token_rows_before(nodes, config)
+    making.keep_or_make(writer, "tokens", earlier, before, nodes, write)
+
+
+def _write_positions(making: _Preparation, writer: ArrayWriter) -> None:
+    direction = making.config.local_nodes.direction
+    write_positions(writer, making.store, making.nodes, making.config.positions, direction, making.engine)
+
+
+def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
+    store, engine, hops, own = making.store, making.engine, making.config.labels.hops, making.training_labels
+    ours = making.then or State.of(store)
+
+    def write(nodes: Array, target: ArrayWriter) -> None:
+        write_label_contexts(target, store, nodes, hops, engine, own)
+
+    def serves(prepared: Prepared, state: State) -> bool:
+        return prepared.config.labels.hops == hops and same_training_labels(prepared, state, store, own, ours)
+
+    earlier = making.earlier(serves)
+    before = making.nodes[:0] if earlier is None else earlier.label_rows_before(making.nodes, hops)
+    making.keep_or_make(writer, "label_contexts", earlier, before, making.nodes, write)
+
+
+def _write_label_counts(making: _Preparation, writer: ArrayWriter) -> None:
+    write_label_counts(writer, making.store, making.token_nodes, making.engine, making.training_labels)
+
+
+Write = Callable[[_Preparation, ArrayWriter], None]
+WRITE: dict[str, Write] = {
+    "nodes": _write_nodes, "local_nodes": _write_local_nodes, "tokens": _write_tokens, "positions": _write_positions,
+    "label_contexts": _write_label_contexts, "label_counts": _write_label_counts,
+}  # fmt: skip
+"""What fills the folder of each stage."""

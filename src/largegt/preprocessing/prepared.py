@@ -1,0 +1,344 @@
+"""Prepared: everything training needs, and nothing of the graph.
+
+Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
+the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
+
+Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
+  nodes:
+    nodes [n]          node numbers, sorted
+    labels [n] or [n, c], split [n]     as in the store
+  local_nodes:
+    local_rows [n, K]  LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
+    near [n, ⌈K/8⌉]    which of them an edge joins to the node, whichever way: a bit each, the lowest first
+    token_nodes [t]    node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
+  tokens:
+    tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
+                       and against the edges are apart; d is the store's, and the degrees where they are added
+    feature_shift [d], feature_gain [d] what standardising did
+  positions:           positions [n, p], positional encodings
+  label_contexts:      [n, h, c + 1], training labels around each node (label_contexts.py), where they were asked for
+  label_counts:        [t, c + 2], training labels around the nodes behind `tokens`, likewise
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from largegt.config.describe import build
+from largegt.config.schema import ModelConfig, PrepareConfig
+from largegt.data.splits import SPLIT_CODES
+from largegt.data.store import GraphStore
+from largegt.data.versions import State
+from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
+from largegt.io import remote
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.checksums import is_checker
+from largegt.runtime.progress import Progress
+from largegt.types import Array, ModelName, PathLike
+
+from .cache_key import directions_of, directions_read, resolve_config
+from .context import context_names
+from .sampling.local_nodes import sample
+
+KIND, STAGE = "prepared", "stage"
+STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "label_counts")
+_OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
+
+
+class Prepared:
+    """A prepared graph: `Prepared.open(folder)`. See the module's text for the arrays."""
+
+    def __init__(self, folder: ArrayFolder) -> None:
+        self.folder = folder
+        self.reused: dict[str, tuple[int, int]] = {}
+        """Where it was just made from one of an earlier state of the store: (rows kept, rows made) of each array."""
+        folder.require({"config": dict, "stages": dict, "store": dict, "num_nodes": int}, {})
+        try:
+            self.config = build(PrepareConfig, folder.meta["config"])
+        except ConfigError as error:
+            raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
+        self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
+        self._folders = [folder, *self.stages.values()]
+
+    def _stage(self, name: str, key: Any) -> ArrayFolder:
+        if name not in STAGES or remote.FINGERPRINT.fullmatch(str(key)) is None:
+            raise FormatError(f"{self.path / 'manifest.json'} names a stage {name}/{key}, which is none")
+        try:
+            return ArrayFolder(self.path.parent / name / str(key), STAGE)
+        except InputError as error:
+            raise FormatError(f"{error}; {self.folder.advice}") from error
+
+    @classmethod
+    def open(cls, path: PathLike) -> Prepared:
+        prepared = cls(ArrayFolder(path, KIND))
+        advice, labels = prepared.folder.advice, prepared.config.labels
+        for name, sides in {"nodes": 1, "local_rows": 2, "tokens": 3, "positions": 2}.items():
+            if len(prepared.shape(name)) != sides:
+                raise FormatError(f"{prepared.file(name)} has shape {prepared.shape(name)}; {advice}")
+        (n,), (t, _, d) = prepared.shape("nodes"), prepared.shape("tokens")
+        lengths = dict.fromkeys(("local_rows", "near", "positions", "labels", "split"), n)
+        lengths |= {"token_nodes": t, "feature_shift": d, "feature_gain": d}
+        lengths |= {"label_contexts": n} if labels.hops else {}
+        lengths |= {"label_counts": t} if labels.local else {}
+        for name, rows in lengths.items():
+            prepared._folder_of(name).require({}, {name: rows})
+        if missing := [key for key in _OF_STORE if key not in prepared.meta]:
+            raise FormatError(f"{prepared.path / 'manifest.json'} does not say the store's {missing[0]}; {advice}")
+        return prepared
+
+    def close(self) -> None:
+        """Let `clean` remove it."""
+        for folder in self._folders:
+            folder.close()
+
+    def store(self) -> GraphStore:
+        """The version of the store that it was made from."""
+        return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
+
+    # its arrays
+
+    def _folder_of(self, name: str) -> ArrayFolder:
+        return next((folder for folder in self._folders if name in folder), self.folder)
+
+    def array(self, name: str) -> Array:
+        return self._folder_of(name).array(name)
+
+    def checksum(self, name: str) -> str:
+        return self._folder_of(name).checksum(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._folder_of(name).shape(name)
+
+    def file(self, name: str) -> Path:
+        return self._folder_of(name).file(name)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays on disk."""
+        return sum(folder.num_bytes for folder in self._folders)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Before anything is trained on it or predicted from it: refuse damage. Once in a process."""
+        if is_checker() and self.folder.url is None:
+            self.verify(progress)
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Read every byte; refuse damage, and rows that are none."""
+        for folder in self._folders:
+            folder.verify(None, progress, bounds_of(folder))
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as a user says it: a path or a URL."""
+        return self.folder.place
+
+    @property
+    def fingerprint(self) -> str:
+        return self.folder.fingerprint
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Of the store: name, num_nodes, task, classes, num_outputs."""
+        meta: dict[str, Any] = self.folder.meta["store"]
+        return meta
+
+    @property
+    def as_of(self) -> State | None:
+        """The state of the store whose scale and training labels it has; None: those of the store it was made of."""
+        return State.read(self.folder.meta["as_of"], self.path) if "as_of" in self.folder.meta else None
+
+    @property
+    def num_trained_nodes(self) -> int:
+        """Nodes of the store when a model was trained: some keep a number for each."""
+        return int(self.meta["num_nodes"]) if self.as_of is None else self.as_of.num_nodes
+
+    @property
+    def nodes(self) -> Array:
+        return self.array("nodes")
+
+    @property
+    def local_rows(self) -> Array:
+        return self.array("local_rows")
+
+    @property
+    def token_nodes(self) -> Array:
+        return self.array("token_nodes")
+
+    @property
+    def tokens(self) -> Array:
+        return self.array("tokens")
+
+    @property
+    def positions(self) -> Array:
+        return self.array("positions")
+
+    @property
+    def labels(self) -> Array:
+        return self.array("labels")
+
+    @property
+    def label_contexts(self) -> Array:
+        """Of no hops where none were asked for."""
+        if self.config.labels.hops:
+            return self.array("label_contexts")
+        return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
+
+    @property
+    def near(self) -> Array:
+        """Of no local nodes where no model asked for it."""
+        if self.config.local_nodes.near:
+            return self.array("near")
+        return np.zeros((len(self.nodes), 0), dtype=np.uint8)
+
+    @property
+    def label_counts(self) -> Array:
+        """Of no labels where they were not asked for."""
+        if self.config.labels.local:
+            return self.array("label_counts")
+        return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
+
+    @property
+    def k(self) -> int:
+        return int(self.local_rows.shape[1])
+
+    @property
+    def hops(self) -> int:
+        """Contexts in a token row: one per hop, or two where directions are apart."""
+        return int(self.tokens.shape[1]) - 1
+
+    @property
+    def token_names(self) -> list[str]:
+        """What each part of a token row is called: H, C0, C1; or H, out 1 hop, in 1 hop, out 2 hops, in 2 hops."""
+        return ["H", *context_names(directions_of(self.config), self.config.tokens.hops)]
+
+    @property
+    def num_features(self) -> int:
+        return int(self.tokens.shape[2])
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.positions.shape[1])
+
+    def rows_of(self, nodes: Array) -> Array:
+        """The rows of these node numbers; -1 for a node that was not prepared."""
+        return _places(self.nodes, np.asarray(nodes))
+
+    def token_rows_of(self, nodes: Array) -> Array:
+        """Where these nodes stand in the token table; -1 for a node that does not."""
+        return _places(self.token_nodes, np.asarray(nodes))
+
+    def split_rows(self, split: str) -> Array:
+        """The rows of one split."""
+        self.check_split(split)
+        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
+
+    # what it is good for
+
+    def check_split(self, split: str) -> None:
+        """Refuse a split that there is not."""
+        if split not in SPLIT_CODES:
+            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
+
+    def check_reachable(self) -> None:
+        """Refuse to draw other samples where only the sampled nodes have token rows."""
+        if not self.config.can_resample:
+            raise ConfigError(
+                f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
+                "prepare with --set prepare.tokens.nodes=reachable"
+            )
+
+    def check_serves(self, name: ModelName) -> None:
+        """Refuse a model that reads rows of nodes that have none here."""
+        if not self.config.serves(name):
+            raise ConfigError(
+                f"{self.path} has token rows of {self.config.tokens.nodes} nodes, and {name} reads those of all: "
+                "train from the store, or prepare with --set prepare.tokens.nodes=all"
+            )
+        if name == "sgc" and self.config.tokens.contexts == "apart":
+            raise ConfigError(
+                f"{self.path} has two contexts after the last hop, along and against the edges, and sgc reads one: "
+                "prepare with --set prepare.tokens.contexts=together"
+            )
+
+    def check_told(self, model: ModelConfig) -> None:
+        """Refuse a model that reads more of labels and local nodes than was prepared."""
+        hops, there, counts = model.label_contexts, self.config, model.reads_surroundings and model.label_surroundings
+        needs_near = model.reads_surroundings and (model.distances or model.label_surroundings)
+        for is_missing, setting, wanted in (
+            (hops > there.labels.hops, f"label_contexts={hops}", f"labels.hops={hops}"),
+            (counts and not there.labels.local, "label_surroundings=true", "labels.local=true"),
+            (needs_near and not there.local_nodes.near, "distances=true", "local_nodes.near=true"),
+        ):
+            if is_missing:
+                raise ConfigError(
+                    f"{self.path} does not have what model.{setting} reads: train from the store, or prepare with "
+                    f"--set prepare.{wanted}"
+                )
+
+
+def _places(known: Array, nodes: Array) -> Array:
+    """Where nodes stand among those known, which are sorted; -1 where they do not."""
+    places = np.minimum(np.searchsorted(known, nodes), max(0, len(known) - 1))
+    return np.where(known[places] == nodes, places, -1) if len(known) else np.full(len(nodes), -1)
+
+
+def bounds_of(folder: ArrayFolder) -> dict[str, int]:
+    """What the numbers of a preparation's or a stage's arrays are less than, where they point into other arrays."""
+    num_nodes = folder.meta.get("num_nodes")
+    nodes = {"nodes": num_nodes, "token_nodes": num_nodes} if isinstance(num_nodes, int) else {}
+    every = {"local_rows": (*folder.shape("token_nodes"), 0)[0], **nodes}
+    return {name: below for name, below in every.items() if name in folder}
+
+
+def cached_preparations(store: GraphStore) -> list[Prepared]:
+    """All preparations in the store's folder, of any version; unreadable ones left out."""
+    found = []
+    for path in remote.folders(store.path / "prepared"):
+        with suppress(LargeGTError):
+            found.append(Prepared.open(path))
+    return found
+
+
+def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
+    """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
+    new = resolve_config(store, config).model_dump(mode="json")
+    differences: list[list[str]] = []
+    for other in cached_preparations(store):
+        if other.meta["fingerprint"] == store.fingerprint:
+            old = other.config.model_dump(mode="json")
+            settings = [(table, key) for table in new for key in new[table]]
+            differences.append([
+                f"{table}.{key}={old[table][key]} (now {new[table][key]})"
+                for table, key in settings if old[table][key] != new[table][key]
+            ])  # fmt: skip
+    if not differences:
+        return None
+    fewest: list[str] = min(differences, key=len)
+    return f"{store.place} was prepared with {', '.join(fewest)}"
+
+
+class Drawn(NamedTuple):
+    """Local nodes of some rows of a Prepared."""
+
+    local_rows: Array
+    """[n, K] rows of its token table."""
+    near: Array | None
+    """[n, K] boolean: which of them are neighbours; None where that was not asked for."""
+
+
+def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Drawn:
+    """A fresh draw of LocalNodes for these rows of a Prepared."""
+    prepared.check_reachable()
+    store.check(*directions_read(prepared.config))
+    nodes, near = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    if len(prepared.token_nodes) != store.num_nodes:
+        nodes = np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
+    return Drawn(nodes, near if prepared.config.local_nodes.near else None)

@@ -1,0 +1,272 @@
+"""The inner loops of preparation, in numba. Plain arrays in, plain arrays out, explicit random state.
+
+Every kernel releases the GIL and is driven in chunks by an engine. Rows of a CSR (`indptr`, `indices`) are sorted,
+without duplicates and without self loops: `ingest` makes them so, and the sampler relies on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from largegt.data.kernels import mix
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS, FOR_NEIGHBORS = 0, 1, 2, 3
+"""Purposes of random streams: what one seed is used for in one place says nothing of another."""
+
+
+# random numbers ------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def start_stream(state: Any, purpose: int, seed: int, epoch: int, node: int) -> None:
+    """Begin the stream of (purpose, seed, epoch, node). Each part goes through the mixer, so that neighbouring
+    seeds, epochs or nodes share nothing, and neither do two uses of one seed."""
+    x = mix(mix(np.uint64(seed) + _GOLDEN) + np.uint64(purpose))
+    x = mix(x ^ (np.uint64(epoch) * _MIX_A + _GOLDEN))
+    state[0] = mix(x ^ (np.uint64(node) * _MIX_B + _GOLDEN))
+
+
+@njit(nogil=True, cache=True)
+def next_bits(state: Any) -> Any:
+    """The next 64 random bits."""
+    state[0] += _GOLDEN
+    return mix(state[0])
+
+
+@njit(nogil=True, cache=True)
+def below(state: Any, bound: Any) -> Any:
+    """A whole number in [0, bound), exactly uniform (multiply-and-shift with rejection of the short end)."""
+    n = np.uint64(bound)
+    if n <= _LOW_32:
+        product = (next_bits(state) >> np.uint64(32)) * n
+        low = product & _LOW_32
+        if low < n:
+            short = (np.uint64(0x100000000) - n) % n
+            while low < short:
+                product = (next_bits(state) >> np.uint64(32)) * n
+                low = product & _LOW_32
+        return np.int64(product >> np.uint64(32))
+    top = np.uint64(0xFFFFFFFFFFFFFFFF)
+    limit = top - (top % n + np.uint64(1)) % n
+    bits = next_bits(state)
+    while bits > limit:
+        bits = next_bits(state)
+    return np.int64(bits % n)
+
+
+@njit(nogil=True, cache=True)
+def unit(state: Any) -> float:
+    """A float in [0, 1)."""
+    return float(next_bits(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+# sorted rows ---------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """First place in the sorted values[low:high] that holds `wanted` or more."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def contains(values: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """Whether the sorted values[low:high] hold `wanted`."""
+    place = lower_bound(values, low, high, wanted)
+    return place < high and values[place] == wanted
+
+
+@njit(nogil=True, cache=True)
+def share_an_element(a: Any, a_low: int, a_high: int, b: Any, b_low: int, b_high: int) -> bool:
+    """Whether two sorted ranges meet: each element of the shorter is searched in what is left of the longer."""
+    if a_high - a_low > b_high - b_low:
+        a, a_low, a_high, b, b_low, b_high = b, b_low, b_high, a, a_low, a_high
+    for place in range(a_low, a_high):
+        b_low = lower_bound(b, b_low, b_high, a[place])
+        if b_low == b_high:
+            return False
+        if b[b_low] == a[place]:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def copy_rows(indptr: Any, indices: Any, rows: Any, out_indptr: Any, out: Any) -> None:
+    """Row rows[n] of a CSR to its place in another one."""
+    for n in range(len(rows)):
+        low, to = indptr[rows[n]], out_indptr[n]
+        for place in range(out_indptr[n + 1] - to):
+            out[to + place] = indices[low + place]
+
+
+@njit(nogil=True, cache=True)
+def in_rows(indptr: Any, indices: Any, rows: Any, wanted: Any) -> Any:
+    """Boolean: whether row rows[n] of a CSR holds wanted[n]."""
+    found = np.empty(len(rows), np.bool_)
+    for n in range(len(rows)):
+        found[n] = contains(indices, indptr[rows[n]], indptr[rows[n] + 1], wanted[n])
+    return found
+
+
+# context features and projections ------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def add_neighbors(
+    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
+    dense: Any, place_of: Any, sums: Any,
+) -> None:  # fmt: skip
+    """`sums[n] += X[j]` over the neighbours j of nodes[n] with low <= j < high, in rising order, the node itself in its
+    place among them if `self_loops`. cursor[n] is where in `indices` to begin, and is left where to go on. X[j] is
+    dense[place_of[j - low]], or dense[j - low] when `place_of` is empty."""
+    width = dense.shape[1]
+    for n in range(len(nodes)):
+        i = nodes[n]
+        place, end = cursor[n], indptr[i + 1]
+        own = self_loops and low <= i < high
+        total = sums[n]
+        while True:
+            j = np.int64(indices[place]) if place < end else high
+            if own and i < j:
+                j = i
+                own = False
+            elif j < high:
+                place += 1
+            else:
+                break
+            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
+            for c in range(width):
+                total[c] += x[c]
+        cursor[n] = place
+
+
+@njit(nogil=True, cache=True)
+def add_weighted(
+    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
+    dense: Any, place_of: Any, sums: Any, weights: Any, scale: float,
+) -> None:  # fmt: skip
+    """As `add_neighbors`, each X[j] times the weight of its entry and `scale`; the node itself counts 1."""
+    width = dense.shape[1]
+    for n in range(len(nodes)):
+        i = nodes[n]
+        place, end = cursor[n], indptr[i + 1]
+        own = self_loops and low <= i < high
+        total = sums[n]
+        while True:
+            j = np.int64(indices[place]) if place < end else high
+            weight = np.float32(1.0)
+            if own and i < j:
+                j = i
+                own = False
+            elif j < high:
+                weight = np.float32(np.float64(weights[place]) * scale)
+                place += 1
+            else:
+                break
+            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
+            for c in range(width):
+                total[c] += weight * x[c]
+        cursor[n] = place
+
+
+@njit(nogil=True, cache=True)
+def random_signs(first_node: int, seed: int, out: Any) -> None:
+    """±1 for each (node, column): rows of the random projection, a function of (seed, node) alone."""
+    state = np.zeros(1, np.uint64)
+    for n in range(len(out)):
+        start_stream(state, FOR_PROJECTION, seed, 0, first_node + n)
+        bits = np.uint64(0)
+        for c in range(out.shape[1]):
+            if c % 64 == 0:
+                bits = next_bits(state)
+            out[n, c] = np.float32(1.0) if bits & np.uint64(1) else np.float32(-1.0)
+            bits >>= np.uint64(1)
+
+
+# Laplacian eigenvectors ----------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def sum_neighbors(indptr: Any, indices: Any, values: Any, first: int, out: Any) -> None:
+    """out[n] is the sum of `values` over the neighbours of node first + n."""
+    for n in range(len(out)):
+        total = 0.0
+        for place in range(indptr[first + n], indptr[first + n + 1]):
+            total += values[indices[place]]
+        out[n] = total
+
+
+@njit(nogil=True, cache=True)
+def join_components(indptr: Any, indices: Any, root: Any) -> None:
+    """root[i] becomes the smallest node of i's connected component; it comes as root[i] = i. Edges go both ways."""
+    for i in range(len(root)):
+        for place in range(indptr[i], indptr[i + 1]):
+            a, b = i, np.int64(indices[place])
+            if b >= i:
+                break
+            while root[a] != a:
+                root[a] = root[root[a]]
+                a = root[a]
+            while root[b] != b:
+                root[b] = root[root[b]]
+                b = root[b]
+            root[max(a, b)] = min(a, b)
+    for i in range(len(root)):  # a root is below its node, so it is right by now
+        root[i] = root[root[i]]
+
+
+# random walks --------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def random_walks(
+    indptr: Any, indices: Any, starts: Any, p: float, q: float, seed: int, first_walk: int, walks: Any
+) -> None:
+    """node2vec's second-order walks into walks [w, length]. A proposal uniform over the neighbours is kept in
+    proportion to 1/p (back where it came from), 1 (also a neighbour of that node) or 1/q (farther). A walk that
+    has nowhere to go stays. Walk number `first_walk + w` is a function of (seed, that number) alone."""
+    state = np.zeros(1, np.uint64)
+    heaviest = max(1.0, 1.0 / p, 1.0 / q)
+    for w in range(len(starts)):
+        start_stream(state, FOR_WALKS, seed, 0, first_walk + w)
+        previous, here = np.int64(-1), np.int64(starts[w])
+        walks[w, 0] = here
+        for step in range(1, walks.shape[1]):
+            low, degree = indptr[here], indptr[here + 1] - indptr[here]
+            target = here
+            while degree > 0:
+                target = np.int64(indices[low + below(state, degree)])
+                if degree == 1 or previous < 0 or (p == 1.0 and q == 1.0):
+                    break
+                if target == previous:
+                    weight = 1.0 / p
+                elif contains(indices, indptr[previous], indptr[previous + 1], target):
+                    weight = 1.0
+                else:
+                    weight = 1.0 / q
+                if unit(state) * heaviest < weight:
+                    break
+            previous, here = here, target
+            walks[w, step] = here
+
+
+@njit(nogil=True, cache=True)
+def mark_neighbors(indptr: Any, indices: Any, nodes: Any, marked: Any) -> None:
+    """Set `marked` at every neighbour of `nodes`."""
+    for n in range(len(nodes)):
+        for place in range(indptr[nodes[n]], indptr[nodes[n] + 1]):
+            marked[indices[place]] = True

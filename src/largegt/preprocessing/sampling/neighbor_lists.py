@@ -1,0 +1,101 @@
+"""Neighbour lists behind one small interface: wherever the edges lie, LocalNodes asks for them in the same few ways.
+
+Enters: a request for many nodes at once. Leaves: plain arrays. Cost: a backend answers a request with one message to
+each place that holds a part of it, however many nodes are asked for; it holds nothing between requests.
+
+- `MappedCSR`: the files of a store, or any CSR in memory;
+- `RedisLists` (redis_lists.py): a key-value store;
+- `RayShards` (ray_shards.py): ranges of nodes, each held by one worker of a Ray cluster.
+
+A list is sorted, without duplicates and without the node itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from largegt.data.pair_runs import index_dtype
+from largegt.types import Array, Direction
+
+from . import kernels
+
+if TYPE_CHECKING:
+    from largegt.data.store import GraphStore
+
+
+class NeighborLists(ABC):
+    """The lists of all nodes along one direction. A backend needs `neighbors`; what else it can answer where the
+    lists lie saves sending them."""
+
+    num_nodes: int
+
+    @abstractmethod
+    def neighbors(self, nodes: Array) -> tuple[Array, Array]:
+        """`(indptr, indices)` of the lists of `nodes` (sorted), one behind the other; int32 where that fits."""
+
+    @property
+    @abstractmethod
+    def reverse(self) -> NeighborLists:
+        """The lists against the direction: of each node, those that have it in their list."""
+
+    def degrees(self, nodes: Array) -> Array:
+        """int64: how long the lists of `nodes` (sorted) are."""
+        return np.diff(self.neighbors(nodes)[0])
+
+    def at(self, nodes: Array, places: Array) -> Array:
+        """The neighbour at each place of each node's list; nodes in any order and more than once."""
+        distinct, row = np.unique(nodes, return_inverse=True)
+        indptr, indices = self.neighbors(distinct)
+        return np.asarray(indices[indptr[row] + places])
+
+    def has(self, nodes: Array, others: Array) -> Array:
+        """Boolean: whether others[n] is in the list of nodes[n]; nodes in any order and more than once."""
+        distinct, row = np.unique(nodes, return_inverse=True)
+        return np.asarray(kernels.in_rows(*self.neighbors(distinct), row, np.asarray(others, dtype=np.int64)))
+
+
+class MappedCSR(NeighborLists):
+    """The lists of nodes `first`, `first + 1`, … as a CSR. Mapped files will do: only what is asked for is read."""
+
+    def __init__(self, indptr: Array, indices: Array, reverse: MappedCSR | None = None, first: int = 0) -> None:
+        self.indptr, self.indices, self.first = indptr, indices, first
+        self.num_nodes = len(indptr) - 1
+        self._reverse = reverse
+
+    @classmethod
+    def of_store(cls, store: GraphStore, direction: Direction) -> MappedCSR:
+        both_ways = direction == "both" or not store.directed
+        return cls(*store.csr(direction), None if both_ways else cls(*store.reverse_csr(direction)))
+
+    @property
+    def reverse(self) -> MappedCSR:
+        return self if self._reverse is None else self._reverse
+
+    def neighbors(self, nodes: Array) -> tuple[Array, Array]:
+        rows = self._rows(nodes)
+        indptr = np.append(0, np.cumsum(self.indptr[rows + 1] - self.indptr[rows]))
+        indices = np.empty(indptr[-1], dtype=self.indices.dtype)
+        kernels.copy_rows(self.indptr, self.indices, rows, indptr, indices)
+        return indptr, indices
+
+    def degrees(self, nodes: Array) -> Array:
+        rows = self._rows(nodes)
+        return np.asarray(self.indptr[rows + 1] - self.indptr[rows])
+
+    def at(self, nodes: Array, places: Array) -> Array:
+        return np.asarray(self.indices[self.indptr[self._rows(nodes)] + places])
+
+    def has(self, nodes: Array, others: Array) -> Array:
+        rows, wanted = self._rows(nodes), np.asarray(others, dtype=np.int64)
+        return np.asarray(kernels.in_rows(self.indptr, self.indices, rows, wanted))
+
+    def _rows(self, nodes: Array) -> Array:
+        return np.asarray(nodes, dtype=np.int64) - self.first
+
+
+def index_type(num_nodes: int) -> np.dtype[Any]:
+    """What neighbour lists are made of."""
+    return np.dtype(index_dtype(num_nodes))

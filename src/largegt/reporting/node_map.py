@@ -1,0 +1,118 @@
+"""The map: test nodes in the plane in which a LargeGT's vectors differ most, by their true label.
+
+Axes: n nodes, d width of a vector.
+
+Enters: vectors [n, d] and labels. Leaves: places, groups and ids, ready for JSON, and from those a chart. The plane is
+that of the first two principal components; how much of the differences lies in it is told. Cost: O(n·d² + d³) time;
+some 25 bytes of the page per node.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from largegt.data.store import GraphStore
+from largegt.types import Array
+
+from .charts import NUM_COLORS, WIDTH, nothing
+from .markup import Html, clipped, tag
+from .tallies import OTHERS
+
+MAX_POINTS = 2000
+_MOST_GROUPS = NUM_COLORS - 1
+"""The last of so many is gray."""
+_HEIGHT, _EDGE = 400.0, 12.0
+_LONGEST_ID = 24
+_SHAPES = ("h0", "l3 3-3 3-3-3z", "h0", "l3.4 6h-6.8z", "l-3.4-6h6.8z")
+"""What follows the place of a point; the first and third are lines of no length with round and square ends."""
+
+
+def node_map(store: GraphStore, nodes: Array, vectors_nd: Array) -> dict[str, Any]:
+    """Where each node lies, and to which group of labels it belongs."""
+    places_n2, shares = principal_plane(vectors_nd)
+    groups, group_n = _groups(store, nodes)
+    return {
+        "x": np.round(places_n2[:, 0], 4).tolist(),
+        "y": np.round(places_n2[:, 1], 4).tolist(),
+        "share": shares,
+        "ids": [clipped(str(each), _LONGEST_ID) for each in store.ids_of(nodes)],
+        "groups": groups,
+        "group": group_n.tolist(),
+    }
+
+
+def principal_plane(vectors_nd: Array) -> tuple[Array, list[float]]:
+    """[n, 2] places along the two directions in which vectors differ most, and each one's share of the differences. A
+    direction's sign is that of its largest entry, so that a page is the same again."""
+    centred_nd = vectors_nd.astype(np.float64) - vectors_nd.mean(axis=0, dtype=np.float64)
+    spread_d, directions_dd = np.linalg.eigh(centred_nd.T @ centred_nd)
+    first_d2 = np.zeros((vectors_nd.shape[1], 2))
+    taken = min(2, vectors_nd.shape[1])
+    first_d2[:, :taken] = directions_dd[:, ::-1][:, :taken]
+    largest_2 = first_d2[np.abs(first_d2).argmax(axis=0), [0, 1]]
+    total = float(spread_d.clip(min=0).sum()) or 1.0
+    shares = [float(part) / total for part in (*spread_d[::-1][:2].clip(min=0), 0.0, 0.0)[:2]]
+    return centred_nd @ (first_d2 * np.where(largest_2 < 0, -1.0, 1.0)), shares
+
+
+def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
+    """The places as points: one colour and shape for each group, ids on a hover."""
+    xs, ys, group_n = (np.array(found[key]) for key in ("x", "y", "group"))
+    if not len(xs):
+        return nothing(title)
+    shown = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), most)).round().astype(int))
+    # both axes alike: distances in the plane are those of the vectors
+    scale = min((WIDTH - 2 * _EDGE) / (np.ptp(xs) or 1.0), (_HEIGHT - 2 * _EDGE) / (np.ptp(ys) or 1.0))
+    left = WIDTH / 2 + (xs - (xs.max() + xs.min()) / 2) * scale
+    top = _HEIGHT / 2 - (ys - (ys.max() + ys.min()) / 2) * scale
+    parts = [tag("path", d=f"M0 0H{WIDTH:.0f}V{_HEIGHT:.0f}H0z", class_="grid")]
+    for at, name in reversed(list(enumerate(found["groups"]))):  # the smaller groups and the rest below
+        members = shown[group_n[shown] == at]
+        if not len(members):
+            continue
+        shape = at % len(_SHAPES)
+        path = "".join(f"M{left[i]:.1f} {top[i]:.1f}{_SHAPES[shape]}" for i in members)
+        ids = "|".join(found["ids"][i].replace("|", "/") for i in members)
+        parts.append(tag("path", d=path, class_=f"c{at % NUM_COLORS} points p{shape}", data_n=name, data_ids=ids))
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {_HEIGHT:.0f}", role="img", aria_label=title, class_="chart",
+               data_map=1)  # fmt: skip
+
+
+def point_legend(names: list[str]) -> Html:
+    """Which colour and shape is which group."""
+    items = []
+    for at, name in enumerate(names):
+        shape = at % len(_SHAPES)
+        start = {0: "M7 7", 1: "M7 4", 2: "M7 7", 3: "M7 4", 4: "M7 10"}[shape]
+        mark = tag("path", d=f"{start}{_SHAPES[shape]}", class_=f"points p{shape}")
+        key = tag("svg", mark, viewBox="0 0 14 14", class_=f"key dot c{at % NUM_COLORS}", aria_hidden="true")
+        items.append(tag("li", key, name))
+    return tag("ul", *items, class_="legend")
+
+
+def _groups(store: GraphStore, nodes: Array) -> tuple[list[str], Array]:
+    """Names of the groups and each node's: its class, the commonest ones apart and the rest as one; of the labels of a
+    multi-label node the commonest; of a value, which fifth it lies in."""
+    labels = np.asarray(store.labels[nodes])
+    if store.task == "regression":
+        cuts = np.unique(np.quantile(labels, np.linspace(0, 1, 6)))
+        if len(cuts) < 2:
+            return [f"{cuts[0]:.4g}"], np.zeros(len(nodes), np.int64)
+        names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(cuts)]
+        return names, np.searchsorted(cuts[1:-1], labels)
+    names = [str(name) for name in store.classes]
+    if store.task == "multilabel":
+        has = np.nan_to_num(labels) > 0.5
+        common = np.argsort(-has.sum(axis=0), kind="stable")
+        labels = np.where(has.any(axis=1), common[has[:, common].argmax(axis=1)], len(names))
+        names = [*names, "none of them"]
+    counts = np.bincount(labels, minlength=len(names))
+    order = [int(at) for at in np.argsort(-counts, kind="stable") if counts[at]]
+    kept = order if len(order) <= _MOST_GROUPS else order[: _MOST_GROUPS - 1]
+    place = np.full(len(names), len(kept))
+    place[kept] = np.arange(len(kept))
+    rest = [OTHERS] if len(kept) < len(order) else []
+    return [*(names[at] for at in kept), *rest], place[labels]

@@ -1,0 +1,88 @@
+"""Work on all cores: numba kernels that release the GIL, driven by a pool of threads over ranges.
+
+Why not numba's own `parallel=True`: its OpenMP layer kills forked data loaders and its workqueue layer aborts under
+concurrent callers. A thread pool has neither trap, and gives progress and Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from largegt.types import Array
+
+from .progress import Progress, silent
+
+
+def num_threads(threads: int | None) -> int:
+    """The number asked for, or the cores this process may use."""
+    if threads:
+        return threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_ranges(task: Callable[[int, int], Any], bounds: Iterable[int], threads: int | None = None) -> Iterator[Any]:
+    """`task(low, high)` for each pair of neighbouring bounds, on a pool of threads; results in order. The first
+    error stops what has not begun."""
+    ranges = [(low, high) for low, high in pairwise(int(bound) for bound in bounds) if low < high]
+    workers = min(num_threads(threads), len(ranges))
+    if workers <= 1:
+        for low, high in ranges:
+            yield task(low, high)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(lambda pair: task(*pair), ranges)
+
+
+def run_chunks(
+    work: Callable[[int, int], None], total: int, chunk: int, threads: int | None = None,
+    progress: Progress | None = None, stage: str = "",
+) -> None:  # fmt: skip
+    """Call `work(start, stop)` over `range(total)` in chunks: small ones, so that hubs leave no thread idle. The first
+    error stops the rest."""
+    show = progress or silent
+    show(stage, 0, total)
+    for number, _ in enumerate(run_ranges(work, [*range(0, total, chunk), total], threads), start=1):
+        show(stage, min(total, number * chunk), total)
+
+
+def take_rows(source: Array, at: Array, out: Array, rows_per_task: int, threads: int) -> None:
+    """out[i] = source[at[i]], by several threads. Rows must be there: none is checked."""
+
+    def take(low: int, high: int) -> None:  # it gives the GIL away; clip is its fast way
+        np.take(source, at[low:high], axis=0, out=out[low:high], mode="clip")
+
+    for _ in run_ranges(take, [*range(0, len(at), rows_per_task), len(at)], threads):
+        pass
+
+
+def run_ahead(
+    task: Callable[[Any], Any], items: Iterable[Any], threads: int | None = None, at_once: bool = False
+) -> Generator[Any, None, None]:
+    """`task(item)` for each item, results in order. At most one result per thread waits to be taken, so that a slow
+    taker does not fill the memory. With `at_once` the taker's own thread begins each task: for tasks that only tell
+    a GPU what to do."""
+    workers = num_threads(threads)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(_done(task, item) if at_once else pool.submit(task, item))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _done(task: Callable[[Any], Any], item: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(task(item))
+    return future

@@ -1,0 +1,393 @@
+"""The training loop, for every model.
+
+Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
+train and valid splits; the test split is read once, at the end, with the weights that were best on valid.
+
+Several ranks run the same code. Each trains on its part of every batch and scores its part of the validation nodes; the
+first alone writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from largegt.config.describe import seconds
+from largegt.config.schema import Config, TableConfig
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError, InputError, disk_errors
+from largegt.io.atomic import refuse_links_out, remove_partial
+from largegt.io.locks import Lock, check_free
+from largegt.io.remote import refuse_url
+from largegt.loader.loader import shuffled
+from largegt.loader.table import check_place
+from largegt.models.base import NodeModel
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
+from largegt.runtime.distributed import Ranks, is_first_here
+from largegt.runtime.progress import Progress as Show
+from largegt.runtime.progress import silent
+from largegt.runtime.text import quoted
+from largegt.types import Array, PathLike
+
+from .accelerator import Accelerator, make_accelerator
+from .batches import EpochBatches, check_consistency
+from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
+from .checksums import FILE as CHECKSUMS
+from .checksums import replacing
+from .evaluate import Scorer, nodes_at_once
+from .log import RunLog, check_wandb
+from .metrics import TaskHead
+from .nan_check import about_steps, likely_cause
+from .run import Run, store_to_train_on
+from .setup import Loader, build_model, is_worth_compiling, make_loader, num_draws, set_learning_rate
+from .step import TrainingStep
+
+_OUT_OF_TIME = "the budget is used up"
+_STEPS_BEFORE = 8
+"""A step that spoils weights may have a finite loss itself, and so may the next."""
+Watch = Callable[[NodeModel, int, float], None]
+
+
+def train(
+    data: Prepared | GraphStore | PathLike,
+    config: Config | None = None,
+    out: PathLike = "runs/run",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Show | None = None,
+    memory: str | int | None = None,
+    watch: Watch | None = None,
+    score_test: bool = True,
+    wait: bool = True,
+) -> Run:
+    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
+    preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
+    count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
+    another process is making is waited for; without `wait` it is an error. Processes that were started
+    together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
+    out, config = Path(out), config or Config()
+    if isinstance(data, Prepared):
+        config = config.model_copy(update={"prepare": data.config})
+        store = data.store()
+        data.check_serves(config.model.name)
+        data.check_told(config.model)
+        if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
+            data.check_reachable()
+    else:
+        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
+    check_out(out, config, store, resume, overwrite)
+    ranks = Ranks.here(config.train.device)
+    check_consistency(config, ranks)
+    accelerator = make_accelerator(config.train, ranks, trains=True)
+    check_place(config.tokens.table, accelerator.device)
+    show = progress if progress and ranks.is_first else silent
+    with Lock(out, "training into") if ranks.is_first else nullcontext():
+        if ranks.is_first:
+            check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
+        with ranks.in_turn():
+            prepared = data
+            if not isinstance(prepared, Prepared):
+                prepared = prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
+        if not len(prepared.split_rows("train")):
+            raise InputError(f"{store.place} has no training nodes: give labels and a split to ingest")
+        check_consistency(config, ranks, prepared)
+        head = TaskHead.for_training(prepared, config.train)
+        head.monitor(config.train.monitor)  # refuses what is no metric
+        with disk_errors(out):
+            run = _begin(out, config, store, overwrite, ranks)
+            trainer = Trainer(run, store, prepared, head, accelerator)
+            trainer.fit(show, watch)
+            trainer.finish(score_test)
+            return run
+
+
+class Trainer:
+    """One training: `fit` trains to the last epoch, `finish` scores the best weights."""
+
+    def __init__(
+        self, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, accelerator: Accelerator
+    ) -> None:
+        """A new training, or one that goes on from the checkpoint of its run."""
+        self.run, self.config = run, run.config.train
+        self.device, self.ranks = accelerator.device, accelerator.ranks
+        self.monitor, self.sign = head.monitor(self.config.monitor)
+        torch.manual_seed(self.config.seed)
+        self.model = build_model(run.config.model, prepared)
+        self.state, self.progress = State.make(self.model, self.config, accelerator), Progress()
+        checkpoint = run.path / "checkpoints" / "last.pt"
+        if checkpoint.exists():
+            self.progress = load_checkpoint(checkpoint, self.state, self.device)
+        loader = make_loader(prepared, self.model, self.config, self.device, run.config.tokens.table, store)
+        loader = replace(loader, ranks=self.ranks)
+        self.scorer = Scorer(self.model, head, self.config, accelerator, loader, prepared, store)
+        self.train_rows = prepared.split_rows("train")
+        self.valid_rows = self.ranks.batches_of(prepared.split_rows("valid"), self.config.eval_batch_size)
+        draws_anew = self.config.resample == "epoch" and self.model.num_local_nodes is None
+        self.batches = EpochBatches(loader, prepared, self.config, store if draws_anew else None)
+        self.steps_per_epoch = loader.num_batches(len(self.train_rows), self.config.batch_size)
+        self.num_steps = self.config.epochs * self.steps_per_epoch
+        self._compile()
+        record, others = bool(self.model.compiled_sizes), self.batches.num_others
+        self.step = TrainingStep(accelerator, self.state, head, self.config, record, others)
+        self.budget_s = seconds(self.config.budget) if self.config.budget else math.inf
+        if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.budget_s:
+            self.progress.stopped = ""
+        if self.ranks.is_first and self.progress.epoch < self.config.epochs:
+            require_room(run.path, self.state)
+        self.show: Show = silent
+        self.log = RunLog(run.path, run.config, run.history, self.progress.epoch, writes=self.ranks.is_first)
+
+    def _compile(self) -> None:
+        """Compile the model where that pays; sums over ranks are not compiled."""
+        if not is_worth_compiling(self.config, self.device, self.num_steps):
+            return
+        if self.ranks.size == 1 or self.run.config.model.norm != "batch":
+            sizes = {size + self.batches.num_others for size in self.ranks.shares(self.config.batch_size)}
+            self.model.compile_for({*sizes, nodes_at_once(self.scorer.loader, self.config)})
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that are scored and kept: their average, where there is one."""
+        return self.state.average.in_place() if self.state.average else nullcontext()
+
+    # epochs
+
+    def fit(self, show: Show = silent, watch: Watch | None = None) -> None:
+        """Train until the last epoch, the end of the budget or the end of patience."""
+        progress, self.show = self.progress, show
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            while progress.epoch < self.config.epochs and not progress.stopped:
+                self._epoch()
+                if watch is not None and self.ranks.is_first:
+                    with self.averaged():
+                        watch(self.model, progress.epoch, progress.elapsed_s)
+                self.ranks.wait()  # for the first one to have written
+        finally:
+            self.log.close()
+            self.batches.close()
+
+    def _epoch(self) -> None:
+        """Train on every batch once, validate, and save the result."""
+        progress, start = self.progress, time.perf_counter()
+        losses = self._train_epoch(start)
+        train_loss = float(self.ranks.sum_(self.step.loss_sum)) / self.step.num_nodes
+        train_s = time.perf_counter() - start
+        with self.averaged():
+            valid = self._validate(train_loss)
+        progress.epoch += 1
+        progress.elapsed_s += time.perf_counter() - start
+        self._update_best(valid)
+        entry = {
+            "epoch": progress.epoch, "train": {"loss": train_loss}, "valid": valid,
+            "learning_rate": float(self.state.optimizer.param_groups[0]["lr"]), "train_s": train_s,
+            "elapsed_s": progress.elapsed_s, **about_steps(losses),
+        }  # fmt: skip
+        self._save(entry)
+
+    def _train_epoch(self, start: float) -> Array:
+        """The loss of every step."""
+        config, progress, step = self.config, self.progress, self.step
+        epoch, num_rows = progress.epoch, len(self.train_rows)
+        torch.manual_seed(_mixed_seed(config.seed, epoch, self.ranks.rank))
+        self.model.train()
+        step.restart()
+        for number, batches in enumerate(self.batches.of(epoch), start=epoch * self.steps_per_epoch):
+            set_learning_rate(self.state.optimizer, config, number, self.num_steps)
+            if config.consistency:
+                step.agreement.fill_(self.batches.weight(number, self.num_steps))
+            step(batches, min(config.batch_size, num_rows - step.num_nodes))
+            if step.losses.look():
+                break
+            self.show(self._so_far(), epoch * num_rows + step.num_nodes, config.epochs * num_rows)
+            elapsed_s = progress.elapsed_s + time.perf_counter() - start
+            if config.budget and self.ranks.first_says(elapsed_s > self.budget_s):
+                progress.stopped = _OUT_OF_TIME
+                break
+        losses = step.losses.finish()
+        if len(bad := np.flatnonzero(~np.isfinite(losses))):
+            raise self._bad_step(int(bad[0]))
+        return losses
+
+    def _validate(self, train_loss: float) -> dict[str, float]:
+        valid = self.scorer.scores(self.valid_rows)
+        if not math.isfinite(train_loss + valid.get("loss", 0.0)):
+            what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
+            raise self._not_a_number(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
+        if valid and self.monitor not in valid:
+            if self.ranks.is_first:
+                warnings.warn(f"{self.monitor} is undefined on the validation nodes, which are all of one class: "
+                              "the loss picks the best epoch", stacklevel=2)  # fmt: skip
+            self.monitor, self.sign = "loss", -1.0
+        return valid
+
+    def _update_best(self, valid: dict[str, float]) -> None:
+        """Is this epoch the best so far, and is it time to stop?"""
+        progress, best = self.progress, self.progress.best_valid.get(self.monitor)
+        if not valid:  # nothing to validate on: the last weights are the best we know
+            progress.best_epoch = progress.epoch
+        elif best is None or self.sign * valid[self.monitor] > self.sign * best:
+            progress.best_valid, progress.best_epoch, progress.stale_epochs = valid, progress.epoch, 0
+        else:
+            progress.stale_epochs += 1
+            if self.config.patience is not None and progress.stale_epochs >= self.config.patience:
+                progress.stopped = f"no better {self.monitor} in {self.config.patience} epochs"
+
+    def _save(self, entry: dict[str, Any]) -> None:
+        """Weights, log and checkpoint of an epoch take their places together: they never disagree."""
+        progress, run = self.progress, self.run
+        self.log.add(entry)
+        if not self.ranks.is_first:
+            return
+        is_best = progress.best_epoch == progress.epoch
+        is_last = bool(progress.stopped) or progress.epoch == self.config.epochs
+        with replacing(run.path) as folder:
+            if is_best:
+                with self.averaged():
+                    save_weights(folder / "model.safetensors", self.model)
+            self.log.write(folder)
+            if is_best or is_last or progress.epoch % self.config.checkpoint_every == 0:
+                save_checkpoint(folder / "checkpoints" / "last.pt", self.state, progress)
+
+    def _so_far(self) -> str:
+        """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
+        parts = [f"train: epoch {self.progress.epoch + 1}/{self.config.epochs}"]
+        if self.log.history:
+            parts.append(f"loss {self.log.history[-1]['train']['loss']:.3f}")
+        if (best := self.progress.best_valid.get(self.monitor)) is not None:
+            parts.append(f"best {self.monitor} {best:.4f}")
+        return ", ".join(parts)
+
+    # errors
+
+    def _bad_step(self, number: int) -> ConfigError:
+        """The error of a step, from 0 on, whose loss is no number."""
+        size, epoch = self.config.batch_size, self.progress.epoch
+        order, start = shuffled(self.train_rows, self.config.seed, epoch), number * size
+        rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
+        return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_of(epoch), rows, before)
+
+    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array) -> ConfigError:
+        """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
+        that showed it, those of the steps just `before` may have caused it."""
+        config, progress, scorer = self.config, self.progress, self.scorer
+        shown, earlier = (loader.batches(some, config.batch_size) for some in (rows, before))
+        cause = likely_cause(config, scorer.accelerator.precision, scorer.prepared, shown, earlier)
+        kept = "no epoch was finished: start anew with --overwrite"
+        if progress.epoch:
+            kept = (
+                f"{self.run.path} keeps its last checkpoint and its best weights, of epoch {progress.best_epoch}, "
+                "which evaluate and predict take; start anew with --overwrite, or into another --out"
+            )
+        return ConfigError(f"{what} in epoch {progress.epoch + 1} is not a finite number: {cause}; {kept}")
+
+    # the end
+
+    def finish(self, score_test: bool = True) -> None:
+        """Load the best weights, score them on test where that is wanted, and write the final scores."""
+        config, progress, history, scorer = self.config, self.progress, self.log.history, self.scorer
+        self.run.load_weights(self.model)
+        draws, test = num_draws(self.model, config, config.draws), dict[str, float]()
+        if score_test:
+            rows = scorer.prepared.split_rows("test")
+            test = scorer.scores(self.ranks.batches_of(rows, config.eval_batch_size), draws)
+        final = {
+            "model": self.run.config.model.name,
+            "dataset": scorer.prepared.meta["name"],
+            "seed": config.seed,
+            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "best_epoch": progress.best_epoch,
+            "epochs": progress.epoch,
+            "stopped": progress.stopped,
+            "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
+            "train_time_s": progress.elapsed_s,
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            "draws": draws,
+            "devices": self.ranks.size,
+            "valid": progress.best_valid,
+            "test": test,
+        }
+        if self.ranks.is_first:
+            with replacing(self.run.path, self.log.events()) as folder:
+                (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
+        self.ranks.wait()
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    from safetensors.torch import save_model
+
+    with disk_errors(path.parent, sum(tensor.nbytes for tensor in model.state_dict().values())):
+        save_model(model, str(path))
+
+
+def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
+    """A seed for torch that neighbouring (seed, epoch, rank) do not share; ranks drop out other numbers."""
+    parts = [seed, epoch, rank] if rank else [seed, epoch]
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
+
+
+# the run folder
+
+
+def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool, held: bool = False) -> None:
+    """Refuse a run folder that this training must not touch, before any work is done. `held`: its lock is ours."""
+    refuse_url(out, "a run")
+    if not held and is_first_here():
+        check_free(out, "training into")
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
+    if config.train.wandb:
+        check_wandb()
+    if not out.exists() or (out.is_dir() and all(_is_partial(item.name) for item in out.iterdir())):
+        return
+    if not (out / "config.toml").is_file():
+        raise InputError(f"{out} exists and is not a run: choose another --out")
+    if not resume and not overwrite:
+        raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
+    run = Run.open(out)
+    if resume and run.store_fingerprint != store.fingerprint:
+        raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
+    if resume and _comparable(run.config) != _comparable(config):
+        raise ConfigError(
+            f"{out} was started with other settings than these: go on with its own, --recipe "
+            f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
+        )
+
+
+def _comparable(config: Config) -> Config:
+    """A run may go on with another budget or token table; every other setting would make it another run."""
+    train = config.train.model_copy(update={"budget": None})
+    return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
+
+
+def _is_partial(name: str) -> bool:
+    """Whether this is left of a process that was killed before it had written a first file."""
+    return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
+
+
+def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks: Ranks) -> Run:
+    """The run folder, new or as it is. A run that is overwritten is moved away first, so that a kill leaves no half of
+    one."""
+    with ranks.in_turn():
+        if not ranks.is_first:
+            return Run.open(out)
+        old = out.parent / f".{out.name}.old"
+        if overwrite and out.exists():
+            out.replace(old)
+        shutil.rmtree(old, ignore_errors=True)
+        refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
+        remove_partial(out)
+        return Run.create(out, config, store)

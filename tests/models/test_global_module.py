@@ -1,0 +1,73 @@
+"""GlobalModule against Algorithm 3 written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from largegt.config.schema import ModelConfig
+from largegt.models.largegt.global_module import GlobalModule
+from oracles import attention as oracle
+
+
+def module_of(num_positions: int = 3, **codebook: Any) -> GlobalModule:
+    torch.manual_seed(0)
+    config = ModelConfig(hidden=8, codebook={"centroids": 6, "width": 4, **codebook})
+    module = GlobalModule(5, num_positions, 20, config).double().eval()
+    module.codebook.mean.normal_()
+    module.codebook.variance.uniform_(0.5, 2.0)
+    torch.nn.init.normal_(module.norm.weight)
+    torch.nn.init.normal_(module.norm.bias)
+    return module
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3, 4, 5, 6], [0, 7, 0, 0, 1, 30], [0, 0, 0, 0, 0, 1]])
+@pytest.mark.parametrize("settings", [{}, {"heads": 1}, {"heads": 3, "head_width": 5}])
+@pytest.mark.parametrize("num_positions", [0, 3])
+def test_against_algorithm_3(counts: list[int], settings: dict[str, Any], num_positions: int) -> None:
+    module = module_of(num_positions, **settings)
+    module.codebook.counts.copy_(torch.tensor(counts))
+    features, positions = torch.randn(4, 5).double(), torch.randn(4, num_positions).double()
+    found, joined = module(features, positions)
+    assert found.shape == (4, 8)
+    for row in range(4):
+        torch.testing.assert_close(found[row], oracle.global_module(module, features[row], positions[row], counts))
+        expected = torch.cat([oracle.mlp(module.mlp_a, features[row]), positions[row]])
+        torch.testing.assert_close(joined[row], expected)
+
+
+def test_before_the_first_step_every_centroid_counts_alike() -> None:
+    module = module_of()
+    features, positions = torch.randn(2, 5).double(), torch.randn(2, 3).double()
+    found, _ = module(features, positions)
+    for row in range(2):
+        torch.testing.assert_close(found[row], oracle.global_module(module, features[row], positions[row], [1] * 6))
+
+
+def test_values_come_from_the_feature_half_of_the_centroids() -> None:
+    module = module_of()
+    with torch.no_grad():
+        module.key.weight.zero_()
+    features, positions = torch.randn(2, 5).double(), torch.randn(2, 3).double()
+    before, _ = module(features, positions)
+    module.codebook.centroids[:, module.width :] += 1.0
+    after, _ = module(features, positions)
+    torch.testing.assert_close(before, after)
+    module.codebook.centroids[:, : module.width] += torch.randn(6, 4).double()
+    assert not torch.allclose(module(features, positions)[0], after)
+
+
+def test_positions_reach_the_query() -> None:
+    module = module_of()
+    features = torch.randn(1, 5).double()
+    one, other = torch.zeros(1, 3).double(), torch.ones(1, 3).double()
+    assert not torch.allclose(module(features, one)[0], module(features, other)[0])
+
+
+def test_forward_changes_no_state() -> None:
+    module = module_of().train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    module(torch.randn(4, 5).double(), torch.randn(4, 3).double())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -1,0 +1,203 @@
+"""LargeGT: Eqns 5 and 6, its three variants, and a user's own training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_batches import make_batch
+from torch.nn import functional as F
+
+from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig
+from largegt.errors import ConfigError
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import token_batches
+from largegt.models.largegt.model import BatchNorm, LargeGT
+from largegt.preprocessing.pipeline import prepare
+
+NAMES = ["largegt-full", "largegt-local", "largegt-global"]
+
+
+def model_of(name: str = "largegt-full", num_outputs: int = 3, num_positions: int = 3, **settings: Any) -> LargeGT:
+    torch.manual_seed(0)
+    config = ModelConfig(name=name, **{"hidden": 8, "codebook": {"centroids": 6, "width": 4}, **settings})
+    return LargeGT(5, num_outputs, 50, num_positions, config).double()
+
+
+def floats(batch: TokenBatch) -> TokenBatch:
+    return TokenBatch(batch.nodes, batch.tokens.float(), None, batch.positions.float(), batch.labels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("num_outputs", [1, 4])
+@pytest.mark.parametrize("num_positions", [0, 3])
+def test_shapes(name: str, norm: str, num_outputs: int, num_positions: int) -> None:
+    model = model_of(name, num_outputs, num_positions, norm=norm)
+    batch = make_batch(p=num_positions)
+    output = model(batch)
+    assert output.logits.shape == (6, num_outputs)
+    assert output.hidden.shape == (6, 8)
+    assert torch.equal(output.nodes, batch.nodes)
+    assert (model.local_module is None) == (name == "largegt-global")
+    assert (model.global_module is None) == (name == "largegt-local")
+    if model.global_module is None:
+        assert output.codebook_input is None
+        model.update_codebook(output)  # nothing to do
+    else:
+        assert output.codebook_input.shape == (6, 4 + num_positions)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("residual", [True, False])
+def test_equations_5_and_6(name: str, norm: str, residual: bool) -> None:
+    """Ĥ = FFN(local ‖ global); H_out = H_in + Norm(Ĥ), or Norm(Ĥ) alone; then the head."""
+    model = model_of(name, norm=norm, residual=residual)
+    for _ in range(3):
+        model(make_batch(seed=1))  # so that batch norm has statistics of its own
+    model.eval()
+    batch = make_batch()
+    parts = []
+    if model.local_module is not None:
+        parts.append(model.local_module(batch.tokens))
+    if model.global_module is not None:
+        parts.append(model.global_module(batch.tokens[:, 0], batch.positions)[0])
+
+    def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        if norm == "batch":
+            return (x - layer.running_mean) / torch.sqrt(layer.running_var + layer.eps) * layer.weight + layer.bias
+        centered = x - x.mean(dim=1, keepdim=True)
+        return centered / torch.sqrt((centered**2).mean(dim=1, keepdim=True) + layer.eps) * layer.weight + layer.bias
+
+    inner, inner_norm, _, _, outer = model.ffn
+    x = torch.cat(parts, dim=1) @ inner.weight.T + inner.bias
+    h = torch.relu(normalize(inner_norm, x)) @ outer.weight.T + outer.bias
+    h = normalize(model.norm, h)
+    if residual:
+        h = batch.tokens[:, 0] @ model.input.weight.T + model.input.bias + h
+    else:
+        assert model.input is None
+    output = model(batch)
+    torch.testing.assert_close(output.hidden, h)
+    torch.testing.assert_close(output.logits, torch.relu(h) @ model.head[2].weight.T + model.head[2].bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_a_training_batch_of_one(name: str, norm: str) -> None:
+    model = model_of(name, norm=norm).float().train()
+    output = model(floats(make_batch(b=1)))
+    F.cross_entropy(output.logits, torch.tensor([1])).backward()
+    model.update_codebook(output)
+    assert torch.isfinite(output.logits).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert torch.isfinite(model(floats(make_batch(b=1))).logits).all()
+
+
+def test_batch_norm_is_torch_s_but_for_a_batch_of_one() -> None:
+    ours, theirs = BatchNorm(4), torch.nn.BatchNorm1d(4)
+    for step in range(4):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+        assert torch.equal(ours(x), theirs(x))
+    state = {name: value.clone() for name, value in ours.state_dict().items()}
+    assert torch.equal(ours(x[:1]), theirs.eval()(x[:1]))
+    assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"residual": False, "hop_embeddings": False, "encoder_ffn": 0.0, "num_layers": 2}]
+)
+def test_gradient_reaches_every_parameter(name: str, settings: dict[str, Any]) -> None:
+    model = model_of(name, dropout=0.0, encoder_dropout=0.0, **settings)
+    batch = make_batch(b=24)
+    if model.global_module is not None:
+        model.global_module.codebook.counts.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    F.cross_entropy(model(batch).logits, batch.labels).backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.abs().sum() > 1e-12, parameter_name
+
+
+def test_forward_changes_no_state_and_update_only_the_codebook() -> None:
+    model = model_of().float().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    output = model(floats(make_batch()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.update_codebook(output)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("global_module.codebook.") for name in changed)
+
+
+def test_head_width_is_per_head() -> None:
+    narrow = model_of(hidden=8, heads=2)
+    assert narrow.local_module.layers[0].attention.qkv.weight.shape == (3 * 2 * 4, 8)
+    wide = model_of(hidden=8, heads=2, head_width=8, codebook={"centroids": 6, "width": 4, "heads": 2, "head_width": 8})
+    assert wide.local_module.layers[0].attention.qkv.weight.shape == (3 * 2 * 8, 8)
+    assert wide.local_module.layers[0].attention.join.weight.shape == (8, 16)
+    assert wide.global_module.query.weight.shape == (16, 7)
+    assert wide(make_batch()).logits.shape == (6, 3)
+
+
+def test_another_model_s_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mlp"):
+        model_of("mlp")
+
+
+def test_double_precision_can_be_trained() -> None:
+    """`model.double()` is a plain nn.Module's right; the codebook has to follow."""
+    model = model_of()
+    output = model(make_batch())
+    model.update_codebook(output)
+    assert model(make_batch()).logits.dtype == torch.float64
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_mixed_precision_keeps_the_codebook_in_float32() -> None:
+    model = model_of().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(floats(make_batch()))
+        F.cross_entropy(output.logits.float(), make_batch().labels).backward()
+        model.update_codebook(output)
+        again = model(floats(make_batch()))
+    assert model.global_module.codebook.centroids.dtype == torch.float32
+    assert torch.isfinite(again.logits.float()).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_user_s_own_loop_learns(make_store: Any, name: Any) -> None:
+    """The loop of the public interface as it is written there, on two noisy groups of nodes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 2
+    edges = [(a, b) for a, b in rng.integers(0, 120, (900, 2)) if labels[a] == labels[b]]
+    features = rng.normal(size=(120, 4)) + labels[:, None]
+    store = make_store(edges, 120, features.astype(np.float32), labels, task="multiclass")
+    prepared = prepare(store, PrepareConfig(local_nodes=LocalNodesConfig(k=6), positions=PositionsConfig(dim=8)))
+    torch.manual_seed(0)
+    config = ModelConfig(name=name, hidden=16, codebook={"centroids": 16, "width": 8})
+    model = LargeGT.for_prepared(prepared, config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    means = []
+    for epoch in range(12):
+        losses = []
+        for batch in token_batches(prepared, split="train", batch_size=16, seed=0, epoch=epoch):
+            output = model(batch)
+            loss = F.cross_entropy(output.logits, batch.labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.update_codebook(output)
+            losses.append(loss.item())
+        means.append(np.mean(losses))
+    assert means[-1] < 0.6 * means[0]
+    model.eval()
+    with torch.no_grad():
+        batches = list(token_batches(prepared, split="test", batch_size=50))
+        hits = torch.cat([model(batch).logits.argmax(dim=1) == batch.labels for batch in batches])
+    assert hits.float().mean() > 0.8
+    if model.global_module is not None:
+        assert int(model.global_module.codebook.counts.sum()) == len(store.splits["train"])

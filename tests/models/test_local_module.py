@@ -1,0 +1,183 @@
+"""LocalModule against the written-out version, and the identities its shortcuts rest on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from model_batches import make_batch
+
+from largegt.config.schema import ModelConfig
+from largegt.loader.batch import distinct_rows, input_tokens
+from largegt.models.largegt.local_module import LocalModule
+from oracles import attention as oracle
+
+
+def module_of(num_features: int = 5, seed: int = 0, **settings: Any) -> LocalModule:
+    torch.manual_seed(seed)
+    module = LocalModule(num_features, ModelConfig(**{"hidden": 8, **settings})).double().eval()
+    if module.hop_embedding is not None:
+        torch.nn.init.normal_(module.hop_embedding)
+    return module
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    {"num_layers": 3},
+    {"hop_embeddings": False, "encoder_ffn": 0.0, "head_width": 8},
+    {"heads": 3, "hidden": 12},
+    {"heads": 1, "num_layers": 2, "encoder_ffn": 0.5, "init": "normal"},
+])  # fmt: skip
+@pytest.mark.parametrize("k", [1, 4])
+def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> None:
+    module = module_of(**settings)
+    batch = make_batch(b=2, k=k)
+    found = module(batch.tokens)
+    assert found.shape == (2, settings.get("hidden", 8))
+    for row in range(2):
+        torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
+
+
+def written_out(module: LocalModule, tokens: torch.Tensor, h: int) -> torch.Tensor:
+    """The oracle's parts in its order, for h tokens per local node."""
+    x = [oracle.linear(module.project, token) for token in tokens]
+    if module.hop_embedding is not None:
+        x = [token + module.hop_embedding[int(t >= h), t % h] for t, token in enumerate(x)]
+    for layer in module.layers:
+        x = oracle.encoder_layer(layer, x, [0.0] * len(x))
+    x = [oracle.layer_norm(module.norm, token) for token in x]
+    return oracle.readout(module.readout.weight[0], x, [0.0] * len(x)) if len(x) > 1 else x[0]
+
+
+@pytest.mark.parametrize("hop_embeddings", [False, True])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("hops", [0, 1, 2, 4])
+def test_any_number_of_hops(hops: int, k: int, hop_embeddings: bool) -> None:
+    torch.manual_seed(0)
+    module = LocalModule(5, ModelConfig(hidden=8, hop_embeddings=hop_embeddings), hops).double().eval()
+    if module.hop_embedding is not None:
+        assert module.hop_embedding.shape == (2, hops + 1, 8)
+        torch.nn.init.normal_(module.hop_embedding)
+    table = torch.randn(6, hops + 1, 5, dtype=torch.float64)
+    rows = torch.randint(0, 6, (3, k))
+    rows[0, 1:] = rows[0, :1]
+    tokens = input_tokens(table, rows)
+    found = module(tokens)
+    for row in range(3):
+        torch.testing.assert_close(found[row], written_out(module, tokens[row], hops + 1))
+    if k > 1:
+        distinct, multiplicity = distinct_rows(rows)
+        torch.testing.assert_close(module(input_tokens(table, distinct), multiplicity), found)
+
+
+def test_multiplicity_equals_repetition() -> None:
+    """The distinct tokens with log(multiplicity) in their scores stand for the whole multiset."""
+    table = torch.randn(5, 3, 5, dtype=torch.float64)
+    rows = torch.tensor(
+        [[0, 1, 1, 2, 1, 2], [3, 0, 1, 2, 3, 4], [4, 4, 4, 4, 4, 4], [1, 0, 0, 0, 0, 2], [2, 2, 1, 0, 0, 0]]
+    )
+    distinct, multiplicity = distinct_rows(rows)
+    module = module_of(num_layers=2)
+    whole = module(input_tokens(table, rows).double())
+    merged = module(input_tokens(table, distinct).double(), multiplicity)
+    torch.testing.assert_close(merged, whole)
+    for row in range(5):
+        bias = [math.log(m) if m else -math.inf for m in multiplicity[row].tolist() for _ in range(3)]
+        used = [t for t, b in enumerate(bias) if b > -math.inf]
+        tokens = input_tokens(table, distinct).double()[row, used]
+        torch.testing.assert_close(merged[row], oracle.local_module(module, tokens, [bias[t] for t in used]))
+
+
+def test_multiplicity_in_any_order_of_rows_and_with_more_rows_than_segments() -> None:
+    rows = torch.randint(0, 6, (37, 9), generator=torch.Generator().manual_seed(0))
+    rows[::3, 2:] = rows[::3, 1:2]
+    table = torch.randn(6, 3, 5, dtype=torch.float64)
+    module = module_of()
+    distinct, multiplicity = distinct_rows(rows)
+    merged = module(input_tokens(table, distinct).double(), multiplicity)
+    torch.testing.assert_close(merged, module(input_tokens(table, rows).double()))
+
+
+def test_gradient_of_merged_tokens_is_that_of_repeated_ones() -> None:
+    rows = torch.tensor([[0, 1, 1, 2], [3, 0, 0, 0]])
+    table = torch.randn(4, 3, 5, dtype=torch.float64)
+    module = module_of()
+
+    def gradients(tokens: torch.Tensor, multiplicity: torch.Tensor | None) -> list[torch.Tensor]:
+        module.zero_grad()
+        module(tokens, multiplicity).square().sum().backward()
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    distinct, multiplicity = distinct_rows(rows)
+    plain = gradients(input_tokens(table, rows).double(), None)
+    merged = gradients(input_tokens(table, distinct).double(), multiplicity)
+    assert len(plain) == len(list(module.parameters()))
+    for a, b in zip(plain, merged, strict=True):
+        assert torch.isfinite(b).all()
+        torch.testing.assert_close(a, b)
+
+
+def test_under_dropout_copies_of_a_merged_token_share_a_mask() -> None:
+    """So merged and repeated tokens differ while training: eight copies average out less noise as one. The docs of
+    train.distinct say so."""
+    table = torch.randn(2, 3, 5, dtype=torch.float64)
+    rows = torch.tensor([[0, *[1] * 8]]).expand(3000, -1)
+    module = module_of(encoder_dropout=0.5).train()
+    distinct, multiplicity = distinct_rows(rows)
+    with torch.no_grad():
+        whole = module(input_tokens(table, rows).double())
+        merged = module(input_tokens(table, distinct).double(), multiplicity)
+    assert merged.std(dim=0).mean() > 1.05 * whole.std(dim=0).mean()
+
+
+def test_target_half_of_an_additive_readout_cancels() -> None:
+    """softmax_j(a·h₀ + w·h_j) has the weights of softmax_j(w·h_j)."""
+    module = module_of()
+    h = torch.randn(3, 7, 8, dtype=torch.float64)
+    a = torch.randn(8, dtype=torch.float64)
+    score = h[:, :1] @ a + h[:, 1:] @ module.readout.weight[0]
+    expected = h[:, 0] + (score.softmax(dim=1)[:, :, None] * h[:, 1:]).sum(dim=1)
+    torch.testing.assert_close(module.read(h, None), expected)
+
+
+def test_readout_against_the_written_out_version() -> None:
+    module = module_of()
+    h = torch.randn(2, 6, 8, dtype=torch.float64)
+    bias = torch.tensor([[0.0, 0, 0, 1.5, -1, -math.inf], [0.0, 0, 0, 0.3, 0.3, 0.3]], dtype=torch.float64)
+    for row in range(2):
+        expected = oracle.readout(module.readout.weight[0], list(h[row]), bias[row].tolist())
+        torch.testing.assert_close(module.read(h, bias)[row], expected)
+
+
+def test_hop_embeddings_tell_hops_and_the_node_itself_apart() -> None:
+    module = module_of()
+    hops = module.hop_vectors(4)
+    own, others = module.hop_embedding
+    assert torch.equal(hops[:3], own)
+    for j in (1, 2, 3):
+        assert torch.equal(hops[3 * j : 3 * j + 3], others)
+    tokens = make_batch(b=1, k=2).tokens
+    swapped = tokens[:, [0, 2, 1, 3, 4, 5]]
+    assert not torch.allclose(module(tokens), module(swapped))
+    plain = module_of(hop_embeddings=False)
+    assert plain.hop_embedding is None
+    torch.testing.assert_close(plain(tokens), plain(swapped))
+
+
+def test_order_of_the_local_nodes_does_not_matter() -> None:
+    module = module_of(num_layers=2)
+    tokens = make_batch(b=2, k=4).tokens
+    order = torch.tensor([0, 3, 1, 2])
+    mixed = tokens.view(2, 4, 3, 5)[:, order].reshape(2, 12, 5)
+    torch.testing.assert_close(module(tokens), module(mixed))
+    own_moved = tokens.view(2, 4, 3, 5)[:, [1, 0, 2, 3]].reshape(2, 12, 5)
+    assert not torch.allclose(module(tokens), module(own_moved))
+
+
+def test_normal_init_is_as_published() -> None:
+    module = LocalModule(50, ModelConfig(hidden=64, init="normal"))
+    weights = torch.cat([m.weight.flatten() for m in module.modules() if isinstance(m, torch.nn.Linear)])
+    assert 0.018 < weights.std() < 0.022
+    assert all((m.bias == 0).all() for m in module.modules() if isinstance(m, torch.nn.Linear) and m.bias is not None)

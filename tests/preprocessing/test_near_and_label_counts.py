@@ -1,0 +1,225 @@
+"""Which local nodes are neighbours, and the labels around them: against plain loops, by anyone, after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import largegt as lg
+from largegt.config.schema import (
+    LabelContextsConfig,
+    LocalNodesConfig,
+    PositionsConfig,
+    PrepareConfig,
+    TokensConfig,
+)
+from largegt.data.labels import num_label_columns
+from largegt.data.store import GraphStore
+from largegt.errors import ConfigError
+from largegt.io.array_folder import ArrayFolder
+from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.estimate import estimate
+from largegt.preprocessing.label_features import TrainingLabels, write_label_counts
+from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared, sample_rows
+from largegt.runtime.engine import Engine
+from oracles import label_scale
+from run_helpers import small
+
+NUM = 60
+TASKS = ["multiclass", "binary", "multilabel", "regression"]
+
+
+def labels_of(task: str) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    if task == "multilabel":
+        return rng.integers(0, 2, (NUM, 3)).astype(np.float32)
+    if task == "regression":
+        return rng.normal(5.0, 3.0, NUM).astype(np.float32)
+    return rng.integers(0, 2 if task == "binary" else 4, NUM)
+
+
+def store_of(path: Path, task: str = "multiclass", directed: bool = False, edges: Any = None) -> GraphStore:
+    edges = np.random.default_rng(0).integers(0, NUM - 2, size=(2, 110)) if edges is None else edges
+    splits = {"train": np.arange(0, NUM, 2), "valid": np.arange(1, NUM, 4), "test": np.arange(3, NUM, 4)}
+    source = lg.sources.arrays(edges, np.ones((NUM, 2), dtype=np.float32), labels_of(task), splits)
+    return lg.ingest(source, path, lg.IngestConfig(undirected=not directed, task=task))
+
+
+def config_of(k: int = 9, rows: Any = "sampled", hops: int = 0, **local_nodes: Any) -> PrepareConfig:
+    return PrepareConfig(
+        local_nodes=LocalNodesConfig(k=k, near=True, **local_nodes), tokens=TokensConfig(nodes=rows),
+        labels=LabelContextsConfig(hops=hops, local=True), positions=PositionsConfig(method="none"),
+    )  # fmt: skip
+
+
+def around(store: GraphStore) -> list[set[int]]:
+    """The neighbours of each node, whatever the direction, edge by edge."""
+    found: list[set[int]] = [set() for _ in range(store.num_nodes)]
+    indptr, indices = store.csr("out")
+    for i in range(store.num_nodes):
+        for j in indices[indptr[i] : indptr[i + 1]].tolist():
+            if i != j:
+                found[i].add(j)
+                found[j].add(i)
+    return found
+
+
+def unpacked(prepared: Prepared) -> np.ndarray:
+    return np.unpackbits(np.asarray(prepared.near), axis=1, count=prepared.k, bitorder="little").astype(bool)
+
+
+def counted(store: GraphStore, node: int) -> list[float]:
+    """Labels around a node, one neighbour after the other; without the values of a regression."""
+    train, near = set(store.splits["train"].tolist()), around(store)[node]
+    row = np.zeros(num_label_columns(store.task, store.num_outputs))
+    for other in near & train:
+        label = store.labels[other]
+        if store.task == "multilabel":
+            row += np.asarray(label) > 0
+        elif store.task != "regression":
+            row[int(label)] += 1
+    return [*row, len(near & train), len(near)]
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"k": 1}, {"k": 25, "rows": "all"}, {"direction": "out"}, {"nodes": "all"}])
+def test_neighbours_are_told_from_others(tmp_path: Path, settings: dict[str, Any], directed: bool) -> None:
+    store = store_of(tmp_path / "g", directed=directed)
+    prepared = prepare(store, config_of(**settings))
+    near, lists = unpacked(prepared), around(store)
+    assert prepared.near.shape == (len(prepared.nodes), -(-prepared.k // 8))
+    local = prepared.token_nodes[prepared.local_rows]
+    for n, node in enumerate(prepared.nodes.tolist()):
+        assert near[n].tolist() == [other in lists[node] for other in local[n].tolist()]
+    assert not near[:, 0].any(), "itself"
+    if prepared.k > 1:
+        assert 0.1 < near.mean() < 0.9
+        assert (near[prepared.nodes >= NUM - 2] == 0).all(), "without neighbours, any nodes are local"
+
+
+def test_other_draws_say_it_too(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "g")
+    prepared = prepare(store, config_of(rows="reachable"))
+    lists, every = around(store), np.arange(len(prepared.nodes))
+    same = sample_rows(store, prepared, every, 0)
+    assert same.near is not None
+    assert np.array_equal(same.near, unpacked(prepared))
+    drawn = sample_rows(store, prepared, every, 3)
+    assert drawn.near is not None
+    assert not np.array_equal(drawn.local_rows, same.local_rows)
+    for n, node in enumerate(prepared.nodes.tolist()):
+        local = prepared.token_nodes[drawn.local_rows[n]]
+        assert drawn.near[n].tolist() == [other in lists[node] for other in local.tolist()]
+    plain = prepare(store, PrepareConfig(tokens=TokensConfig(nodes="reachable")))
+    assert sample_rows(store, plain, every, 3).near is None
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("directed", [False, True])
+def test_labels_are_counted_around_every_token_node(tmp_path: Path, task: str, directed: bool) -> None:
+    store = store_of(tmp_path / "g", task, directed)
+    prepared = prepare(store, config_of())
+    for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
+        wanted = counted(store, node)
+        skip = 1 if task == "regression" else 0
+        assert row.tolist()[2 * skip :] == wanted[skip:]
+    assert prepared.label_counts.dtype == (np.int32 if task == "regression" else np.int16)
+
+
+def test_values_are_counted_in_whole_steps_of_either_scale(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "g", "regression")
+    prepared, lists = prepare(store, config_of()), around(store)
+    train, labels = store.splits["train"], np.asarray(store.labels)
+    for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
+        known = set(lists[node]) & set(train.tolist())
+        for half, reader in enumerate((train[1], train[0])):
+            assert row[half] == sum(label_scale.steps(reader, other, train, labels) for other in known)
+
+
+def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
+    size = (1 << 15) + 10
+    edges = np.stack([np.zeros(size - 1, dtype=np.int64), np.arange(1, size)])
+    labels = np.zeros(size, dtype=np.int64)
+    labels[:2] = 1
+    splits = {"train": np.arange(1, size), "valid": np.array([0]), "test": np.array([], dtype=np.int64)}
+    source = lg.sources.arrays(edges, np.ones((size, 1), dtype=np.float32), labels, splits)
+    store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
+    with ArrayWriter(tmp_path / "p", "prepared") as writer:
+        write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20), TrainingLabels.of(store))
+        writer.finish({})
+    found = ArrayFolder(tmp_path / "p", "prepared").array("label_counts")
+    assert found.dtype == np.int32
+    assert found.tolist() == [[size - 2, 1, size - 1, size - 1], [0, 0, 0, 1]]
+
+
+def test_any_memory_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "g")
+    found = []
+    for number, (memory, threads) in enumerate([(1 << 30, 1), (1 << 12, 2)]):
+        other = store_of(tmp_path / f"g{number}")
+        assert other.fingerprint == store.fingerprint
+        prepared = prepare(other, config_of(k=12), engine=Engine(memory, threads))
+        found.append([np.asarray(array).tobytes() for array in (prepared.near, prepared.label_counts)])
+    assert found[0] == found[1]
+
+
+def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path / "g")
+    plain = prepare(
+        store, config_of().model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
+    )
+    sampled = plain.file("local_rows")
+    more = prepare(store, config_of())
+    assert more.file("local_rows") == sampled, "not sampled again"
+    assert plain.path != more.path
+    counts = more.file("label_counts")
+    other = prepare(store, config_of(hops=2))
+    assert other.file("label_counts") == counts
+
+
+def test_without_them_there_are_no_such_stages(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "g")
+    prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(hops=1)))
+    assert not {"near", "label_counts"} & set(prepared.stages)
+    assert prepared.near.shape == (len(prepared.nodes), 0)
+    assert prepared.label_counts.shape == (len(prepared.token_nodes), 0)
+
+
+def test_labels_around_local_nodes_need_distances(tmp_path: Path) -> None:
+    """Nothing could be taken out of the counts without."""
+    store = store_of(tmp_path / "g")
+    prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(local=True)))
+    assert prepared.config.local_nodes.near
+    assert prepared.near.shape[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("model.distances=true", "prepare.local_nodes.near"), ("model.label_surroundings=true", "prepare.labels.local")],
+)
+def test_what_is_missing_is_said(tmp_path: Path, setting: str, named: str) -> None:
+    prepared = prepare(store_of(tmp_path / "g"), small().preparation)
+    with pytest.raises(ConfigError, match=named):
+        lg.train(prepared, small(setting), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=named):
+        lg.LargeGT.for_prepared(prepared, small(setting).model)
+    baseline = small(setting, "model.name=nagphormer")
+    assert not baseline.preparation.local_nodes.near, "which does not read it"
+
+
+def test_the_estimate_counts_them(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "g")
+    config = config_of(rows="all")
+    plain = config.model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
+    more = estimate(store, config)
+    prepared = prepare(store, config)
+    assert more.disk_bytes - estimate(store, plain).disk_bytes == prepared.label_counts.nbytes
+    assert more.stages[0].disk_bytes == sum(
+        prepared.array(name).nbytes for name in ("local_rows", "near", "token_nodes")
+    )
+    assert "label surroundings" in {stage.name for stage in more.stages}
