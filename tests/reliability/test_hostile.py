@@ -42,11 +42,11 @@ from largegt.experiments.page import page as experiment_page
 from largegt.inference.predictor import predict
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
+from largegt.pages.style import SCRIPT
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.reporting.page import report
-from largegt.reporting.style import SCRIPT
 from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401

@@ -17,10 +17,10 @@ import pytest
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import InputError
+from largegt.pages.style import SCRIPT
 from largegt.reporting.groups import datasets_of, open_runs, ranks
 from largegt.reporting.page import report
 from largegt.reporting.settings import command
-from largegt.reporting.style import SCRIPT
 from largegt.runtime.text import printable
 from largegt.training.run import Run
 from largegt.training.trainer import train

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from largegt.pages.charts import log_ticks, ticks
 from largegt.reporting import tallies
-from largegt.reporting.charts import log_ticks, ticks
 
 
 def predictions(seed: int = 0, num_nodes: int = 300, num_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:

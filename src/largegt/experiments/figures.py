@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from largegt.errors import disk_errors
-from largegt.reporting.figures import COLORS, INK, MUTED
+from largegt.pages.colors import COLORS, INK, MUTED
 from largegt.runtime.text import printable
 
 _SUFFIXES = (".svg", ".pdf", ".png")

@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 
 from largegt.errors import FormatError, first_line
-from largegt.reporting.charts import Axis, Line, legend, line_chart
-from largegt.reporting.markup import Html, Section, figure, figures, join, rank_mark, section, table
+from largegt.pages.charts import Axis, Line, legend, line_chart
+from largegt.pages.markup import Html, Section, figure, figures, join, rank_mark, section, table
 from largegt.reporting.page import report
 from largegt.runtime.progress import Progress
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from largegt.reporting.charts import signed_chart
-from largegt.reporting.markup import Cell, Html, Section, figure, join, percent, section, table, tag
-from largegt.reporting.page import facts_of, page_of
+from largegt.pages.charts import signed_chart
+from largegt.pages.markup import Cell, Html, Section, figure, join, percent, section, table, tag
+from largegt.pages.template import facts_of, page_of
 
 from .explanation import HOPS, Explanation, around_words, in_words, number
 from .node import MOST_DRAWN

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from largegt.reporting.charts import NUM_COLORS, dot
-from largegt.reporting.figures import COLORS, INK, MUTED
-from largegt.reporting.markup import Html, clipped, f1, join, tag
+from largegt.pages.charts import NUM_COLORS, dot
+from largegt.pages.colors import COLORS, INK, MUTED
+from largegt.pages.markup import Html, clipped, f1, join, tag
 
 from .explanation import HOPS, Explanation, LocalNode, in_words, number
 from .node import MOST_DRAWN

@@ -12,11 +12,11 @@ from largegt.data.column_encoding import Columns
 from largegt.data.store import GraphStore
 from largegt.errors import LargeGTError
 from largegt.explanation.explanation import column_words
+from largegt.pages.charts import Axis, bar_chart
+from largegt.pages.markup import Cell, Html, Section, figure, figures, join, section, short, table, tag
 
-from .charts import Axis, bar_chart
 from .groups import Dataset
 from .insight import Look, label
-from .markup import Cell, Html, Section, figure, figures, join, section, short, table, tag
 
 _MOST_BARS, _MOST_ROWS = 15, 500
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .charts import Axis, Dots, Line, bar_chart, cell_chart, dot_chart, legend, line_chart
+from largegt.pages.charts import Axis, Dots, Line, bar_chart, cell_chart, dot_chart, legend, line_chart
+from largegt.pages.markup import Cell, Html, Section, figure, figures, join, number, percent, section, short, table, tag
+
 from .groups import Dataset, Group, Opened
-from .markup import Cell, Html, Section, figure, figures, join, number, percent, section, short, table, tag
 from .node_map import MAX_POINTS, map_chart, point_legend
 
 _MAX_CLASS_ROWS = 15

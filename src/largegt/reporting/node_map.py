@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from largegt.data.store import GraphStore
+from largegt.pages.charts import NUM_COLORS, WIDTH, nothing
+from largegt.pages.markup import Html, clipped, tag
 from largegt.types import Array
 
-from .charts import NUM_COLORS, WIDTH, nothing
-from .markup import Html, clipped, tag
 from .tallies import OTHERS
 
 MAX_POINTS = 2000

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from largegt.errors import InputError, LargeGTError, disk_errors, first_line
-from largegt.io.atomic import write_text_atomically
+from largegt.errors import InputError, LargeGTError, first_line
+from largegt.pages.markup import Html, Section, duration, join, tag
+from largegt.pages.template import facts_of, write_page
 from largegt.runtime.progress import Progress
 from largegt.types import PathLike
 
 from . import columns, insight, results, settings
 from .analysis import FILE, MAX_NODES, analyse, codebook_use
 from .groups import Dataset, Group, Opened, datasets_of, open_runs
-from .markup import Html, Section, duration, join, tag
 from .results import Baselines
-from .style import SCRIPT, STYLE, policy
 
 
 def report(
@@ -65,20 +64,6 @@ def report(
     return write_page(out, title, _head(title, datasets, opened), sections)
 
 
-def write_page(out: PathLike, title: str, head: Html, sections: Iterable[Section | None]) -> Path:
-    """Write a page of these sections."""
-    with disk_errors(out):
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out, page_of(title, head, sections))
-    return Path(out)
-
-
-def page_of(title: str, head: Html, sections: Iterable[Section | None]) -> str:
-    """A page of these sections, with their contents above them."""
-    shown = [part for part in sections if part is not None]
-    return _page(title, join((head, _contents(shown), *(part.html for part in shown))))
-
-
 def _look(
     dataset: Dataset,
     group: Group,
@@ -107,11 +92,6 @@ def _look(
     return look
 
 
-def facts_of(facts: Iterable[tuple[str, str]]) -> Html:
-    """(number, what it is) each, large and side by side."""
-    return tag("ul", *(tag("li", tag("b", value), tag("span", what)) for value, what in facts), class_="facts")
-
-
 def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Html:
     groups = sum(len(dataset.groups) for dataset in datasets)
     names = ", ".join(dataset.name for dataset in datasets)
@@ -123,19 +103,3 @@ def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Ht
     ]
     lead = tag("p", f"Node prediction on {names}.", class_="lead")
     return join((tag("h1", title), lead, facts_of(facts)))
-
-
-def _contents(sections: Sequence[Section]) -> Html:
-    links = (tag("li", tag("a", part.title, href=f"#{part.id}")) for part in sections)
-    return tag("nav", tag("ol", *links), aria_label="Contents")
-
-
-def _page(title: str, body: Html) -> str:
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{tag("title", title)}'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><main>{body}</main>"
-        f'<div id="tip" role="status" hidden></div><script>{SCRIPT}</script></body></html>\n'
-    )

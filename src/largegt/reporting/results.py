@@ -6,11 +6,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from largegt.pages.charts import Axis, Dots, Line, bar_chart, dot_chart, legend, line_chart
+from largegt.pages.markup import (
+    Cell,
+    Html,
+    Section,
+    duration,
+    figure,
+    figures,
+    join,
+    number,
+    rank_mark,
+    section,
+    table,
+    tag,
+)
 from largegt.runtime.memory import format_bytes
 
-from .charts import Axis, Dots, Line, bar_chart, dot_chart, legend, line_chart
 from .groups import Dataset, Group, Opened, k_of, ranks, sensitivity
-from .markup import Cell, Html, Section, duration, figure, figures, join, number, rank_mark, section, table, tag
 
 Baselines = Mapping[str, Mapping[str, float]]
 _MAX_TABLE_ROWS = 25

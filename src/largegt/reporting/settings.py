@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from largegt.io.remote import shown
+from largegt.pages.markup import Cell, Html, Section, clipped, duration, join, section, table, tag
 from largegt.runtime.text import quoted
 
 from .groups import Dataset, Opened, differing
-from .markup import Cell, Html, Section, clipped, duration, join, section, table, tag
 
 _MAX_VALUE = 28
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from largegt.reporting.charts import Axis, Line, bar_chart, legend, line_chart
-from largegt.reporting.markup import Cell, Html, Section, duration, figure, figures, join, number, section, table, tag
-from largegt.reporting.page import facts_of, write_page
+from largegt.pages.charts import Axis, Line, bar_chart, legend, line_chart
+from largegt.pages.markup import Cell, Html, Section, duration, figure, figures, join, number, section, table, tag
+from largegt.pages.template import facts_of, write_page
 from largegt.runtime.text import quoted
 
 from .output import NUM_SHOWN, Tuned, mean_and_spread, plain, short_name

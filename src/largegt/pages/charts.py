@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .figures import COLORS
+from .colors import COLORS
 from .markup import Html, clipped, f1, join, short, tag
 
 WIDTH, HEIGHT = 460.0, 300.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from .figures import COLORS, DARK_COLORS, INK, MUTED
+from .colors import COLORS, DARK_COLORS, INK, MUTED
 
 _STYLE = """
 :root{--bg:#fff;--panel:#f6f7f9;--ink:INK;--soft:MUTED;--rule:#d9dee5;--grid:#e6e9ee;--link:#0063a8;

@@ -1,0 +1,1 @@
+"""Parts of HTML pages: escaped markup, tables, charts as SVG, one template."""
