@@ -122,8 +122,8 @@ def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> N
     from .versions import PREPARED, REFS, read_ref
 
     for ref in sorted((path / REFS).glob("*.json")):
-        found.count(ref.stat().st_size)
         _sound(ref, found, partial(read_ref, ref))
+        found.count(ref.stat().st_size if ref.exists() else 0)
     prepared = path / PREPARED
     for stage in (*(prepared / name for name in remote.names(prepared)), prepared):
         for folder in remote.folders(stage):
