@@ -448,7 +448,7 @@ def _folder(folder: Path) -> Content:
 
 def _versions(store: Path) -> Content:
     """Every file of all versions, each of them sound."""
-    from largegt.data.verification import verify
+    from largegt.cli.verification import verify
 
     assert not verify(store).damaged, verify(store).damaged
     return _folder(store) | {"versions": _folder(store / "versions"), "refs": _folder(store / "refs")}

@@ -26,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from largegt.cli.verification import verify
 from largegt.config.schema import Config
 from largegt.data.ingest import ingest
 from largegt.data.sources import files
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import clean
 from largegt.errors import LargeGTError
 from largegt.preprocessing.pipeline import prepare
