@@ -86,13 +86,12 @@ def fit_columns(
     for scan in scans:
         if scan.kind() == "text" and not options.text_model:
             scan.frequent_words = _frequent_words(table, scan, options)
-    fitted = Columns([_fit(scan, options, where) for scan in scans], options.missing_values, options.missing_markers)
-    if fitted.width > MAX_WIDTH:
+    columns = [_fit(scan, options, where) for scan in scans]
+    if (width := sum(column.width for column in columns)) > MAX_WIDTH:
         raise InputError(
-            f"{where}: {len(names)} columns make {fitted.width} features, at most {MAX_WIDTH} are possible: ignore "
-            "some columns"
+            f"{where}: {len(names)} columns make {width} features, at most {MAX_WIDTH} are possible: ignore some"
         )
-    return fitted
+    return Columns(columns, options.missing_values, options.missing_markers)
 
 
 def _together(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
@@ -292,8 +291,7 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
 def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple[int, Array]) -> tuple[Array, Array]:
     """Read a batch as one kind: (values, which were read)."""
     first, train = at
-    reader = {"number": cells.numbers, "boolean": cells.booleans, "date": cells.dates}[kind]
-    values, read = reader()
+    values, read = getattr(cells, _PLURALS[kind])
     used = read & train
     trial.good += int(read.sum())
     odd = cells.filled & ~read

@@ -437,7 +437,7 @@ class FileSource:
             codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
         cells = Cells(values, pa.array(["", *markers], pa.large_string()))
-        for numbers, read in (cells.numbers(), cells.dates()):
+        for numbers, read in (cells.numbers, cells.dates):
             if np.array_equal(read, cells.filled):
                 return np.where(read, numbers, np.nan)
         raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
