@@ -84,9 +84,8 @@ def fit_columns(
     merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
-    for scan in scans:
-        if scan.kind == "text" and not options.text_model:
-            scan.frequent_words = _frequent_words(table, scan, options)
+    if not options.text_model:
+        _find_frequent_words(table, [scan for scan in scans if scan.kind == "text"], options)
     columns = [_fit(scan, options, where) for scan in scans]
     if (width := sum(column.width for column in columns)) > MAX_WIDTH:
         raise InputError(
@@ -135,16 +134,22 @@ def _float32_sql(scan: _Scan) -> tuple[str, str]:
     return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"
 
 
-def _frequent_words(table: Table, scan: _Scan, options: ColumnOptions) -> tuple[str, ...]:
-    """The words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones are
-    looked at. Words are those of `kernels.hash_words`."""
-    rows = np.flatnonzero(scan.rows.train)
+def _find_frequent_words(table: Table, scans: list[_Scan], options: ColumnOptions) -> None:
+    """Set the words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones
+    are looked at. Words are those of `kernels.hash_words`."""
+    if not scans:
+        return
+    rows = np.flatnonzero(scans[0].rows.train)
     rows = rows[:: max(1, len(rows) // _WORD_ROWS)]
-    text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
-    lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
-    markers = ", ".join(map(literal, ("", *options.missing_markers)))
-    words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
-    return table.most_frequent(words, f"{text} NOT IN ({markers})", rows, options.text_dims - options.text_dims // 4)
+    markers, expressions = ", ".join(map(literal, ("", *options.missing_markers))), []
+    for scan in scans:
+        text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
+        lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
+        words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
+        expressions.append((words, f"{text} NOT IN ({markers})"))
+    found = table.most_frequent(expressions, rows, options.text_dims - options.text_dims // 4)
+    for scan, words_of_it in zip(scans, found, strict=True):
+        scan.frequent_words = words_of_it
 
 
 class _Rows:
