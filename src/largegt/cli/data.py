@@ -54,7 +54,7 @@ def ingest(
         edge_files: Edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst), .arrow, .npy; folders, globs, URLs of them;
             or SQL: "SELECT payer AS source, payee AS target FROM 'tx/*.parquet'".
         edges: The same as EDGES.
-        kinds: Set a column's kind: number, boolean, category, date, text, vector or ignore. Inferred if not
+        kinds: Set a column's kind: number, log, boolean, category, date, text, vector or ignore. Inferred if not
             set.
         missing_markers: Cells that count as missing, separated by commas; by default NA, null, ?, - and the
             like.
