@@ -193,7 +193,7 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
     config = config_of("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25", "train.precision=32-true",
-                       "model.codebook.revive_below=0")  # fmt: skip
+                       "train.learning_rate=1e-3", "model.codebook.revive_below=0")  # fmt: skip
     found = []
     for record in (False, True):
         step, model, batches = recorded_step(prepared, config, record)
@@ -277,7 +277,7 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
     decay = 0.5
-    config = config_of("train.batch_size=12", "train.weight_average=0.5")
+    config = config_of("train.batch_size=12", "train.learning_rate=1e-3", "train.weight_average=0.5")
     step, model, batches = recorded_step(prepared, config, True, {12, 100})
     state = step.state
     expected = [parameter.detach().cpu().double() for parameter in model.parameters()]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bucket_helpers import files, serving
+from bucket_helpers import files
 from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
@@ -96,12 +96,6 @@ def test_globs_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         expand("e/none-*.csv")
     with pytest.raises(InputError, match="holds no Parquet, CSV, TSV, JSON lines or Arrow files"):
         expand(Path("e/more").rename("e/less").joinpath("part-3.csv.gz").rename("y") and "e/less")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with serving() as url:
-        yield url
 
 
 @pytest.fixture
