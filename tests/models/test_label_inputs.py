@@ -10,7 +10,6 @@ import pytest
 import torch
 from model_batches import make_batch
 from torch import Tensor
-from torch.nn import functional as F
 
 import largegt as lg
 from largegt.config.schema import ModelConfig
@@ -418,14 +417,6 @@ def test_features_that_are_dropped() -> None:
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     config = small(ON, "model.node_dropout=0.4", "train.epochs=4")
     check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)
-
-
-def test_a_user_s_own_loop(tmp_path: Path) -> None:
-    prepared = lg.prepare(easy_store(tmp_path / "g"), small().prepare)
-    model = LargeGT.for_prepared(prepared, small(ON).model)
-    for batch in token_batches(prepared, "train", batch_size=16, seed=0, local_labels=True, node_dropout=0.5):
-        F.cross_entropy(model(batch).logits, batch.labels).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 # on a GPU ---------------------------------------------------------------------------------------------------------

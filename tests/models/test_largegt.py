@@ -99,9 +99,10 @@ def test_batch_norm_is_torch_s_but_for_a_batch_of_one() -> None:
 
 
 def test_forward_changes_no_state_and_update_only_the_codebook() -> None:
-    model = model_of().float().train()
+    """In double precision too: `model.double()` is a plain nn.Module's right, and the codebook follows."""
+    model = model_of().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    output = model(floats(make_batch()))
+    output = model(make_batch())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.update_codebook(output)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
@@ -122,14 +123,6 @@ def test_head_width_is_per_head() -> None:
 def test_another_model_s_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="mlp"):
         model_of("mlp")
-
-
-def test_double_precision_can_be_trained() -> None:
-    """`model.double()` is a plain nn.Module's right; the codebook has to follow."""
-    model = model_of()
-    output = model(make_batch())
-    model.update_codebook(output)
-    assert model(make_batch()).logits.dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", NAMES)
