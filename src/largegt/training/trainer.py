@@ -28,7 +28,7 @@ from largegt.config.describe import seconds
 from largegt.config.schema import Config, TableConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, disk_errors
-from largegt.io.atomic import refuse_links_out, remove_partial
+from largegt.io.atomic import refuse_links_out
 from largegt.io.locks import Lock, check_free
 from largegt.io.remote import refuse_url
 from largegt.loader.loader import shuffled
@@ -389,5 +389,6 @@ def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks:
             out.replace(old)
         shutil.rmtree(old, ignore_errors=True)
         refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
-        remove_partial(out)
+        for file in out.glob(".*.partial*"):  # of a process that was killed
+            shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
         return Run.create(out, config, store)
