@@ -136,7 +136,9 @@ class ArrayWriter:
                 refuse_links_out(self.path, self.path / VERSIONS)
                 journal = self._read_journal() if self.resumable else {}
                 if not journal:
-                    self.partial.unlink() if self.partial.is_symlink() else _remove(self.partial)
+                    if self.partial.is_symlink():  # nothing of ours
+                        self.partial.unlink()
+                    shutil.rmtree(self.partial, ignore_errors=True)
                     self.partial.mkdir()
             remote.announce(self.partial)
         except BaseException:
@@ -158,7 +160,7 @@ class ArrayWriter:
             array.abandon()
         failed_for_good = isinstance(error, LargeGTError) and not isinstance(error, DiskError)
         if error is None or failed_for_good or not self.resumable:
-            _remove(self.partial)
+            shutil.rmtree(self.partial, ignore_errors=True)
             if (url := remote.url_of(self.partial)) is not None:
                 with suppress(LargeGTError):  # no reason to fail
                     remote.remove(url)
@@ -265,18 +267,19 @@ class ArrayWriter:
         if identity is None:
             unnamed = (notes or {}).get("arrays", ())
             identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
+        arrays = {name: {**entry, "file": array_file(name, entry["checksum"])} for name, entry in self._arrays.items()}
         manifest = {
             "format": f"largegt-{self.kind}",
             "version": FORMAT_VERSION,
             "fingerprint": fingerprint(identity),
             "meta": dict(meta),
-            "arrays": {n: {**entry, "file": array_file(n, entry["checksum"])} for n, entry in self._arrays.items()},
+            "arrays": arrays,
             **({"notes": dict(notes)} if notes else {}),
         }
         with disk_errors(self.path):
             self.commit(committing=manifest["fingerprint"])
             self.path.mkdir(exist_ok=True)
-            self._place(manifest["arrays"], progress or silent)
+            self._place(arrays, progress or silent)
             if newest:
                 self._keep_version()
             file = self.path / (MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json")
@@ -335,11 +338,7 @@ def remove_leftovers(path: Path, kind: str) -> None:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             committing = newest
         if committing == newest:
-            _remove(partial)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _partial_of(path: Path) -> Path:
