@@ -195,10 +195,9 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
-    from largegt.training.accelerator import make_accelerator
     from largegt.training.checkpoint import State
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_loader
+    from largegt.training.setup import build_model, make_accelerator, make_loader
     from largegt.training.step import TrainingStep
 
     config = lg.Config.from_recipe(
@@ -305,10 +304,9 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
-    from largegt.training.accelerator import make_accelerator
     from largegt.training.checkpoint import State
     from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_loader
+    from largegt.training.setup import build_model, make_accelerator, make_loader
     from largegt.training.step import TrainingStep
 
     decay = 0.5

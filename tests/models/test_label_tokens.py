@@ -19,10 +19,9 @@ from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import TokenLoader, token_batches
 from largegt.models.largegt.local_module import LocalModule, LocalNodeInputs
 from largegt.models.largegt.model import LargeGT
-from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_loader
+from largegt.training.setup import build_model, make_accelerator, make_loader
 from largegt.training.step import TrainingStep
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 

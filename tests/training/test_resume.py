@@ -19,11 +19,11 @@ from largegt.errors import ConfigError, InputError, LargeGTError
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.training import trainer
-from largegt.training.accelerator import Accelerator
 from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.log import RunLog
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
+from largegt.training.setup import Accelerator
 from largegt.training.trainer import train
 from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small, stopped_at  # noqa: F401
 

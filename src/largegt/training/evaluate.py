@@ -29,10 +29,9 @@ from largegt.runtime.progress import Progress, silent
 from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
-from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_loader, num_draws
+from .setup import Accelerator, Loader, make_accelerator, make_loader, num_draws
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
