@@ -19,7 +19,7 @@ from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.setup import make_accelerator, make_loader
 from largegt.training.trainer import train
-from run_helpers import easy_store, homophilous, one_thread, small, thirds  # noqa: F401
+from run_helpers import easy_store, homophilous, small, thirds
 
 NAN = float("nan")
 
