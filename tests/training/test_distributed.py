@@ -171,7 +171,7 @@ def _tasks(ranks: Ranks) -> list[dict[str, float]]:
         for some, of in zip(logits[mine].split(3), labels[mine].split(3), strict=True):
             if len(of):
                 scores.add(some, of)
-        found.append(scores.result_of(ranks))
+        found.append(scores.result(ranks))
     return found
 
 

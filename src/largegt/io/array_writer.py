@@ -41,7 +41,6 @@ from .remote_array import HEADER_BYTES
 
 _JOURNAL = "progress.json"
 """What a writer has done so far, in its partial folder."""
-_WRITE_BYTES = 1 << 30
 
 
 class ExistsError(InputError):
@@ -68,11 +67,8 @@ class ArrayAppender:
         rows = np.ascontiguousarray(rows, dtype=self.stored)
         assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
         with disk_errors(self.file.parent, rows.nbytes):
-            left = memoryview(rows.reshape(-1).view(np.uint8)) if rows.size else memoryview(b"")  # type: ignore[arg-type]
-            while left:
-                count = self._stream.write(left[:_WRITE_BYTES])
-                self._digests.add(left[:count])
-                left = left[count:]
+            rows.tofile(self._stream)
+        self._digests.add(memoryview(rows.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
         self.rows += len(rows)
 
     @property

@@ -105,7 +105,7 @@ class Scorer:
         scores = Scores(self.head)
         for _, logits, labels in self.logits(self.loaders(rows, draws), rows, progress, "evaluate"):
             scores.add(logits, labels)
-        return scores.result_of(self.accelerator.ranks)
+        return scores.result(self.accelerator.ranks)
 
     def loaders(self, rows: Array, draws: int) -> list[Loader]:
         """The loader, and others like it with fresh draws of local nodes or neighbours for these rows."""
