@@ -204,7 +204,7 @@ def _harm(folder: Path, rng: random.Random) -> None:
 
 
 def harm_json(file: Path, rng: random.Random) -> None:
-    if not file.exists():
+    if not file.is_file():
         return
     if rng.random() < 0.3:
         file.write_bytes(damaged(file.read_bytes(), rng))

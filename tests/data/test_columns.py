@@ -75,14 +75,14 @@ def test_numbers_as_text_and_typed_equal_the_oracle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["1_000", "0x10", "1,00", "12,34", "1e", ".", "+", "1.2.3", "inf", "١"])
 def test_what_is_no_number(cell: str) -> None:
-    assert not Cells(pa.array([cell]), pa.array([""], pa.large_string())).numbers()[1].any()
+    assert not Cells(pa.array([cell]), pa.array([""], pa.large_string())).numbers[1].any()
 
 
 @settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_numbers_are_read_as_python_reads_them(value: float) -> None:
     for text in (repr(value), f"{value:.17e}", f"{value:,.3f}"):
-        values, read = Cells(pa.array([text]), pa.array([""], pa.large_string())).numbers()
+        values, read = Cells(pa.array([text]), pa.array([""], pa.large_string())).numbers
         assert read[0]
         assert values[0] == float(text.replace(",", ""))
 
@@ -339,8 +339,6 @@ def test_wrong_options(tmp_path: Path) -> None:
         ColumnOptions(kinds={"a": "categroy"})
     with pytest.raises(ConfigError, match="did you mean 'city'"):
         fit(tmp_path, {"city": ["a"]}, kinds={"citty": "text"})
-    with pytest.raises(ConfigError, match="text_dims is 0"):
-        ColumnOptions(text_dims=0)
     with pytest.raises(InputError, match="cannot be kind number"):
         fit(tmp_path, {"v": [[1.0]]}, kinds={"v": "number"})
     with pytest.raises(InputError, match="no such folder"):

@@ -25,7 +25,7 @@ def inspect(path: PathLike, verify: bool = False, estimate: bool = True) -> dict
     """Facts about the folder at `path`. `verify` reads every byte and compares checksums first (verification.py).
     `estimate` also tries some of a store's preparation, to say what the whole takes."""
     if verify:
-        from largegt.data.verification import verify as verified
+        from largegt.cli.verification import verify as verified
 
         for damage in verified(path).damaged:
             raise FormatError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
@@ -79,20 +80,19 @@ def fit_columns(
     many = [scan for scan in scans if scan.needs_count()]
     for scan, count in zip(many, _counted(table, [_distinct_sql(scan, options) for scan in many]), strict=True):
         scan.distinct = count
-    large = [scan for scan in scans if scan.kind() == "number" and scan.trials["number"].high > _EXACT]
+    large = [scan for scan in scans if scan.kind == "number" and scan.trials["number"].high > _EXACT]
     merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
     for scan in scans:
-        if scan.kind() == "text" and not options.text_model:
+        if scan.kind == "text" and not options.text_model:
             scan.frequent_words = _frequent_words(table, scan, options)
-    fitted = Columns([_fit(scan, options, where) for scan in scans], options.missing_values, options.missing_markers)
-    if fitted.width > MAX_WIDTH:
+    columns = [_fit(scan, options, where) for scan in scans]
+    if (width := sum(column.width for column in columns)) > MAX_WIDTH:
         raise InputError(
-            f"{where}: {len(names)} columns make {fitted.width} features, at most {MAX_WIDTH} are possible: ignore "
-            "some columns"
+            f"{where}: {len(names)} columns make {width} features, at most {MAX_WIDTH} are possible: ignore some"
         )
-    return fitted
+    return Columns(columns, options.missing_values, options.missing_markers)
 
 
 def _together(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
@@ -223,8 +223,9 @@ class _Scan:
             return self.maybe_id and self.group == "number"
         return self.as_text and (self.mean_words <= 4 or self.are_names)
 
+    @cached_property
     def kind(self) -> Kind:
-        """What the column is; `ignored` where `reason` says why."""
+        """What the column is, once all rows are seen; `ignored` where `reason` says why."""
         if self.given:
             return self.given  # type: ignore[return-value]
         if self.reason():
@@ -292,8 +293,7 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
 def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple[int, Array]) -> tuple[Array, Array]:
     """Read a batch as one kind: (values, which were read)."""
     first, train = at
-    reader = {"number": cells.numbers, "boolean": cells.booleans, "date": cells.dates}[kind]
-    values, read = reader()
+    values, read = getattr(cells, _PLURALS[kind])
     used = read & train
     trial.good += int(read.sum())
     odd = cells.filled & ~read
@@ -377,7 +377,7 @@ def _update_vectors(scan: _Scan, cells: Cells, first: int, where: str) -> None:
 
 def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
     """The fitted column."""
-    kind, rows = scan.kind(), len(scan.rows.train)
+    kind, rows = scan.kind, len(scan.rows.train)
     distinct = len(scan.seen) if scan.seen is not None and scan.is_read and scan.group != "vector" else scan.distinct
     distinct = distinct if scan.group != "number" or scan.seen is not None or scan.is_id() else None
     values: dict[str, Any] = {"missing": rows - scan.filled, "distinct": distinct}
