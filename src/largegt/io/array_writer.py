@@ -41,6 +41,7 @@ from .remote_array import HEADER_BYTES
 
 _JOURNAL = "progress.json"
 """What a writer has done so far, in its partial folder."""
+_WRITE_BYTES = 1 << 30
 
 
 class ExistsError(InputError):
@@ -66,9 +67,12 @@ class ArrayAppender:
         """Write these rows behind the last one."""
         rows = np.ascontiguousarray(rows, dtype=self.stored)
         assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
+        left = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         with disk_errors(self.file.parent, rows.nbytes):
-            rows.tofile(self._stream)
-        self._digests.add(memoryview(rows.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+            while left:  # not by `tofile`, which does not see that the last bytes found no room
+                count = self._stream.write(left[:_WRITE_BYTES])
+                self._digests.add(left[:count])
+                left = left[count:]
         self.rows += len(rows)
 
     @property
