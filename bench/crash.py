@@ -279,12 +279,12 @@ def _say_phases(file: Path, pause_s: float) -> None:
 
     say("begin")
     import_module("largegt.runtime.progress").console_progress = progress  # type: ignore[attr-defined]
-    loop, log = import_module("largegt.training.trainer"), import_module("largegt.training.log")
+    loop = import_module("largegt.training.trainer")
     within(import_module("largegt.training.evaluate").Scorer, "scores", "validate")
     within(loop, "save_weights", "save weights")
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop.Trainer, "finish", "final scores")
-    within(log.RunLog, "write", "log")
+    within(loop, "write_history", "log")
     folder = import_module("largegt.io.array_writer")
     within(folder.ArrayWriter, "commit", "commit")
     within(folder.ArrayWriter, "finish", "finish the folder")

@@ -26,10 +26,9 @@ from largegt.errors import LargeGTError
 from largegt.io.checksums import sealed
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State, load_checkpoint
 from largegt.training.run import Run
-from largegt.training.setup import build_model
+from largegt.training.setup import build_model, make_accelerator
 from largegt.training.trainer import train
 
 from .cases import ACCEPTED, RIGHT, Wrong

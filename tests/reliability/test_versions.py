@@ -389,10 +389,11 @@ def test_a_predictable_temporary_name_is_no_way_out(copy: Path, outside: Path, n
     config = json.loads((copy / "run" / "metrics.json").read_text())["model"]
     train(copy / "g", small("train.epochs=1", f"model.name={config}"), copy / "run", overwrite=True)
     assert _tree(outside) == before
-    from largegt.training.checksums import put_text
+    from largegt.training.checksums import replacing
 
     (copy / "run" / f".{name}.partial-{os.getpid()}").symlink_to(outside / "secret")
-    put_text(copy / "run", copy / "run" / name, "{}")
+    with replacing(copy / "run") as folder:
+        (folder / name).write_text("{}")
     assert _tree(outside) == before
     assert not (copy / "run" / name).is_symlink()
 

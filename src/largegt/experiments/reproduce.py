@@ -18,10 +18,9 @@ from largegt.errors import ConfigError, nearest
 from largegt.io.atomic import write_text_atomically
 from largegt.models.base import NodeModel
 from largegt.runtime.progress import Progress
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer
 from largegt.training.run import Run
-from largegt.training.setup import make_loader
+from largegt.training.setup import make_accelerator, make_loader
 from largegt.types import PathLike
 
 from . import figures

@@ -32,11 +32,10 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.text import quoted
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer, nodes_at_once
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
-from largegt.training.setup import is_worth_compiling, make_loader
+from largegt.training.setup import is_worth_compiling, make_accelerator, make_loader
 from largegt.types import Array, PathLike
 
 from .writers import SUFFIXES, check_prediction_file, prediction_file
