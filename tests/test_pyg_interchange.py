@@ -159,9 +159,9 @@ def test_what_a_batch_holds_and_the_order_of_epochs() -> None:
 
 
 def test_loaders_of_a_graph_share_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = importlib.import_module("largegt.preprocessing.pipeline")
-    real, calls = home._write_tokens, []
-    monkeypatch.setattr(home, "_write_tokens", lambda *args: (calls.append(1), real(*args)))
+    write = importlib.import_module("largegt.preprocessing.pipeline").WRITE
+    real, calls = write["tokens"], []
+    monkeypatch.setitem(write, "tokens", lambda *args: (calls.append(1), real(*args)))
     data = a_graph()
     for mask in (data.train_mask, data.val_mask, data.test_mask):
         lg.pyg.loader(data, mask, k=4)

@@ -172,6 +172,10 @@ class PrepareConfig(Settings):
         """The same with token rows of every node in reach, so that other samples can be drawn."""
         return self if self.can_resample else self._with(tokens={"nodes": "reachable"})
 
+    def for_all_nodes(self) -> PrepareConfig:
+        """The same with a row for every node."""
+        return self._with(local_nodes={"nodes": "all"})
+
     def with_labels(self, hops: int) -> PrepareConfig:
         """The same with labels counted around nodes, so many hops at least."""
         return self if self.labels.hops >= hops else self._with(labels={"hops": hops})
