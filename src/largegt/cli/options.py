@@ -20,7 +20,7 @@ import typer
 from largegt.errors import ConfigError, nearest
 
 from . import completion, show
-from .app import app
+from .app import app, running
 
 Verb = TypeVar("Verb", bound=Callable[..., show.Result | None])
 
@@ -108,9 +108,10 @@ def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., Non
         show.is_json = as_json
         for name, cls in groups.items():
             given[name] = cls(**{field.name: given.pop(field.name) for field in fields(cls)})
-        result = function(**given)
-        if result is not None:
-            show.result(result)
+        with running():
+            result = function(**given)
+            if result is not None:
+                show.result(result)
 
     call.__name__, call.__module__, call.__doc__ = function.__name__, function.__module__, text
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
