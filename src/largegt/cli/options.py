@@ -111,7 +111,7 @@ def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., Non
         with running():
             result = function(**given)
             if result is not None:
-                show.result(result)
+                result.show()
 
     call.__name__, call.__module__, call.__doc__ = function.__name__, function.__module__, text
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
