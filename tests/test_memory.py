@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import largegt
 from largegt.config.schema import Config
 from largegt.datasets.synthetic import synthesize
 from largegt.errors import ConfigError
@@ -61,7 +62,7 @@ def test_this_process_holds_something_and_less_than_there_is() -> None:
 
 
 LARGEGT = [sys.executable, "-m", "largegt"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(memory.__file__).parents[1])}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
 
 
 def peak_of(*command: str) -> int:

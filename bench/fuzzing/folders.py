@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from largegt.cli.inspection import inspect
+from largegt.cli.verification import verify
 from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import clean, earlier_states, register
 from largegt.errors import FormatError, LargeGTError
 from largegt.io.checksums import sealed

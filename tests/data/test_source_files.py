@@ -191,3 +191,12 @@ def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(sources.files(tmp_path / "e.parquet"), tmp_path / "here" / "g")
     assert all_bytes(tmp_path / "far" / "g") == all_bytes(tmp_path / "here" / "g")
     assert Ranges.sent > 0
+
+
+def test_whole_numbers_of_both_signs_in_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text('{"u": -1, "v": 9223372036854775807}\n{"u": 3, "v": -2}\n')
+    store = ingest(sources.files(tmp_path / "e.jsonl"), tmp_path / "g")
+    assert store.ids_of(np.arange(4)) == [-2, -1, 3, 9223372036854775807]
+    (tmp_path / "e.jsonl").write_text('{"u": -1, "v": 9223372036854775808}\n')
+    with pytest.raises(InputError, match="9223372036854775808"):
+        ingest(sources.files(tmp_path / "e.jsonl"), tmp_path / "h")

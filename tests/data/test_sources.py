@@ -349,3 +349,11 @@ def test_missing_features_are_means_of_training_nodes_or_refused(tmp_path: Path)
     filled = ingest(sources.files(tmp_path / "e.csv", nodes=tmp_path / "n.csv"), tmp_path / "g")
     assert filled.folder.meta["feature_names"] == ["age", "age is missing", "size"]
     assert filled.features.tolist() == [[1, 0, 2], [1, 1, 2], [3, 0, 4]]  # 3 is no training node's
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    odd = np.array([b"a", b"\xff"])
+    with pytest.raises(InputError, match="labels must be all numbers or all text"):
+        sources.arrays(np.array([[0], [1]]), labels=odd)
+    with pytest.raises(InputError, match="cannot be read as one kind of value"):
+        ingest(sources.arrays(odd[:, None]), tmp_path / "g")

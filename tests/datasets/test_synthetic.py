@@ -277,7 +277,7 @@ def test_the_verb_makes_a_store(
         (["--like", "snap-patents", "--scale", "0"], ["scale is 0", "at most 10"]),
         (["--like", "snap-patents", "--scale", "11"], ["scale is 11"]),
         (["--like", "snap-patents", "--scale", "nan"], ["scale is nan"]),
-        (["--like", "snap-patents", "--seed", "-1"], ["seed is -1"]),
+        (["--like", "snap-patents", "--seed", "-1"], ["--seed", "greater than or equal to 0"]),
         (["--like", "snap-patents", "--set", "feature_dtyp=float16"], ["feature_dtype"]),
     ],
 )

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from grown_graphs import grown
 
+from largegt.cli.verification import verify
 from largegt.config.schema import IngestConfig, LocalNodesConfig, PrepareConfig
 from largegt.data import sources
 from largegt.data.append import _Append, append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import State, clean, earlier_states, touched_since
 from largegt.errors import InputError, LargeGTError
 from largegt.io.array_writer import ArrayWriter

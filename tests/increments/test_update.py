@@ -14,12 +14,12 @@ from grown_graphs import WORDS, Grown, fitted_as, grown
 from test_incremental_prepare import SETTINGS, config
 from test_incremental_prepare import assert_same as assert_same_preparation
 
+from largegt.cli.verification import verify
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import earlier_states, labels_as_of, last_changes, touched_since
 from largegt.errors import InputError
 from largegt.inference.predictor import predict

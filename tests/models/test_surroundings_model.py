@@ -56,7 +56,7 @@ def test_off_is_the_model_without() -> None:
     assert not any("near" in name or "context" in name for name in plain.state_dict())
     for setting in ("distances", "label_surroundings"):
         model = lg.LargeGT(5, 3, 50, 3, ModelConfig(hidden=8, **{setting: True})).double()
-        with pytest.raises(ConfigError, match=f"{setting}=true"):
+        with pytest.raises(ConfigError, match=f"model.{setting} is set"):
             model(make_batch())
 
 

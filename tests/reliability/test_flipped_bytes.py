@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.cli.verification import verify
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.errors import FormatError
 from largegt.inference.predictor import predict
 from largegt.io import checksums

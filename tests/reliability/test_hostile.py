@@ -143,10 +143,10 @@ def test_a_header_that_claims_a_planet(copy: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"x\.npy"):
             files(tmp_path / "edges.npy", features=tmp_path / "x.npy")
         array_path(copy / "g", "features").write_bytes(huge)
-        with pytest.raises(FormatError, match=r"features-\w+\.npy has shape"):
+        with pytest.raises(FormatError, match=r"features-\w+\.npy does not begin as an array of float32"):
             GraphStore.open(copy / "g")
         forge(copy / "g", lambda tree: tree["arrays"]["features"].update(shape=[10**15, 4]))
-        with pytest.raises(FormatError, match=r"features-\w+\.npy has 1152 bytes, its header promises"):
+        with pytest.raises(FormatError, match=r"features-\w+\.npy has 1152 bytes, 16000000000000128 were written"):
             GraphStore.open(copy / "g")
 
 

@@ -21,11 +21,11 @@ import pytest
 from crash import Ended, Zygote, write_inputs
 
 import largegt
+from largegt.cli.verification import verify
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import clean, register, registered
 from largegt.inference.predictor import predict
 from largegt.io.array_folder import ArrayFolder

@@ -47,7 +47,7 @@ def by_hand(run: Run) -> np.ndarray:
     assert batch.nodes.tolist() == prepared.nodes[rows].tolist()
     found = []
     for draw in range(DRAWS):
-        drawn = sample(run.store(), np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw)
+        drawn = sample(run.store(), np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw)[0]
         at = {int(node): row for row, node in enumerate(prepared.token_nodes)}
         tokens = [[prepared.tokens[at[int(node)]] for node in local] for local in drawn]
         tokens_btd = torch.from_numpy(np.array(tokens, dtype=np.float32)).flatten(1, 2)

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.cli.inspection import inspect
+from largegt.cli.verification import verify
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.kernels import SUM_BLOCK
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.workers import Threads
 from largegt.errors import FormatError, InputError
 from largegt.io.array_writer import ArrayWriter

@@ -140,7 +140,7 @@ def inspect(path: Path, *, verify: bool = False, trust_remote: bool = False) -> 
     """
     if not verify:
         return show.folder(path)
-    from largegt.data.verification import verify as run_verify
+    from largegt.cli.verification import verify as run_verify
 
     with show.progress() as progress:
         found = run_verify(path, progress)

@@ -176,11 +176,11 @@ def tune(
     from largegt.auto.tuning.tune import tune as run_tune
 
     configuration.check()
-    asked = vars(configuration) | {"settings": configuration.settings or []}
+    asked = {name: value for name, value in vars(configuration).items() if name != "settings"}
     with show.progress() as progress, goes_on():
         found = run_tune(
             store, out, trials, budget, search=search or [], only=only, final=final, seed=seed, progress=progress,
-            memory=memory, **asked,
+            memory=memory, overrides=configuration.settings or [], **asked,
         )  # fmt: skip
     best = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
     differs = "differs from the recipe (its value)"

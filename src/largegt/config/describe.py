@@ -70,7 +70,7 @@ def _can_be_none(cls: type[Settings], field: str) -> bool:
 def several(values: Any) -> Any:
     """`20,10` or `[20,10]` as on a command line, one value alone, or a list."""
     if isinstance(values, str):
-        listed = values.removeprefix("[").removesuffix("]")
+        listed = values[1:-1] if values.startswith("[") and values.endswith("]") else values
         return tuple(listed.split(",")) if listed else ()
     return values if isinstance(values, list | tuple) else (values,)
 

@@ -532,8 +532,8 @@ def _array_labels(array: Array, where: str) -> Labels:
         return Labels(np.array(array, dtype=np.float32), where)
     if array.ndim != 1:
         raise InputError(f"{where} has shape {list(array.shape)}, labels are [N] or [N, c]")
-    array = array.astype(str) if array.dtype.kind == "S" else native(array)
     try:
+        array = array.astype(str) if array.dtype.kind == "S" else native(array)
         values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
         values.validate(full=True)  # NumPy's text may hold numbers that are no letters
     except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:

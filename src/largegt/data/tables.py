@@ -526,12 +526,15 @@ class _JsonLines(_Files):
         options = {"format": "'newline_delimited'", "convert_strings_to_integers": "false"}
         guessed = _read("read_json", files, **options, sample_size="-1")
         kinds = {name: str(kind) for name, kind, *_ in db.sql(f"DESCRIBE SELECT * FROM {guessed}").fetchall()}
-        kinds = {name: "VARCHAR" if kind in _TEXT_IN_JSON else kind for name, kind in kinds.items()}
+        kinds = {name: _IN_JSON.get(kind, kind) for name, kind in kinds.items()}
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
         return _read("read_json", files, **options, columns=f"{{{columns}}}")
 
 
-_TEXT_IN_JSON = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "UUID", "JSON")
+_IN_JSON = {
+    **dict.fromkeys(("DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "UUID", "JSON"), "VARCHAR"),
+    "HUGEINT": "BIGINT",  # what DuckDB takes for whole numbers of both signs, and Parquet has none
+}
 
 
 class _Arrow(_Files):

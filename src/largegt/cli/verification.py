@@ -13,13 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from largegt.data import store
+from largegt.data.versions import PREPARED, REFS, read_ref
 from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.io import remote
 from largegt.io.array_folder import ArrayFolder, manifest_files
 from largegt.io.atomic import leaves
 from largegt.io.checksums import Damage, read_sealed
 from largegt.io.remote import MANIFEST
+from largegt.preprocessing import prepared
+from largegt.preprocessing.cache_key import prepared_path
 from largegt.runtime.progress import Progress
+from largegt.training import checksums
+from largegt.training.run import Run
 from largegt.types import PathLike
 
 _MOST_NAMED = 5
@@ -119,42 +125,29 @@ def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -
 
 def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> None:
     """The runs that are registered in a store, its stages and its preparations."""
-    from .versions import PREPARED, REFS, read_ref
-
     for ref in sorted((path / REFS).glob("*.json")):
-        found.count(ref.stat().st_size)
         _sound(ref, found, partial(read_ref, ref))
-    prepared = path / PREPARED
-    for stage in (*(prepared / name for name in remote.names(prepared)), prepared):
+        found.count(ref.stat().st_size if ref.exists() else 0)
+    top = path / PREPARED
+    for stage in (*(top / name for name in remote.names(top)), top):
         for folder in remote.folders(stage):
             if (folder / MANIFEST).is_file() or remote.url_of(folder) is not None:
                 _folder(folder, _kind(folder), found, progress)
 
 
 def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
-    if kind == "store":
-        from .store import bounds_of
-    else:
-        from largegt.preprocessing.prepared import bounds_of
-    return bounds_of(folder)
+    return store.bounds_of(folder) if kind == "store" else prepared.bounds_of(folder)
 
 
 def _open(path: Path, kind: str, version: str | None, progress: Progress | None) -> None:
     """Open it as its readers do; numbers that point into other arrays are looked at."""
     if kind == "store":
-        from .store import GraphStore
-
-        GraphStore.open(path, version).verify_numbers(progress)
+        store.GraphStore.open(path, version).verify_numbers(progress)
     elif kind == "prepared":
-        from largegt.preprocessing.prepared import Prepared
-
-        Prepared.open(path)
+        prepared.Prepared.open(path)
 
 
 def _run(path: Path, found: Verified, progress: Progress | None) -> None:
-    from largegt.training import checksums
-    from largegt.training.run import Run
-
     own = path / checksums.FILE
     try:
         names = [name for name in checksums.noted(path) if (path / name).is_file()]
@@ -175,10 +168,8 @@ def _run(path: Path, found: Verified, progress: Progress | None) -> None:
     _sound(config, found, lambda: _data_of(Run.open(path), found, progress))
 
 
-def _data_of(run: Any, found: Verified, progress: Progress | None) -> None:
+def _data_of(run: Run, found: Verified, progress: Progress | None) -> None:
     """The store of a run, which must have the version it was trained on, and its preparations."""
-    from largegt.preprocessing.cache_key import prepared_path
-
     try:
         if not (run.store_path / MANIFEST).is_file():
             raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
