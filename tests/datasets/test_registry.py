@@ -12,6 +12,8 @@ from dataset_files import check_store, random_graph, write_papers, write_patents
 from largegt.datasets import registry
 from largegt.datasets.registry import DATASETS, dataset, ingest_config, ingest_dataset, listing, source
 from largegt.errors import ConfigError, InputError
+from largegt.training.trainer import train
+from run_helpers import one_thread, small  # noqa: F401
 
 NAMES = list(DATASETS)
 
@@ -49,7 +51,7 @@ def test_the_listing_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_dataset_is_ingested_by_its_name(tmp_path: Path, name: str) -> None:
+def test_every_dataset_is_ingested_by_its_name_and_trained_on(tmp_path: Path, name: str) -> None:
     made = random_graph(classes=5)
     write(name, tmp_path, made)
     seen = []
@@ -58,6 +60,9 @@ def test_every_dataset_is_ingested_by_its_name(tmp_path: Path, name: str) -> Non
         made.labels, made.splits = np.arange(120) // 24, store.splits
     check_store(store, made, undirected=name == "ogbn-products")
     assert "read edges" in seen
+    run = train(store, small("train.epochs=1"), tmp_path / "run")
+    assert 0 <= run.metrics["test"]["accuracy"] <= 1
+    assert run.metrics["dataset"] == name
 
 
 @pytest.mark.parametrize("name", NAMES)
