@@ -29,6 +29,7 @@ def write(name: str, root: Path, made: Any) -> Path:
 def test_ingest_takes_what_the_dataset_is(name: str) -> None:
     config = ingest_config(name, feature_dtype="float16")
     assert (config.name, config.undirected, config.feature_dtype) == (name, not dataset(name).directed, "float16")
+    assert ingest_config(name, name="mine").name == "mine"
 
 
 def test_names_are_found_whatever_their_case_and_the_nearest_is_offered() -> None:

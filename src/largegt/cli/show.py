@@ -184,32 +184,37 @@ def preparation(found: dict[str, Any], title: str) -> list[Block]:
 # notes on standard error
 
 
+def _note(line: str) -> None:
+    if not is_json:
+        say_stderr(line)
+
+
 def note_stale(store: Any, config: Any) -> None:
     """Which settings differ from an earlier preparation, before a new one is made."""
     from largegt.preprocessing.cache_key import is_prepared
     from largegt.preprocessing.prepared import stale_note
 
-    if not is_json and not is_prepared(store, config) and (note := stale_note(store, config)):
-        say_stderr(f"note: {note}; preparing what changed")
+    if not is_prepared(store, config) and (note := stale_note(store, config)):
+        _note(f"note: {note}; preparing what changed")
 
 
 def note_few_steps(store: Any, config: Any) -> None:
     """That a training whose batches hold all there is ends before it has learned much."""
-    num_nodes, train = len(store.splits["train"]), config.train
-    if not is_json and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
-        from largegt.auto.choose import small_batch
+    from largegt.auto.choose import small_batch
 
-        advice = f"--set train.batch_size={small_batch(num_nodes)}"
-        if config.model.name.startswith("largegt"):
-            advice = f"--recipe auto, or {advice}"
-        steps = f"{num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is few"
-        say_stderr(f"note: {steps}: {advice}")
+    num_nodes, train = len(store.splits["train"]), config.train
+    if 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
+        auto = "--recipe auto, or " if config.model.name.startswith("largegt") else ""
+        _note(
+            f"note: {num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is "
+            f"few: {auto}--set train.batch_size={small_batch(num_nodes)}"
+        )
 
 
 def note_reused(reused: dict[str, tuple[int, int]]) -> None:
     """Of a store that has grown: what its preparation kept of an earlier one."""
-    for name, (kept, made) in ({} if is_json else reused).items():
-        say_stderr(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
+    for name, (kept, made) in reused.items():
+        _note(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
 
 
 def note_first_run() -> None:
@@ -220,17 +225,18 @@ def note_first_run() -> None:
 
     kept_in = kernel_folder()
     if kept_in is not None and not is_compiled(kept_in):
-        say_stderr(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {kept_in}")
+        _note(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {kept_in}")
 
 
 def note_training(store: Any, config: Any, out: Any) -> None:
     """At a terminal: what begins, where its result will be, how to stop it. The progress bar shows the time left."""
-    if is_json or not sys.stderr.isatty():
-        return
-    what = f"{config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes"
     most, budget = config.train.epochs, config.train.budget
     how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
-    say_stderr(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.")
+    if sys.stderr.isatty():
+        _note(
+            f"Training {config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes, {how_long}. "
+            f"The run will be in {out}; Ctrl-C stops it, --resume goes on."
+        )
 
 
 # values in words

@@ -200,7 +200,7 @@ def source(name: str, root: PathLike) -> Source:
     return loaders[dataset(name).name](root)
 
 
-def ingest_config(name: str, **overrides: Any) -> IngestConfig:
+def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
     from largegt.config.describe import build
     from largegt.config.schema import IngestConfig

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from largegt.config.describe import build
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.kernels import mix
@@ -34,6 +33,7 @@ from largegt.errors import ConfigError
 from largegt.runtime.threads import run_ranges
 from largegt.types import Array, PathLike
 
+from . import registry
 from .registry import dataset
 
 MAX_SCALE = 10.0
@@ -110,8 +110,7 @@ def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
 
 def ingest_config(like: str, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a graph like `like`: its name, and whether its edges have a direction."""
-    known = dataset(like)
-    return build(IngestConfig, {"name": known.name + _SUFFIX, "undirected": not known.directed} | overrides)
+    return registry.ingest_config(like, **{"name": dataset(like).name + _SUFFIX} | overrides)
 
 
 def synthesize(

@@ -256,11 +256,16 @@ class Predictor:
     def _found(self) -> Iterator[Array]:
         """[·, w] what this rank predicts of its part of `rows`, in order."""
         waiting: list[Tensor] = []
-        for logits in chain.from_iterable(map(self._logits_of, self._segments())):
-            waiting.append(logits)
-            if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
-                yield self.decide(torch.cat(waiting))
-                waiting = []
+        for part in self._segments():
+            rows = np.asarray(self.rows[part.start : part.stop])
+            loaders, before = self.scorer.loaders(rows, self.draws), part.start - self.own.start
+            for _, logits, _ in self.scorer.logits(loaders, rows):
+                waiting.append(logits)
+                before += len(logits)
+                self.show("predict", before, len(self.own))
+                if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
+                    yield self.decide(torch.cat(waiting))
+                    waiting = []
         if waiting:
             yield self.decide(torch.cat(waiting))
 
@@ -272,16 +277,6 @@ class Predictor:
             # exact up to 16 million classes
             probabilities = torch.stack([best.to(probability.dtype), probability], dim=1)
         return probabilities.cpu().numpy()
-
-    def _logits_of(self, part: range) -> Iterator[Tensor]:
-        rows = np.asarray(self.rows[part.start : part.stop])
-        loaders = self.scorer.loaders(rows, self.draws)
-
-        def show(stage: str, done: int, total: int | None) -> None:
-            self.show(stage, part.start - self.own.start + done, len(self.own))
-
-        for _, logits, _ in self.scorer.logits(loaders, rows, show, "predict"):
-            yield logits
 
     def _segments(self) -> list[range]:
         """This rank's places in pieces of whole batches. The last one has at least a batch if that can be, since a
