@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tracemalloc
 from pathlib import Path
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from largegt import cli
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.datasets.registry import dataset
 from largegt.datasets.synthetic import SyntheticEdges, SyntheticFeatures, SyntheticGraph, ingest_config, synthetic
 from largegt.errors import ConfigError
+from run_helpers import Cli
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -253,23 +252,6 @@ def test_a_store_and_the_files_ingested_are_the_same(tmp_path: Path) -> None:
         assert np.array_equal(store.splits[name], other.splits[name])
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["largegt", *(str(word) for word in words)])
-    try:
-        cli.main()
-    except SystemExit as leave:
-        return int(leave.code or 0)
-    return 0
-
-
-def test_the_verb_makes_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["synthesize", "--like", "snap-patents", "--scale", "0.0005", "--out", tmp_path / "s"]
-    assert call(monkeypatch, *words, "--set", "feature_dtype=float16", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["nodes"] == 1462
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -281,16 +263,8 @@ def test_the_verb_makes_a_store(
         (["--like", "snap-patents", "--set", "feature_dtyp=float16"], ["feature_dtype"]),
     ],
 )
-def test_the_verb_refuses_in_one_line(
-    options: list[str],
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert call(monkeypatch, "synthesize", "--out", tmp_path / "s", *options) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
+def test_the_verb_refuses_in_one_line(options: list[str], words: list[str], lg: Cli, tmp_path: Path) -> None:
+    code, out, err = lg("synthesize", "--out", tmp_path / "s", *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert all(word in err for word in words), err
     assert not list(tmp_path.iterdir())

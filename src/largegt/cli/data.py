@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from largegt.errors import ConfigError
 from largegt.runtime.text import quoted
 
@@ -147,8 +145,7 @@ def inspect(path: Path, *, verify: bool = False, trust_remote: bool = False) -> 
     if not found.damaged:
         return show.folder(path, found={"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes})
     lines = [*(f"damaged: {damage}" for damage in found.damaged), *(f"note: {note}" for note in found.notes)]
-    Result({"path": str(path), **found.as_dict()}, lines).show()
-    raise typer.Exit(1)
+    return Result({"path": str(path), **found.as_dict()}, lines, exit_code=1)
 
 
 @verb()

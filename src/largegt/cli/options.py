@@ -105,6 +105,7 @@ def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., Non
             result = function(**given)
             if result is not None:
                 result.show()
+                raise typer.Exit(result.exit_code)
 
     text, _ = _split_docstring(function)
     call.__name__, call.__module__, call.__doc__ = function.__name__, function.__module__, text

@@ -41,6 +41,7 @@ class Result:
 
     value: Any
     blocks: Sequence[Block]
+    exit_code: int = 0
 
     def show(self) -> None:
         if is_json:

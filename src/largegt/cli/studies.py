@@ -153,7 +153,7 @@ def reproduce(
 
 
 @verb()
-def doctor(*, quick: bool = False) -> None:
+def doctor(*, quick: bool = False) -> Result:
     """Say whether this machine can do the work, and what to do about what is in the way.
 
     Looks at versions, cores, memory, disk, GPUs, optional packages and what numba keeps. Tries bfloat16 on the CPU and
@@ -168,12 +168,12 @@ def doctor(*, quick: bool = False) -> None:
     with show.progress() as progress:
         found = diagnose(quick, progress)
 
-    Result(found.as_dict(), [
+    blocks = [
         show.Table(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",)),
         *(f"{'stops' if problem.stops else 'note'}: {problem}" for problem in found.problems),
         "This machine can do the work." if found.works else "Nothing will work before that is mended.",
-    ]).show()  # fmt: skip
-    raise typer.Exit(0 if found.works else 1)
+    ]
+    return Result(found.as_dict(), blocks, exit_code=0 if found.works else 1)
 
 
 @verb()
