@@ -353,9 +353,9 @@ def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
                 made = work(made)
                 elapsed_s[step] = round(time.perf_counter() - begun, 2)
             progress("self-check: done", len(steps), len(steps))
-        step, (run, table) = "the result", made
-        assert table.num_rows == len(labels), "nodes are missing"
-        assert run.metrics["valid"]["loss"] < 10, "it learned nothing"
+            step, (run, table) = "the result", made
+            assert table.num_rows == len(labels), "nodes are missing"
+            assert run.metrics["valid"]["loss"] < 10, "it learned nothing"
     except Exception as error:
         do = "mend what is named above first; if nothing is, this is a bug: report it with `largegt doctor --json`"
         what = f"the self-check failed at {step} ({type(error).__name__}: {first_line(error)})"
