@@ -164,6 +164,7 @@ def metrics(found: dict[str, Any]) -> list[Block]:
 
 def preparation(found: dict[str, Any], title: str) -> list[Block]:
     """What a preparation will take, stage by stage."""
+    from largegt.pages.markup import duration
     from largegt.runtime.memory import format_bytes
 
     rows = [
@@ -241,12 +242,6 @@ def note_training(store: Any, config: Any, out: Any) -> None:
 
 
 # values in words
-
-
-def duration(elapsed_s: float) -> str:
-    if elapsed_s < 90:
-        return f"{elapsed_s:.0f} s" if elapsed_s >= 1 else "under 1 s"
-    return f"{elapsed_s / 60:.0f} min" if elapsed_s < 5400 else f"{elapsed_s / 3600:.1f} h"
 
 
 def plain(value: Any) -> str:
