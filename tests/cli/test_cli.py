@@ -337,11 +337,6 @@ def test_the_config_of_a_run_is_a_recipe_for_another(lg: Cli, store: Path, run: 
     assert result.json["test"] == json.loads((run / "metrics.json").read_text())["test"]
 
 
-def test_a_budget_in_bare_seconds(lg: Cli, store: Path, tmp_path: Path) -> None:
-    result = lg("train", store, "--out", tmp_path / "r", *SET, "--epochs", 1, "--budget", 600, "--json")
-    assert result.code == 0, result.err
-
-
 def test_a_note_tells_which_setting_makes_a_new_preparation(lg: Cli, store: Path) -> None:
     lg("prepare", store, *SET)
     result = lg("prepare", store, *SET, "--set", "prepare.local_nodes.k=5")
@@ -435,17 +430,6 @@ def test_data_that_cannot_be_used(arrays: dict[str, Any], words: tuple[str, ...]
     assert left_in(tmp_path) == before
 
 
-def test_a_label_column_that_is_all_missing(lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
-    rows = (tmp_path / "nodes.csv").read_text()
-    for color in ("blue", "green", "red"):
-        rows = rows.replace(f'"{color}"', "")
-    (tmp_path / "nodes.csv").write_text(rows)
-    before = left_in(tmp_path)
-    refused(lg("ingest", "--edges", tables[0], "--nodes", tables[1], "--label", "color", "--out", tmp_path / "g"),
-            "color", "every label is missing")  # fmt: skip
-    assert left_in(tmp_path) == before
-
-
 def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
     arguments = ("ingest", "--edges", tables[0], "--nodes", tables[1], "--out", tmp_path / "g")
     assert lg(*arguments).code == 0
@@ -521,16 +505,6 @@ def test_a_store_of_a_newer_format(verb: str, lg: Cli, tmp_path: Path) -> None:
     assert left_in(tmp_path) == before
 
 
-def test_verify_finds_a_flipped_byte(lg: Cli, tmp_path: Path) -> None:
-    store = easy_store(tmp_path / "g")
-    file = store.folder.file("features")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    said = lg("inspect", store.path, "--verify")
-    assert (said.code, said.out) == (1, f"damaged: {file} does not match its checksum\n")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -553,25 +527,6 @@ def test_mistakes_with_a_run(words: tuple[str, ...], said: str, lg: Cli, run: Pa
 
 def test_a_page_in_a_new_folder(lg: Cli, run: Path, tmp_path: Path) -> None:
     assert lg("report", run, "--out", tmp_path / "new" / "p.html").code == 0
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_to(lg: Cli, store: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    refused(lg("train", store, "--out", tmp_path / "r", *SET), "cannot write")
-
-
-def test_a_full_disk_is_one_line(lg: Cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-
-    import torch
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    refused(lg("train", store, "--out", tmp_path / "r", *SET), "no space left")
-    assert not [name for name in left_in(tmp_path) if "partial" in name]
 
 
 def test_usage_mistakes_are_one_line_with_what_to_write(lg: Cli) -> None:
