@@ -46,24 +46,17 @@ _temporary: list[TemporaryDirectory[str]] = []
 
 
 def from_pyg(
-    data: Any,
-    out: PathLike | None = None,
-    config: IngestConfig | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    split_index: int = 0,
-    edge_weights: bool = True,
-    edge_features: bool = True,
-) -> GraphStore:
+    data: Any, out: PathLike | None = None, config: IngestConfig | None = None, overwrite: bool = False,
+    progress: Progress | None = None, **which: Any,
+) -> GraphStore:  # fmt: skip
     """A `Data` (edge_index, x, y, masks) as a store in the folder `out`; without one, in a temporary folder that is
     removed when the process ends. Self loops are left out and repeated edges are one. Of masks [N, s], column
-    `split_index` is taken. Its edge_weight and edge_attr, where it has them, are the weights and the features of its
-    edges, unless `edge_weights` or `edge_features` is False."""
+    `split_index=0` is taken. Its edge_weight and edge_attr, where it has them, are the weights and the features of its
+    edges, unless `edge_weights=False` or `edge_features=False`."""
     if out is None:
         _temporary.append(TemporaryDirectory(prefix="largegt-"))
         out = Path(_temporary[-1].name) / "graph"
-    source = sources.pyg(data, split_index=split_index, edge_weights=edge_weights, edge_features=edge_features)
-    return ingest(source, out, config, overwrite, progress)
+    return ingest(sources.pyg(data, **which), out, config, overwrite, progress)
 
 
 def to_pyg(store: GraphStore | PathLike) -> Any:

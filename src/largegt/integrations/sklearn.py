@@ -169,7 +169,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_is_fitted__(self) -> bool:
         return "_fitted" in vars(self)
 
-    # fit
+    # parts of fit
 
     def _samples(self, graph: GraphStore, X: Any, targets: Array, validation: Any) -> tuple[Array, Array, Array]:
         """(nodes, targets, which of them validate) of `fit` and of `validation` together."""
