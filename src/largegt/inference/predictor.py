@@ -258,11 +258,11 @@ class Predictor:
         waiting: list[Tensor] = []
         for part in self._segments():
             rows = np.asarray(self.rows[part.start : part.stop])
-            loaders, before = self.scorer.loaders(rows, self.draws), part.start - self.own.start
+            loaders, done = self.scorer.loaders(rows, self.draws), part.start - self.own.start
             for _, logits, _ in self.scorer.logits(loaders, rows):
                 waiting.append(logits)
-                before += len(logits)
-                self.show("predict", before, len(self.own))
+                done += len(logits)
+                self.show("predict", done, len(self.own))
                 if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
                     yield self.decide(torch.cat(waiting))
                     waiting = []
