@@ -9,6 +9,7 @@ import runpy
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -210,6 +211,7 @@ def test_nothing_is_left_behind(work: Path) -> None:
         (lambda: lg.pyg.loader(a_graph(), batch_size=0), "batch_size is 0"),
         (lambda: lg.pyg.loader(a_graph(CLASSES[:9])), "y has 9 entries"),
         (lambda: lg.pyg.loader(a_graph(None), k=4).model(), "has no y"),
+        (lambda: lg.pyg.loader(SimpleNamespace(edge_index=EDGES, num_nodes=150, y=["a"] * 150)), "expected classes"),
         (lambda: lg.pyg.token_batch(a_graph(), [0]), "LargeGTTransform"),
         (lambda: lg.pyg.model_for(a_graph(), 3), "LargeGTTransform"),
     ],
