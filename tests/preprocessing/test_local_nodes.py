@@ -13,7 +13,7 @@ from scipy.stats import kstest
 
 from largegt.errors import ConfigError, InputError
 from largegt.preprocessing.sampling import kernels, sampler
-from largegt.preprocessing.sampling.local_nodes import _both_ways, local_nodes
+from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood, num_paths, paths_from
 from oracles.statistics import independence_p, uniformity_p
@@ -211,7 +211,7 @@ def test_other_uses_of_the_same_seed_draw_other_numbers() -> None:
     others = np.array([[v for v in range(3 * (i // 3), 3 * (i // 3) + 3) if v != i] for i in range(3000)])
     second = (choice == others[:, 1]).astype(int)
     signs = np.empty((3000, 64), dtype=np.float32)
-    kernels.random_signs(0, 0, signs)
+    kernels.random_signs(np.arange(3000), 0, signs)
     assert min(independence_p(second, (signs[:, c] > 0).astype(int), 2) for c in range(64)) > 1e-6
 
 
@@ -269,7 +269,7 @@ def repeated(
     edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = sampler.ANY_WAY, hop1: int = -1
 ) -> np.ndarray:
     """[rounds, k - 1] samples of node i, one per epoch."""
-    csr = _both_ways(matrix(edges, num_nodes), direction)
+    csr = both_ways(matrix(edges, num_nodes), direction)
     nodes, rows = np.array([i]), np.empty((1, k), np.int32)
     drawn = np.empty((rounds, k - 1), np.int64)
     for epoch in range(rounds):
@@ -282,7 +282,7 @@ class Desk:
     """What the inner loops of one node need, laid out once."""
 
     def __init__(self, edges: Any, num_nodes: int, direction: Any, i: int, k: int) -> None:
-        self.csr = _both_ways(matrix(edges, num_nodes), direction)
+        self.csr = both_ways(matrix(edges, num_nodes), direction)
         self.i, self.start, self.stop = i, self.csr[0][i], self.csr[0][i + 1]
         self.state, self.row = np.zeros(1, np.uint64), np.empty(k - 1, np.int32)
         self.block_ends = np.zeros(sampler.PATH_BLOCKS, np.int64)

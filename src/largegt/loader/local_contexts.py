@@ -45,7 +45,7 @@ class LocalContexts:
         steps = half = None
         own = TrainingLabels.among(np.asarray(prepared.labels), is_train, task)
         if own.scale is not None:
-            steps = torch.from_numpy(own.rows(np.arange(len(is_train)), 2)).to(device)
+            steps = torch.from_numpy(own.rows(np.arange(len(is_train)), 3)[:, :2]).to(device)
             half = torch.from_numpy(own.scale.half).to(device)
         return cls(task, torch.from_numpy(is_train).to(device), steps, half)
 
