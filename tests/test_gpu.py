@@ -72,7 +72,7 @@ def test_every_table_gives_the_same_batches(
     from largegt.loader import table
 
     if place == "unpinned":
-        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+        monkeypatch.setattr(table, "pinned", lambda host, _: host)
     expected = list(lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct))
     where = "host" if place == "unpinned" else place
     batches = lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct, device="cuda", table=where)
@@ -86,7 +86,7 @@ def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: str, mo
     from largegt.loader import table
 
     if place == "unpinned":
-        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+        monkeypatch.setattr(table, "pinned", lambda host, _: host)
     where: table.Place = "host" if place == "unpinned" else place  # type: ignore[assignment]
     rows = torch.randint(len(prepared.token_nodes), (40, 12))
     for form in (table.TokenForm(torch.bfloat16, 64), table.TokenForm(torch.bfloat16, 4), table.TokenForm()):
@@ -148,17 +148,17 @@ def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, table: 
 
 
 def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
-    from largegt.loader.table import _pinned
+    from largegt.loader.pinned_gather import pinned
 
     host = torch.ones(1000, 3, 8)
-    view = _pinned(host, torch.device("cuda"))
+    view = pinned(host, torch.device("cuda"))
     assert view.is_cuda
     assert float(view.sum()) == host.numel()
     with pytest.warns(UserWarning, match="could not be pinned"):
-        assert _pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
+        assert pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
     assert float(torch.ones(5, device="cuda").sum()) == 5
     del view
-    assert _pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
+    assert pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
 
 
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
