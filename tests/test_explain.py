@@ -237,7 +237,7 @@ def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.
     way = one.inputs.map(torch.sub, one.baseline)
 
     def score(inputs: Inputs) -> float:
-        return float(one.score(one.model.logits(inputs, one.bias_dt)[None])[0])
+        return one.score_of(inputs)
 
     num_steps, small_bit = 60, 1e-4
     for name in ("tokens", "told", "weights", "around", "own"):

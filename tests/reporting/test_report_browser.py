@@ -107,8 +107,8 @@ def test_hovering_answers(page: Path, tmp_path: Path) -> None:
         return tip.hidden ? '' : tip.textContent;
       };
       const lines = document.querySelector('svg.chart[data-x]');
-      const cells = document.querySelector('svg.chart[data-cells]');
-      const dots = document.querySelector('svg.chart [data-tip]');
+      const cells = document.querySelector('svg.chart .heat');
+      const dots = document.querySelector('svg.chart [data-tip]:not(.heat)');
       const map = document.querySelector('svg.chart[data-map]'), group = map.querySelector('.points');
       const [x, y] = group.getAttribute('d').slice(1).split(' ').map(parseFloat);
       const there = new DOMPoint(x, y).matrixTransform(map.getScreenCTM());
