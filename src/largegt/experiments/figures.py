@@ -49,9 +49,17 @@ def save_figure(file: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
 
 def _draw(axes: Any, panel: Panel) -> None:
     for line in panel.lines:
-        axes.errorbar(line.xs, line.ys, line.errors or None, color=COLORS[line.style % NUM_COLORS], label=line.name,
-                      linestyle=("-", "--", ":")[line.style // NUM_COLORS % 3], marker="o" if line.markers else None,
-                      capsize=3)  # fmt: skip
+        axes.errorbar(
+            line.xs,
+            line.ys,
+            line.errors or None,
+            color=COLORS[line.style % NUM_COLORS],
+            label=line.name,
+            linestyle=("-", "--", ":")[line.style // NUM_COLORS % 3],
+            marker="o",
+            markersize=3,
+            capsize=3,
+        )
     for at, (_, dots) in enumerate(panel.rows):
         for dot in dots:
             if dot.value is not None:

@@ -148,8 +148,8 @@ def fig_k(experiment: Experiment) -> list[Path]:
     x, places = Axis("K, local nodes per node", names=tuple(map(str, found))), range(len(found))
     deviations = [stdev(of) if len(of) > 1 else 0.0 for of in values]
     lines = [
-        Line(f"test {metric}", places, [mean(of) for of in values], 0, deviations, markers=True),
-        Line("seconds of an epoch", places, seconds, 1, markers=True),
+        Line(f"test {metric}", places, [mean(of) for of in values], 0, deviations),
+        Line("seconds of an epoch", places, seconds, 1),
     ]
     file = experiment.out / "fig-k"
     return [*table.write(file), *save_figure(file, title, [Panel(x, Axis(line.name), [line]) for line in lines])]

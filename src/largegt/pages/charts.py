@@ -24,7 +24,7 @@ WIDTH = 460.0
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300.0, 50.0, 12.0, 28.0, 42.0
 _SIDE = 14.0
 _DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4")
-_MAX_POINTS = 150
+_MANY, _MAX_POINTS = 30, 150
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Line:
     errors: Sequence[float] = ()
     rings: Sequence[int] = ()
     """Points to mark by a ring."""
-    markers: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,16 +184,10 @@ def _row_chart(
 
 def confusion_chart(cells: Sequence[Sequence[int]], names: Sequence[str], title: str) -> Html:
     """Nodes by true class (row) and predicted class (column); the ink of a cell is its share of the row."""
-    left, top, num = 128.0, 26.0, len(names)
-    side = (WIDTH - left - _RIGHT) / num
-    bottom = top + side * num
+    left, top, right, num = 128.0, 26.0, WIDTH - _RIGHT, len(names)
+    side = (right - left) / num
     inks = [[value / max(1, sum(line)) for value in line] for line in cells]
-    tips = [
-        [f"true class: {true}\npredicted class: {said}\n{short(value)} nodes ({percent(ink)} of the row)"
-         for said, value, ink in zip(names, line, of_row, strict=True)]
-        for true, line, of_row in zip(names, cells, inks, strict=True)
-    ]  # fmt: skip
-    parts = _cells(inks, tips, left, top, side, side)
+    parts = _cells(cells, inks, ("true class", names), ("predicted class", names), (left, top, right, top + side * num))
     for i, name in enumerate(names):
         parts.append(_text(clipped(f"{i + 1} {name}", 15), left - 6, top + side * (i + 0.5) + 4, "end"))
         parts.append(_text(str(i + 1), left + side * (i + 0.5), top - 6, "mid"))
@@ -202,26 +195,22 @@ def confusion_chart(cells: Sequence[Sequence[int]], names: Sequence[str], title:
             if side >= 17 and ink >= 0.01:
                 place = left + side * (j + 0.5), top + side * (i + 0.5) + 3.5
                 parts.append(_text(f"{100 * ink:.0f}", *place, "in on" if ink > 5 / 9 else "in"))
-    parts.append(_text("predicted class", (left + WIDTH - _RIGHT) / 2, bottom + 18, "mid axis"))
+    parts.append(_text("predicted class", (left + right) / 2, top + side * num + 18, "mid axis"))
     parts.append(_text("true class", left - 6, top - 6, "end axis"))
-    return svg(title, bottom + 28.0, *parts)
+    return svg(title, top + side * num + 28.0, *parts)
 
 
 def density_chart(cells: Sequence[Sequence[int]], x: Axis, y: Axis, title: str) -> Html:
     """Nodes by two values of one range, the first row of cells at the bottom; the darker, the more nodes."""
-    left, top, num, tall = 62.0, 28.0, len(cells), 300.0
-    sx, sy = scale(x, [], left, WIDTH - _RIGHT, 0.0), scale(y, [], top + tall, top, 0.0)
-    edges = [sx.low + (sx.high - sx.low) * at / num for at in range(num + 1)]
+    left, top, right, bottom = 62.0, 28.0, WIDTH - _RIGHT, 328.0
+    sx, sy = scale(x, [], left, right, 0.0), scale(y, [], bottom, top, 0.0)
+    edges = [sx.low + (sx.high - sx.low) * at / len(cells) for at in range(len(cells) + 1)]
     bins = [" to ".join(short(float(f"{edge:.3g}")) for edge in pair) for pair in pairwise(edges)]
-    most = max(map(max, cells))
-    inks = [[math.sqrt(value / most) for value in line] for line in reversed(cells)]
-    tips = [
-        [f"{y.label}: {up}\n{x.label}: {along}\n{short(value)} nodes" for along, value in zip(bins, line, strict=True)]
-        for up, line in zip(reversed(bins), reversed(cells), strict=True)
-    ]
-    parts = _cells(inks, tips, left, top, (WIDTH - left - _RIGHT) / num, tall / num)
-    parts += [*_x_ticks(sx, x, top + tall), *_y_ticks(sy, y, left), _diagonal(sx, sy)]
-    return svg(title, top + tall + 40.0, *parts)
+    most, downwards = max(map(max, cells)), cells[::-1]
+    inks = [[math.sqrt(value / most) for value in line] for line in downwards]
+    parts = _cells(downwards, inks, (y.label, bins[::-1]), (x.label, bins), (left, top, right, bottom))
+    parts += [*_x_ticks(sx, x, bottom), *_y_ticks(sy, y, left), _diagonal(sx, sy)]
+    return svg(title, bottom + 40.0, *parts)
 
 
 def nothing(title: str) -> Html:
@@ -373,7 +362,7 @@ def _drawn(line: Line, sx: Scale, sy: Scale) -> Html:
         if error:
             low, high = sy(y - error), sy(y + error)
             bars += path("M", px, low, "V", high, "M", px - 4, low, "h", 8, "M", px - 4, high, "h", 8)
-    every = 1 if line.markers or len(places) <= 30 else math.ceil(len(places) / 12)
+    every = 1 if len(places) <= _MANY else math.ceil(len(places) / 12)
     marks = "".join(marker(line.style, *place, 3.2) for place in places[::every])
     rings = "".join(marker(0, *places[at], 7.0) for at in line.rings)
     parts += [tag("path", d=d, class_=kind) for d, kind in ((bars, "bar-of"), (marks, "mark"), (rings, "ring")) if d]
@@ -381,17 +370,21 @@ def _drawn(line: Line, sx: Scale, sy: Scale) -> Html:
 
 
 def _cells(
-    inks: Sequence[Sequence[float]], tips: Sequence[Sequence[str]], left: float, top: float, wide: float, tall: float
-) -> list[Html]:
-    """A frame and a cell for each ink above 0."""
-    right, bottom = left + wide * len(inks[0]), top + tall * len(inks)
+    cells: Sequence[Sequence[int]], inks: Sequence[Sequence[float]], rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]], place: tuple[float, float, float, float],
+) -> list[Html]:  # fmt: skip
+    """A frame and the cells that have nodes; rows and columns are (what they are, their names) for a hover."""
+    left, top, right, bottom = place
+    wide, tall = (right - left) / len(columns[1]), (bottom - top) / len(rows[1])
     parts = [tag("path", d=path("M", left, top, "H", right, "V", bottom, "H", left, "z"), class_="frame")]
-    for i, line in enumerate(inks):
-        for j, ink in enumerate(line):
-            if ink:
+    for i, (row, values) in enumerate(zip(rows[1], cells, strict=True)):
+        for j, (column, value) in enumerate(zip(columns[1], values, strict=True)):
+            if value:
                 d = path("M", left + wide * j, top + tall * i, "h", wide, "v", tall, "h", -wide, "z")
-                level = 0 if ink < 0.01 else min(9, math.ceil(ink * 9))
-                parts.append(tag("path", d=d, class_=f"heat h{level}", data_tip=tips[i][j]))
+                level = 0 if inks[i][j] < 0.01 else min(9, math.ceil(inks[i][j] * 9))
+                share = percent(value / sum(values))
+                tip = f"{rows[0]}: {row}\n{columns[0]}: {column}\n{value:,} nodes ({share} of the row)"
+                parts.append(tag("path", d=d, class_=f"heat h{level}", data_tip=tip))
     return parts
 
 

@@ -97,7 +97,7 @@ def _reliability(known: Known, task: str) -> Html:
     rows: list[list[Cell]] = []
     for look, found in known:
         bins = found["calibration"]["bins"]
-        lines.append(Line(look.name, [b[3] for b in bins], [b[4] for b in bins], look.style, markers=True))
+        lines.append(Line(look.name, [b[3] for b in bins], [b[4] for b in bins], look.style))
         rows += [[look.name, f"{b[0]:.2f}–{b[1]:.2f}", f"{b[2]:,}", number(b[3]), number(b[4])] for b in bins]
     errors = ", ".join(f"{look.name} {number(found['calibration']['ece'])}" for look, found in known)
     chart = line_chart(lines, Axis(x, low=0.0, high=1.0), Axis(y, low=0.0, high=1.0), title, diagonal=True)
@@ -114,7 +114,7 @@ def _by_bins(title: str, known: Known, key: str, what: str) -> Html:
     names = sorted(counts, key=_first)
     lines = [
         Line(look.name, [names.index(name) for name, _, _ in found[key]], [value for *_, value in found[key]],
-             look.style, markers=True)
+             look.style)
         for look, found in known
     ]  # fmt: skip
     aside = known[0][1]["no_neighbours"] if key == "by_homophily" else 0
@@ -170,8 +170,7 @@ def _confusion(look: Look, found: dict[str, Any]) -> Html:
 def _regression(known: Known) -> list[Html]:
     error = "mean absolute error"
     lines = [
-        Line(look.name, [part[1] for part in found["by_value"]], [part[3] for part in found["by_value"]], look.style,
-             markers=True)
+        Line(look.name, [part[1] for part in found["by_value"]], [part[3] for part in found["by_value"]], look.style)
         for look, found in known
     ]  # fmt: skip
     x, y = Axis("true value"), Axis(error, low=0.0)

@@ -174,7 +174,7 @@ def _k_of(dataset: Dataset) -> Html:
             found = [(group.k, *group.mean(of)) for group in family]
             known = [(k, mean, spread) for k, mean, spread in found if mean is not None]
             ks, means, spreads = zip(*known, strict=True) if known else ((), (), ())
-            lines.append(Line(name, ks, means, family[0].style, spreads, markers=True))
+            lines.append(Line(name, ks, means, family[0].style, spreads))
         if any(line.xs for line in lines):
             y = Axis(what, low=0.0 if what.startswith("epoch") else None)
             made.append(line_figure(f"{what.capitalize()} by K", lines, x, y))

@@ -259,5 +259,5 @@ def _marks(tuned: Tuned, places: Sequence[tuple[float, Trial]]) -> list[Line]:
     lines = []
     for x, trial in sorted(places, key=lambda one: one[1].number == best):
         style = _BEST if trial.number == best else _FINISHED if trial.state == "finished" else _PRUNED
-        lines.append(Line(f"trial {trial.number}", [x], [trial.score or 0.0], style, markers=True))
+        lines.append(Line(f"trial {trial.number}", [x], [trial.score or 0.0], style))
     return lines
