@@ -61,7 +61,7 @@ class _Stretch:
 
 
 class Attribution:
-    """One node's draws, ready to be asked. The score is that of logits [v, d, o]."""
+    """What carried one node's score, over its draws; the score is that of logits [v, d, o]."""
 
     def __init__(self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs) -> None:
         self.model, self.score, self.inputs, self.baseline = model, score, inputs, baseline
@@ -69,6 +69,7 @@ class Attribution:
         with torch.no_grad():
             self.logits_do = model.logits(inputs)
         self.full, self.base = self.score_of(inputs), self.score_of(baseline)
+        self.carried, self.gap = self.integrated()
 
     @torch.no_grad()
     def score_of(self, inputs: Inputs) -> float:

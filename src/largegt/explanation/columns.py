@@ -59,9 +59,9 @@ def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]
     return made
 
 
-def input_columns(found: Attribution, carried: Inputs, columns: list[TokenColumn]) -> list[InputColumn]:
+def input_columns(found: Attribution, columns: list[TokenColumn]) -> list[InputColumn]:
     """The columns that carried most, the strongest first."""
-    of_all_df, of_itself_df = _by_feature(carried)
+    of_all_df, of_itself_df = _by_feature(found.carried)
     of_all, of_itself = of_all_df.sum(axis=0), of_itself_df.sum(axis=0)
     made = [
         InputColumn(
@@ -122,8 +122,8 @@ def column_use(
         with torch.no_grad():
             target_n = head.probabilities(opened.logits(inputs)).argmax(dim=1)
         baseline = opened.nothing_known(inputs, mean_hf)
-        carried, _ = Attribution(opened, partial(_sum_of_scores, head, target_n), inputs, baseline).integrated()
-        of_all_nf, _ = _by_feature(carried)
+        found = Attribution(opened, partial(_sum_of_scores, head, target_n), inputs, baseline)
+        of_all_nf, _ = _by_feature(found.carried)
         totals += [np.abs(of_all_nf[:, one.span].sum(axis=1)).sum() for one in columns]
     means = totals / max(1, len(rows))
     order = np.argsort(-means, kind="stable")[:MOST_COLUMNS].tolist()

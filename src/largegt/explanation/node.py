@@ -34,7 +34,7 @@ from largegt.types import Array, PathLike
 from .attribution import Attribution, scores
 from .columns import input_columns, mean_token, token_columns
 from .explanation import MOST_DRAWN, Centroid, Explanation, LabelAround, LocalNode, Piece
-from .inputs import Inputs, OpenModel
+from .inputs import OpenModel
 
 MOST_CENTROIDS = 20
 
@@ -69,36 +69,34 @@ def explain(
     opened_model = OpenModel(model)
     inputs = opened_model.inputs(batch)
     with torch.no_grad():
-        probabilities = head.probabilities(head.average([row[None] for row in opened_model.logits(inputs)]))[0]
-    target = _target(store, label, probabilities)
-    baseline = opened_model.nothing_known(inputs, mean_token(prediction.loader))
+        chances = head.probabilities(head.average([row[None] for row in opened_model.logits(inputs)]))[0]
+    target = _target(store, label, chances)
     found = Attribution(
         opened_model, lambda logits: scores(head, logits, torch.full_like(logits[:, 0, 0], target, dtype=torch.long)),
-        inputs, baseline,
+        inputs, opened_model.nothing_known(inputs, mean_token(prediction.loader)),
     )  # fmt: skip
-    carried, gap = found.integrated()
     number = int(store.nodes_of([node])[0])
-    nodes = _local_nodes(store, prepared, found, carried, local_rows_dk, number)
-    is_value = head.task == "regression"
+    nodes = _local_nodes(store, prepared, found, local_rows_dk, number)
+    name_of_target = None if head.task == "regression" else store.class_name(target)
     return Explanation(
         run=str(opened.path),
         model=name,
         task=head.task,
         node=store.ids_of(np.array([number]))[0],
         label=store.label_of(number),
-        predicted=_predicted(store, probabilities),
-        explained="predicted value" if is_value else f"log-odds of {store.class_name(target)}",
-        target=None if is_value else store.class_name(target),
-        probability=None if is_value else float(probabilities[target]),
+        predicted=_predicted(store, chances),
+        explained="predicted value" if name_of_target is None else f"log-odds of {name_of_target}",
+        target=name_of_target,
+        probability=None if name_of_target is None else float(chances[target]),
         score=found.full,
         base_score=found.base,
-        gap=gap,
-        draws=len(local_rows_dk),
-        pieces=_pieces(found, carried, prepared.token_names),
-        columns=input_columns(found, carried, token_columns(store, prepared.config)),
+        gap=found.gap,
+        draws=found.num_draws,
+        pieces=_pieces(found, prepared.token_names),
+        columns=input_columns(found, token_columns(store, prepared.config)),
         local_nodes=nodes,
-        centroids=_centroids(found, carried, model, store),
-        labels_around=_labels_around(found, carried, store),
+        centroids=_centroids(found, model, store),
+        labels_around=_labels_around(found, store),
         edges=_edges(store, number, store.nodes_of([one.node for one in nodes[:MOST_DRAWN]])),
     )
 
@@ -149,9 +147,9 @@ def _predicted(store: GraphStore, probabilities: Tensor) -> Any:
 # what carried it -------------------------------------------------------------------------------------------------
 
 
-def _pieces(found: Attribution, carried: Inputs, names: list[str]) -> list[Piece]:
+def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
     """Kinds of inputs, the strongest first."""
-    every, h = slice(None), len(names)
+    carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
     if carried.tokens is not None and carried.tokens.shape[1] > h:
         kinds += [(f"{name} of local nodes", "tokens", slice(h + hop, None, h)) for hop, name in enumerate(names)]
@@ -173,9 +171,10 @@ def _pieces(found: Attribution, carried: Inputs, names: list[str]) -> list[Piece
 
 
 def _local_nodes(
-    store: GraphStore, prepared: Prepared, found: Attribution, carried: Inputs, local_rows_dk: Array, number: int
+    store: GraphStore, prepared: Prepared, found: Attribution, local_rows_dk: Array, number: int
 ) -> list[LocalNode]:
     """Every distinct local node of all draws, the strongest first; not the node itself."""
+    carried = found.carried
     if carried.tokens is None or local_rows_dk.shape[1] < 2:
         return []
     names, num_draws = prepared.token_names, len(local_rows_dk)
@@ -211,14 +210,14 @@ def _local_nodes(
     return sorted(made, key=lambda one: -abs(one.carried))
 
 
-def _centroids(found: Attribution, carried: Inputs, model: LargeGT, store: GraphStore) -> list[Centroid]:
+def _centroids(found: Attribution, model: LargeGT, store: GraphStore) -> list[Centroid]:
     """Those that carried most."""
-    if carried.weights is None or found.inputs.weights is None or found.baseline.weights is None:
+    if model.global_module is None:
         return []
-    assert model.global_module is not None
     codebook = model.global_module.codebook
-    carried_c = carried.weights.sum(dim=(0, 1)).cpu().numpy()
-    weight_c, size_c = (part.mean(dim=(0, 1)).cpu().numpy() for part in (found.inputs.weights, found.baseline.weights))
+    every = [one.weights for one in (found.carried, found.inputs, found.baseline) if one.weights is not None]
+    carried_c = every[0].sum(dim=(0, 1)).cpu().numpy()
+    weight_c, size_c = (part.mean(dim=(0, 1)).cpu().numpy() for part in every[1:])
     train = store.splits["train"] if store.task in ("multiclass", "binary") else np.empty(0, np.int64)
     centroid_n, label_n = codebook.assignment.cpu().numpy()[train], np.asarray(store.labels[train])
     made = []
@@ -238,12 +237,12 @@ def _centroids(found: Attribution, carried: Inputs, model: LargeGT, store: Graph
     return made
 
 
-def _labels_around(found: Attribution, carried: Inputs, store: GraphStore) -> list[LabelAround]:
-    if carried.around is None or found.inputs.around is None:
+def _labels_around(found: Attribution, store: GraphStore) -> list[LabelAround]:
+    if found.carried.around is None or found.inputs.around is None:
         return []
     columns = 1 + num_label_columns(store.task, store.num_outputs)
     names = [*(store.classes or ["their mean"]), None]
-    carried_hc = carried.around.sum(dim=0).view(-1, columns).tolist()
+    carried_hc = found.carried.around.sum(dim=0).view(-1, columns).tolist()
     share_hc = found.inputs.around[0].view(-1, columns).tolist()
     made = [
         LabelAround(hop, name, share, part)

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from largegt.errors import InputError
 from largegt.training.log import flatten
 from largegt.training.run import Run
 from largegt.types import PathLike
 
+T = TypeVar("T")
 K = "prepare.local_nodes.k"
 SMALLER_IS_BETTER = ("rmse", "mae", "loss")
 _NO_MATTER = (
@@ -101,14 +102,13 @@ class Dataset:
 
     def best_of_each_model(self) -> list[tuple[Group, Opened]]:
         """The run of each model that was best on validation (on test, where there was none)."""
-        best: dict[str, tuple[float, Group, Opened]] = {}
-        for group in self.groups:
-            for run in group.runs:
-                scores = [run.score(split, self.metric) for split in ("valid", "test")]
-                value = next((self.sign * score for score in scores if score is not None), -math.inf)
-                if group.model not in best or value > best[group.model][0]:
-                    best[group.model] = value, group, run
-        return [(group, run) for _, group, run in best.values()]
+
+        def score(pair: tuple[Group, Opened]) -> float:
+            scores = (pair[1].score(split, self.metric) for split in ("valid", "test"))
+            return next((self.sign * score for score in scores if score is not None), -math.inf)
+
+        pairs = [(group, run) for group in self.groups for run in group.runs]
+        return [max(of, key=score) for of in _by(pairs, lambda pair: pair[0].model).values()]
 
 
 def open_runs(paths: Iterable[PathLike]) -> list[Opened]:
@@ -126,9 +126,7 @@ def _short_name(path: Path, others: Iterable[Path]) -> str:
 
 def datasets_of(runs: Sequence[Opened]) -> list[Dataset]:
     """The runs by store, and there by what they have in common."""
-    stores: dict[tuple[str, str], list[Opened]] = {}
-    for run in runs:
-        stores.setdefault((str(run.metrics["dataset"]), run.run.store_fingerprint), []).append(run)
+    stores = _by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
     names = [name for name, _ in stores]
     styles: dict[str, int] = {}
     found = []
@@ -160,17 +158,13 @@ def differing(runs: Sequence[Opened], but: Sequence[str] = ()) -> list[str]:
 
 def sensitivity(dataset: Dataset) -> list[list[Group]]:
     """Groups that differ in K alone, by rising K; only where there are several K."""
-    families: dict[str, list[Group]] = {}
-    for group in dataset.groups:
-        families.setdefault(group.runs[0].key((*_NO_MATTER, K)), []).append(group)
+    families = _by(dataset.groups, lambda group: group.runs[0].key((*_NO_MATTER, K)))
     return [sorted(family, key=lambda one: one.k) for family in families.values() if len({g.k for g in family}) > 1]
 
 
 def _alike(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
     """Groups of runs that differ in nothing that matters, by a name of their own."""
-    by_key: dict[str, list[Opened]] = {}
-    for run in runs:
-        by_key.setdefault(run.key(_NO_MATTER), []).append(run)
+    by_key = _by(runs, lambda run: run.key(_NO_MATTER))
     named: dict[str, list[Opened]] = {}
     for alike in by_key.values():
         model, settings = alike[0].model, alike[0].settings
@@ -180,6 +174,14 @@ def _alike(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
         names = (label, *(f"{label} #{number}" for number in range(2, 2 + len(by_key))))
         named[next(name for name in names if name not in named)] = alike
     return named
+
+
+def _by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items with the same key together, in their order."""
+    found: dict[Any, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _plain(value: Any) -> str:

@@ -18,7 +18,7 @@ from largegt.config.schema import Config
 from largegt.io.atomic import write_text_atomically
 from largegt.pages.charts import Axis, Bar, Line, dot_key, legend, line_chart
 from largegt.pages.figures import bar_figure, figure, figures
-from largegt.pages.markup import NONE, Section, duration, mean_and_spread, number, percent, section, tag
+from largegt.pages.markup import NONE, Html, Section, duration, mean_and_spread, number, percent, section, tag
 from largegt.pages.tables import Cell, Table
 from largegt.pages.template import page_of, write_file
 from largegt.runtime.text import markdown, quoted
@@ -105,11 +105,8 @@ class Tuned:
 
     def final_in_words(self) -> str:
         """`valid accuracy 0.8090 ± 0.0011, test 0.8047 ± 0.0013`."""
-        return f"valid {self.metric} {self.final_score('valid')}, test {self.final_score('test')}"
-
-    def final_score(self, split: str) -> str:
-        scores = self.scores(split)
-        return mean_and_spread(fmean(scores), stdev(scores) if len(scores) > 1 else 0.0) if scores else NONE
+        valid, test = (_spread(self.scores(split)) for split in ("valid", "test"))
+        return f"valid {self.metric} {valid}, test {test}"
 
     def scores(self, split: str) -> list[float]:
         """Scores of the final runs."""
@@ -172,6 +169,10 @@ def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> Table:
     return Table("All trials", head, rows, left=2)
 
 
+def _spread(scores: list[float]) -> str:
+    return mean_and_spread(fmean(scores) if scores else None, stdev(scores) if len(scores) > 1 else 0.0)
+
+
 def _plain(value: float | str | None) -> str:
     """A value with four digits at most."""
     return f"{value:.4g}" if isinstance(value, float) else NONE if value is None else str(value)
@@ -194,7 +195,7 @@ def page(tuned: Tuned) -> str:
         (duration(sum(trial.elapsed_s for trial in tuned.trials)), "in all"),
     ]
     if tuned.final:
-        facts.append((tuned.final_score("test"), f"test {tuned.metric}, {len(tuned.final)} seeds"))
+        facts.append((_spread(tuned.scores("test")), f"test {tuned.metric}, {len(tuned.final)} seeds"))
     command = f"largegt train {quoted(tuned.store)} --recipe {quoted(tuned.recipe)} --out runs/best"
     chance = "Differences of a few thousandths may be chance: train the best settings with several seeds."
     sections = (
@@ -209,19 +210,14 @@ def page(tuned: Tuned) -> str:
 
 
 def _history(tuned: Tuned) -> Section:
-    scored = [trial for trial in tuned.trials if trial.score is not None]
     xs, ys = list[float](), list[float]()
-    for trial in scored:
-        if trial.state == "finished":
+    for trial in tuned.trials:
+        if trial.state == "finished" and trial.score is not None:
             xs.append(trial.number)
-            ys.append(tuned.sign * max(tuned.sign * value for value in (*ys[-1:], trial.score or 0.0)))
-    marks = _marks(tuned, [(trial.number, trial) for trial in scored])
-    title, x, y = f"Validation {tuned.metric} by trial", Axis("trial", whole=True), Axis(f"valid {tuned.metric}")
-    rows: list[list[Cell]] = [[trial.number, number(trial.score), trial.state] for trial in scored]
-    chart = line_chart([Line("best so far", xs, ys, _BEST), *marks], x, y, title)
-    made = figure(title, chart, Table(title, [x.label, y.label, "state"], rows))
-    key = legend((name, dot_key(style)) for name, style in _KEY)
-    return section("history", "Trial by trial", "The line is the best score so far.", key, figures([made]))
+            ys.append(tuned.sign * max(tuned.sign * value for value in (*ys[-1:], trial.score)))
+    x, best = Axis("trial", whole=True), Line("best so far", xs, ys, _BEST)
+    made = _figure(tuned, f"Validation {tuned.metric} by trial", x, lines=[best])
+    return section("history", "Trial by trial", "The line is the best score so far.", _key(), figures([made]))
 
 
 def _importances(tuned: Tuned) -> Section | None:
@@ -235,29 +231,29 @@ def _importances(tuned: Tuned) -> Section | None:
 
 def _by_setting(tuned: Tuned) -> Section:
     made = []
-    y = Axis(f"valid {tuned.metric}")
-    for name, of in tuned.space.axes.items():
-        here = [one for one in tuned.trials if one.score is not None and name in one.values]
-        if names := tuple(map(str, getattr(of, "choices", ()))):
-            x = Axis(_short(name), names=names)
-            places = [float(names.index(str(one.values[name]))) for one in here]
-        else:
-            bounds: Any = of
-            x = Axis(_short(name), bounds.log, type(bounds.low) is int, bounds.low, bounds.high)
-            places = [float(one.values[name]) for one in here]
-        chart = line_chart(_marks(tuned, list(zip(places, here, strict=True))), x, y, name)
-        rows: list[list[Cell]] = [[one.number, _plain(one.values[name]), number(one.score)] for one in here]
-        made.append(figure(name, chart, Table(name, ["trial", x.label, y.label], rows)))
+    for name, axis in tuned.space.axes.items():
+        of: Any = axis
+        x = Axis(_short(name), names=tuple(of.choices)) if hasattr(of, "choices") else Axis(
+            _short(name), of.log, isinstance(of.low, int), of.low, of.high
+        )  # fmt: skip
+        made.append(_figure(tuned, name, x, name))
     lead = "Each mark is a trial; the other settings vary too, so look for a trend, not for a mark."
-    key = legend((name, dot_key(style)) for name, style in _KEY)
-    return section("settings", "Trials over each setting", lead, key, figures(made))
+    return section("settings", "Trials over each setting", lead, _key(), figures(made))
 
 
-def _marks(tuned: Tuned, places: Sequence[tuple[float, Trial]]) -> list[Line]:
-    """A mark per trial, the best drawn last."""
-    best = tuned.best.number
-    lines = []
-    for x, trial in sorted(places, key=lambda one: one[1].number == best):
-        style = _BEST if trial.number == best else _FINISHED if trial.state == "finished" else _PRUNED
-        lines.append(Line(f"trial {trial.number}", [x], [trial.score or 0.0], style))
-    return lines
+def _figure(tuned: Tuned, title: str, x: Axis, name: str = "", lines: Sequence[Line] = ()) -> Html:
+    """A mark per trial over the values of a setting, or over its number; the best is drawn last."""
+    marks, rows, best = list(lines), list[list[Cell]](), tuned.best.number
+    for trial in sorted(tuned.trials, key=lambda one: one.number == best):
+        if trial.score is not None and (not name or name in trial.values):
+            value: Any = trial.values[name] if name else trial.number
+            style = _BEST if trial.number == best else _FINISHED if trial.state == "finished" else _PRUNED
+            place = float(x.names.index(value) if x.names else value)
+            marks.append(Line(f"trial {trial.number}", [place], [trial.score], style))
+            rows.append([f"trial {trial.number}", _plain(value), number(trial.score), trial.state])
+    y = Axis(f"valid {tuned.metric}")
+    return figure(title, line_chart(marks, x, y, title), Table(title, ["", x.label, y.label, "state"], rows))
+
+
+def _key() -> Html:
+    return legend((name, dot_key(style)) for name, style in _KEY)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -20,56 +20,42 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from largegt.config.schema import Config
 from largegt.errors import ConfigError
-from largegt.types import PathLike, Task
+from largegt.types import MODEL_NAMES, PathLike, Task
 
 Value = str | int | float
 
-_EVERY = {
-    "train.learning_rate": "1e-4..2e-2:log",
-    "train.weight_decay": "1e-5..1e-1:log",
-    "train.label_smoothing": "0,0.1,0.2",
-}
-_WIDTH = {"model.hidden": "64,128,256"}
-_LAYERS = {"model.num_layers": "1,2,3"}
-_BLOCKS = {"model.dropout": "0..0.6", "model.norm": "layer,batch,none"}
-_ENCODER = _LAYERS | {"model.encoder_ffn": "0,1,2,4", "model.encoder_dropout": "0..0.4"}
-_LOCAL = _ENCODER | {
-    "prepare.local_nodes.k": "16,32,50,100",
-    "prepare.local_nodes.hop1_share": "none,0.25,0.5,0.75,1",
-    "prepare.tokens.degrees": "false,true",
-    "prepare.tokens.standardize": "false,true,whole",
-    "train.resample": "never,epoch",
-    "model.label_contexts": "0,1,2",
-    "model.label_tokens": "false,true",
-    "model.label_surroundings": "false,true",
-    "model.distances": "false,true",
-    "model.input_dropout": "0..0.5",
-    "model.node_dropout": "0,0.1,0.3",
-}
-_CODEBOOK = {"model.codebook.centroids": "256,1024,4096"}
-_HOPS = {"prepare.tokens.hops": "1,2,3"}
-_INPUT = {"model.input_dropout": "0..0.5"}
-_FANOUTS = {"model.fanouts": "[10,5],[20,10],[30,20],[10,5,5],[15,10,5],[20,15,10]"}
-_MESSAGES = _WIDTH | _BLOCKS | _INPUT | _FANOUTS
-
-SPACES: dict[str, dict[str, str]] = {
-    "largegt-full": _EVERY | _WIDTH | _BLOCKS | _LOCAL | _CODEBOOK,
-    "largegt-local": _EVERY | _WIDTH | _BLOCKS | _LOCAL,
-    "largegt-global": _EVERY | _WIDTH | _BLOCKS | _CODEBOOK,
-    "mlp": _EVERY | _WIDTH | _BLOCKS | _LAYERS,
-    "sgc": _EVERY | _INPUT | _HOPS,
-    "sign": _EVERY | _WIDTH | _BLOCKS | _LAYERS | _HOPS,
-    "linkx": _EVERY | _WIDTH | _BLOCKS | _LAYERS,
-    "graphsage": _EVERY | _MESSAGES,
-    "gat": _EVERY | _MESSAGES,
-    "gt-sparse": _EVERY | _MESSAGES,
-    "nagphormer": _EVERY | _WIDTH | _ENCODER | _HOPS,
-    "goat-local": _EVERY | _WIDTH | _BLOCKS | _FANOUTS,
-    "goat-global": _EVERY | _WIDTH | _BLOCKS | _CODEBOOK,
-    "goat-full": _EVERY | _WIDTH | _BLOCKS | _FANOUTS | _CODEBOOK,
-}
+_LARGEGT = ("largegt-full", "largegt-local")
+_CODEBOOK = ("largegt-full", "largegt-global", "goat-global", "goat-full")
+_MESSAGES = ("graphsage", "gat", "gt-sparse")
+_BLOCKS = tuple(name for name in MODEL_NAMES if name not in ("sgc", "nagphormer"))
+_TABLE: tuple[tuple[str, str, Collection[str]], ...] = (
+    ("train.learning_rate", "1e-4..2e-2:log", MODEL_NAMES),
+    ("train.weight_decay", "1e-5..1e-1:log", MODEL_NAMES),
+    ("train.label_smoothing", "0,0.1,0.2", MODEL_NAMES),
+    ("model.hidden", "64,128,256", (*_BLOCKS, "nagphormer")),
+    ("model.dropout", "0..0.6", _BLOCKS),
+    ("model.norm", "layer,batch,none", _BLOCKS),
+    ("model.num_layers", "1,2,3", (*_LARGEGT, "nagphormer", "mlp", "sign", "linkx")),
+    ("model.encoder_ffn", "0,1,2,4", (*_LARGEGT, "nagphormer")),
+    ("model.encoder_dropout", "0..0.4", (*_LARGEGT, "nagphormer")),
+    ("prepare.local_nodes.k", "16,32,50,100", _LARGEGT),
+    ("prepare.local_nodes.hop1_share", "none,0.25,0.5,0.75,1", _LARGEGT),
+    ("prepare.tokens.degrees", "false,true", _LARGEGT),
+    ("prepare.tokens.standardize", "false,true,whole", _LARGEGT),
+    ("train.resample", "never,epoch", _LARGEGT),
+    ("model.label_contexts", "0,1,2", _LARGEGT),
+    ("model.label_tokens", "false,true", _LARGEGT),
+    ("model.label_surroundings", "false,true", _LARGEGT),
+    ("model.distances", "false,true", _LARGEGT),
+    ("model.node_dropout", "0,0.1,0.3", _LARGEGT),
+    ("model.input_dropout", "0..0.5", (*_LARGEGT, *_MESSAGES, "sgc")),
+    ("model.codebook.centroids", "256,1024,4096", _CODEBOOK),
+    ("prepare.tokens.hops", "1,2,3", ("sgc", "sign", "nagphormer")),
+    ("model.fanouts", "[10,5],[20,10],[30,20],[10,5,5],[15,10,5],[20,15,10]",
+     (*_MESSAGES, "goat-local", "goat-full")),
+)  # fmt: skip
+SPACES = {model: {name: text for name, text, models in _TABLE if model in models} for model in MODEL_NAMES}
 """What is searched when nothing is said: the settings that a model reads and that are worth a trial."""
-
 
 Number = IntDistribution | FloatDistribution
 

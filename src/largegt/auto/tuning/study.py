@@ -11,9 +11,9 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError, disk_errors, first_line
-from largegt.io.locks import Lock
+from largegt.io import locks
 
 from .output import Trial
 from .space import Space
@@ -41,7 +41,7 @@ _STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNIN
 def open_study(out: Path, space: Space, identity: dict[str, Any], sign: float) -> Iterator[Study]:
     """The study in `out`, new or gone on with. `identity` is what every trial has in common, and the seed: a folder of
     another tuning is refused."""
-    with disk_errors(out), Lock(out, "tuning into"), _quiet():
+    with disk_errors(out), locks.Lock(out, "tuning into"), _quiet():
         known = [item.name for item in out.iterdir()] if out.is_dir() else []
         if (out.exists() and not out.is_dir()) or (known and _FILE not in known):
             raise InputError(f"{out} exists and is not a tuning: choose another --out")
@@ -67,7 +67,8 @@ class Study:
     def __init__(self, out: Path, space: Space, identity: dict[str, Any], sign: float) -> None:
         """Queues the recipe's own settings in a new study; in an old one, what was running when it was killed."""
         self.space, self.sign, self.seed = space, sign, int(identity["seed"])
-        backend = JournalFileBackend(str(out / _FILE), lock_obj=_HeldAlready())  # type: ignore[arg-type]
+        # the folder's own lock keeps other processes out, and goes with its process
+        backend = JournalFileBackend(str(out / _FILE), lock_obj=Lock())  # type: ignore[arg-type]
         self.optuna = optuna.create_study(
             storage=JournalStorage(backend), study_name="largegt", load_if_exists=True,
             direction="maximize" if sign > 0 else "minimize",
@@ -155,24 +156,10 @@ class Study:
         )
 
 
-@dataclass(frozen=True)
-class _HeldAlready:
-    """The folder's own lock keeps others out, and goes with its process."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None: ...
-
-
 def _cut_torn_line(file: Path) -> None:
     """A kill or a power cut in the midst of a line: what was appended behind it could not be read."""
-    if not file.is_file():
-        return
-    with open(file, "rb+") as stream:
-        text = stream.read()
-        if text and not text.endswith(b"\n"):
-            stream.truncate(text.rfind(b"\n") + 1)
+    with suppress(FileNotFoundError), open(file, "rb+") as stream:
+        stream.truncate(stream.read().rfind(b"\n") + 1)
 
 
 @contextmanager
