@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from largegt.errors import FormatError, first_line
@@ -49,18 +50,21 @@ def _curves(out: Path) -> Section | None:
     if not (out / "fig-curves.csv").is_file():
         return None
     head, *rows = _read(out / "fig-curves.csv", numbers=3)
-    names = list(dict.fromkeys(row[0] for row in rows))
-    made = []
+    x, made = Axis("minutes of training", low=0.0), []
     for at in (2, 3):
-        lines = []
-        for style, name in enumerate(names):
-            points = [(float(row[1]), float(row[at])) for row in rows if row[0] == name]
-            lines.append(Line(name, [x for x, _ in points], [y for _, y in points], style))
-        x = Axis("minutes of training", low=0.0)
+        lines = curve_lines(rows, at)
         made.append(line_figure(f"{head[at]} by {x.label}", lines, x, Axis(head[at].lower())))
     lead = "Runs of their own, in which the test nodes were scored after every epoch, for this picture alone."
-    key = line_legend((name, style) for style, name in enumerate(names))
+    key = line_legend((line.name, line.style) for line in lines)
     return section("while-training", "Validation and test while training", lead, key, figures(made))
+
+
+def curve_lines(rows: Sequence[Sequence[str]], at: int) -> list[Line]:
+    """A line per model of the rows (model, minutes, values): of the values in column `at`."""
+    names = dict.fromkeys(row[0] for row in rows)
+    points = {name: [(float(row[1]), float(row[at])) for row in rows if row[0] == name] for name in names}
+    return [Line(name, [x for x, _ in of], [y for _, y in of], style)
+            for style, (name, of) in enumerate(points.items())]  # fmt: skip
 
 
 def _read(file: Path, numbers: int = 0) -> list[list[str]]:

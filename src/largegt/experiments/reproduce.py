@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean
 from typing import Any
 
 from largegt.errors import ConfigError, nearest
 from largegt.io.atomic import write_text_atomically
 from largegt.models.base import NodeModel
 from largegt.pages.charts import Axis, Dot, Line
+from largegt.pages.markup import mean_of, number
 from largegt.pages.tables import Cell, Ranked, Table, ranks
 from largegt.runtime.progress import Progress
 from largegt.training.accelerator import make_accelerator
@@ -29,7 +30,7 @@ from largegt.training.setup import make_loader
 from largegt.types import PathLike
 
 from .figures import Panel, save_figure
-from .page import page
+from .page import curve_lines, page
 from .paper import DATASETS, EPOCH_SECONDS, K_VALUES, ORIGINALS, OUR_MODELS, TEST_ACCURACY, TITLES
 from .plan import Experiment, recipe_of
 
@@ -79,7 +80,7 @@ def table_main(experiment: Experiment) -> list[Path]:
     """Table 2: test accuracy of every model, mean and deviation over the runs, the best three marked."""
     found = {model: experiment.seeds(model) for model in experiment.models}
     metric = _metric(next(iter(found.values())))
-    best = ranks([mean(_scores(runs, metric)) for runs in found.values()], -1 if metric == "rmse" else 1)
+    best = ranks([fmean(_scores(runs, metric)) for runs in found.values()], -1 if metric == "rmse" else 1)
     theirs = TEST_ACCURACY.get(experiment.dataset)
     rows: list[list[Cell]] = []
     for (model, runs), rank in zip(found.items(), best, strict=True):
@@ -136,20 +137,18 @@ def fig_epoch_time(experiment: Experiment) -> list[Path]:
 
 def fig_k(experiment: Experiment) -> list[Path]:
     """Figure 3: LargeGT-full with K from 20 to 200, score and seconds of an epoch."""
-    model, metric = "largegt-full", ""
+    model = "largegt-full"
     found = {k: experiment.seeds(model, extra=[f"prepare.local_nodes.k={k}"], label=f"k{k}") for k in K_VALUES}
     metric = _metric(found[K_VALUES[0]])
-    values = [_scores(runs, metric) for runs in found.values()]
-    seconds = [_epoch_s(runs) for runs in found.values()]
     title = f"{experiment.dataset}: {TITLES[model]} by K"
     rows = [[str(k), _spread(runs, metric), f"{_epoch_s(runs):.4g}"] for k, runs in found.items()]
     caption = f"{title}, {_made_of(experiment, chain(*found.values()))}."
     table = Table(caption, ["K", f"Test {metric}", "Seconds of an epoch"], rows)
     x, places = Axis("K, local nodes per node", names=tuple(map(str, found))), range(len(found))
-    deviations = [stdev(of) if len(of) > 1 else 0.0 for of in values]
+    means = [mean_of(_scores(runs, metric)) for runs in found.values()]
     lines = [
-        Line(f"test {metric}", places, [mean(of) for of in values], 0, deviations),
-        Line("seconds of an epoch", places, seconds, 1),
+        Line(f"test {metric}", places, [each or 0.0 for each, _ in means], 0, [spread for _, spread in means]),
+        Line("seconds of an epoch", places, [_epoch_s(runs) for runs in found.values()], 1),
     ]
     file = experiment.out / "fig-k"
     return [*table.write(file), *save_figure(file, title, [Panel(x, Axis(line.name), [line]) for line in lines])]
@@ -158,22 +157,18 @@ def fig_k(experiment: Experiment) -> list[Path]:
 def fig_curves(experiment: Experiment) -> list[Path]:
     """Figure 4: validation and test score over minutes of training. The test split is scored every epoch here, for the
     picture alone."""
-    rows: list[list[str]] = []
-    valid_lines, test_lines, metric = [], [], ""
-    for style, model in enumerate(experiment.models):
+    rows, metric = list[list[str]](), ""
+    for model in experiment.models:
         run, tested = _watched(experiment, model)
         metric = _metric([run])
-        known = [one for one in run.history if one["epoch"] in tested and metric in one["valid"]]
-        minutes = [one["elapsed_s"] / 60 for one in known]
-        valid, test = [one["valid"][metric] for one in known], [tested[one["epoch"]][metric] for one in known]
-        valid_lines.append(Line(_title(model), minutes, valid, style))
-        test_lines.append(Line(_title(model), minutes, test, style))
-        rows += [[_title(model), f"{m:.4f}", f"{v:.6f}", f"{t:.6f}"]
-                 for m, v, t in zip(minutes, valid, test, strict=True)]  # fmt: skip
-    head = ["Model", "Minutes", f"Valid {metric}", f"Test {metric}"]
+        rows += [
+            [_title(model), f"{one['elapsed_s'] / 60:.4f}", f"{one['valid'][metric]:.6f}", f"{test[metric]:.6f}"]
+            for one in run.history
+            if (test := tested.get(one["epoch"])) and metric in one["valid"]
+        ]
+    head, file = ["Model", "Minutes", f"Valid {metric}", f"Test {metric}"], experiment.out / "fig-curves"
     x = Axis("minutes of training", low=0.0)
-    panels = [Panel(x, Axis(f"validation {metric}"), valid_lines), Panel(x, Axis(f"test {metric}"), test_lines)]
-    file = experiment.out / "fig-curves"
+    panels = [Panel(x, Axis(head[at].lower()), curve_lines(rows, at)) for at in (2, 3)]
     table = Table(f"{experiment.dataset}: scores while training.", head, rows)
     return [*table.write(file), *save_figure(file, experiment.dataset, panels)]
 
@@ -232,8 +227,9 @@ def _metric(runs: Runs) -> str:
 def _spread(runs: Runs, metric: str, split: str = "test") -> str:
     """`79.81±0.25`; one value alone has no ±."""
     factor, digits = (1.0, 4) if metric == "rmse" else (100.0, 2)
-    values = [factor * score for score in _scores(runs, metric, split)]
-    return f"{mean(values):.{digits}f}" + (f"±{stdev(values):.{digits}f}" if len(values) > 1 else "")
+    scores = _scores(runs, metric, split)
+    mean, deviation = mean_of([factor * score for score in scores])
+    return number(mean, digits) + (f"±{number(deviation, digits)}" if len(scores) > 1 else "")
 
 
 def _title(model: str) -> str:
@@ -242,7 +238,7 @@ def _title(model: str) -> str:
 
 
 def _epoch_s(runs: Runs) -> float:
-    return mean(float(run.metrics["epoch_time_s"]) for run in runs)
+    return fmean(float(run.metrics["epoch_time_s"]) for run in runs)
 
 
 def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:

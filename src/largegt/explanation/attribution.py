@@ -87,20 +87,18 @@ class Attribution:
             middle = (worst.low + worst.high) / 2
             stretches += [self._stretch(worst.low, middle), self._stretch(middle, worst.high)]
             num_made += 2
-        carried = self.inputs.map(lambda _, *parts: torch.stack(parts).sum(dim=0), *(one.carried for one in stretches))
-        return carried, sum(one.gap for one in stretches)
+        return _sum([one.carried for one in stretches]), sum(one.gap for one in stretches)
 
     def _stretch(self, low: float, high: float) -> _Stretch:
         """A part of the way by the Gauss-Legendre rule. What it misses is known: the scores at both ends are."""
-        places, shares = np.polynomial.legendre.leggauss(_POINTS)
+        places, shares = (
+            torch.from_numpy(part).to(self.logits_do) for part in np.polynomial.legendre.leggauss(_POINTS)
+        )
         places, shares = low + (high - low) * (places + 1) / 2, (high - low) * shares / 2
         way = self.inputs.map(torch.sub, self.baseline)
-        total = way.map(torch.zeros_like)
         at_once = self._rows_at_once() // self.num_draws or 1
-        for start in range(0, _POINTS, at_once):
-            some = slice(start, start + at_once)
-            place_s, share_s = (torch.from_numpy(part[some]).to(self.logits_do) for part in (places, shares))
-            total = total.map(torch.add, self._slope(place_s, share_s, way))
+        some = zip(torch.split(places, at_once), torch.split(shares, at_once), strict=True)
+        total = _sum([self._slope(*each, way) for each in some])
         carried = total.map(torch.mul, way)
         ends = (self.baseline.map(lambda base, step, at=at: base + at * step, way) for at in (low, high))
         before, after = map(self.score_of, ends)
@@ -149,3 +147,7 @@ class Attribution:
         weights_dac[..., number] = 0.0
         left_da1 = weights_dac.sum(dim=2, keepdim=True)
         return self.without(weights=weights_dac / left_da1.clamp(min=torch.finfo(left_da1.dtype).tiny))
+
+
+def _sum(parts: list[Inputs]) -> Inputs:
+    return parts[0].map(lambda *each: torch.stack(each).sum(dim=0), *parts[1:])

@@ -7,9 +7,10 @@ not `Html` is escaped wherever it is put in, so a name can only be shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean, stdev
 
 from largegt.runtime.text import clipped as clipped
 from largegt.runtime.text import printable
@@ -77,6 +78,11 @@ def number(value: float | None, digits: int = 4) -> str:
 def mean_and_spread(mean: float | None, spread: float) -> str:
     """`0.8090 ± 0.0011`; one value alone has no ±."""
     return number(mean) + (f" ± {number(spread)}" if spread else "")
+
+
+def mean_of(values: Sequence[float]) -> tuple[float | None, float]:
+    """Mean, and standard deviation: 0 of one."""
+    return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
 
 
 def short(value: float | None) -> str:

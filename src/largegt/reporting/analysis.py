@@ -62,7 +62,9 @@ def analyse(
         known: dict[str, Any] = read_sealed(opened.path / FILE, "it is made again")
         if all(known.get(key) == value for key, value in identity.items()):
             return known
-    found: dict[str, Any] = json.loads(json.dumps(_rounded(_analysis(opened, max_nodes, progress, device))))
+    made = json.dumps(_analysis(opened, max_nodes, progress, device))
+    # six digits are enough to look at, and keep the file small
+    found = json.loads(made, parse_float=lambda text: float(f"{float(text):.6g}"), parse_constant=lambda _: None)
     with suppress(DiskError):  # a run folder that cannot be written to is analysed anew next time
         write_text_atomically(opened.path / FILE, sealed({**identity, **found}))
     return {**identity, **found}
@@ -198,14 +200,3 @@ def _columns(store: GraphStore, prepared: Prepared, scorer: Scorer, rows: Array)
 def _spread(rows: Array, most: int) -> Array:
     """At most so many of the rows, spread evenly."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64))]
-
-
-def _rounded(value: Any) -> Any:
-    """Six digits are enough to look at, and keep the file small."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    return value

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from largegt.errors import InputError
+from largegt.pages.markup import mean_of
 from largegt.training.log import flatten
 from largegt.training.run import Run
 from largegt.types import PathLike
@@ -77,8 +77,7 @@ class Group:
 
     def mean(self, of: Callable[[Opened], float | None]) -> tuple[float | None, float]:
         """Mean and standard deviation (0 of one) over the runs that have this number, a finite one."""
-        values = [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
-        return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
+        return mean_of([value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)])
 
     def score(self, split: str, metric: str) -> tuple[float | None, float]:
         return self.mean(lambda run: run.score(split, metric))

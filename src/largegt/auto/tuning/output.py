@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from largegt.config.describe import to_toml
@@ -18,7 +17,7 @@ from largegt.config.schema import Config
 from largegt.io.atomic import write_text_atomically
 from largegt.pages.charts import Axis, Bar, Line, dot_key, legend, line_chart
 from largegt.pages.figures import bar_figure, figure, figures
-from largegt.pages.markup import NONE, Html, Section, duration, mean_and_spread, number, percent, section, tag
+from largegt.pages.markup import NONE, Html, Section, duration, mean_and_spread, mean_of, number, percent, section, tag
 from largegt.pages.tables import Cell, Table
 from largegt.pages.template import page_of, write_file
 from largegt.runtime.text import markdown, quoted
@@ -105,7 +104,7 @@ class Tuned:
 
     def final_in_words(self) -> str:
         """`valid accuracy 0.8090 ± 0.0011, test 0.8047 ± 0.0013`."""
-        valid, test = (_spread(self.scores(split)) for split in ("valid", "test"))
+        valid, test = (mean_and_spread(*mean_of(self.scores(split))) for split in ("valid", "test"))
         return f"valid {self.metric} {valid}, test {test}"
 
     def scores(self, split: str) -> list[float]:
@@ -169,10 +168,6 @@ def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> Table:
     return Table("All trials", head, rows, left=2)
 
 
-def _spread(scores: list[float]) -> str:
-    return mean_and_spread(fmean(scores) if scores else None, stdev(scores) if len(scores) > 1 else 0.0)
-
-
 def _plain(value: float | str | None) -> str:
     """A value with four digits at most."""
     return f"{value:.4g}" if isinstance(value, float) else NONE if value is None else str(value)
@@ -195,7 +190,9 @@ def page(tuned: Tuned) -> str:
         (duration(sum(trial.elapsed_s for trial in tuned.trials)), "in all"),
     ]
     if tuned.final:
-        facts.append((_spread(tuned.scores("test")), f"test {tuned.metric}, {len(tuned.final)} seeds"))
+        facts.append(
+            (mean_and_spread(*mean_of(tuned.scores("test"))), f"test {tuned.metric}, {len(tuned.final)} seeds")
+        )
     command = f"largegt train {quoted(tuned.store)} --recipe {quoted(tuned.recipe)} --out runs/best"
     chance = "Differences of a few thousandths may be chance: train the best settings with several seeds."
     sections = (
