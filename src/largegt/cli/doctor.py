@@ -27,6 +27,7 @@ from largegt.runtime.progress import Progress, silent
 
 EXTRAS = {
     "tune": ("optuna", "largegt tune"),
+    "plots": ("matplotlib", "figures of largegt reproduce as PDF and PNG"),
     "sklearn": ("scikit-learn", "LargeGTClassifier, LargeGTRegressor"),
     "pyg": ("torch-geometric", "graphs from and to PyTorch Geometric"),
     "ray": ("ray", "--engine ray"),
@@ -37,7 +38,7 @@ EXTRAS = {
 """Of each extra, the package that it brings and what for."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
 _NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "typer", "rich", "safetensors", "xxhash",
-           "matplotlib", "tensorboard")  # fmt: skip
+           "tensorboard")  # fmt: skip
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CGROUP = Path("/sys/fs/cgroup")

@@ -141,16 +141,17 @@ def explain(
         label: The class or label to explain; else what is predicted.
         top: Rows of each table.
     """
-    from largegt.explanation.files import check_explanation_file, write_explanation
+    from largegt.explanation.explanation import SUFFIXES
     from largegt.explanation.node import explain as run_explain
+    from largegt.inference.writers import check_prediction_file
 
     if out is not None:
-        check_explanation_file(out, overwrite)
+        check_prediction_file(out, overwrite, "explanations", SUFFIXES)
     with show.progress() as progress:
         found = run_explain(run, node, label, device, progress, draws, memory)
     lines = found.text(top).rstrip("\n").split("\n")
     if out is not None:
-        write_explanation(found, out)
+        found.write(out)
         lines += ["", f"Written to {out}"]
     return Result(found.as_dict(), lines)
 

@@ -129,7 +129,8 @@ def reproduce(
 
     Example:  largegt reproduce all --dataset data/g --runs 2 --models graphsage,largegt-full --set train.epochs=10
 
-    Each is written as CSV, Markdown and LaTeX, figures also as SVG, PDF and PNG, and report.html shows all of them.
+    Each is written as CSV, Markdown and LaTeX, figures also as SVG (with matplotlib, pip install 'largegt\\[plots]', as
+    PDF and PNG too), and report.html shows all of them.
     What is finished is not trained again: the same command goes on where it stopped.
 
     Args:
