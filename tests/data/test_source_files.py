@@ -20,8 +20,8 @@ from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
 from largegt.data.tables import Table
-from largegt.data.workers import Threads
 from largegt.errors import InputError
+from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
 ENDS = (np.random.default_rng(0).random((2, 2000)) ** 2 * 300).astype(np.int64)

@@ -16,10 +16,10 @@ from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.workers import Threads
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.pipeline import prepare
+from largegt.runtime.workers import Threads
 from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means

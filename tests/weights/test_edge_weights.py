@@ -20,9 +20,9 @@ from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.kernels import SUM_BLOCK
 from largegt.data.store import GraphStore
-from largegt.data.workers import Threads
 from largegt.errors import FormatError, InputError
 from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.workers import Threads
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes
 

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from largegt.errors import InputError, nearest
 from largegt.runtime.memory import available_bytes, format_bytes
+from largegt.runtime.workers import written_aside
 from largegt.types import Array, PathLike
 
 from .files import (
@@ -54,7 +55,6 @@ from .files import (
 from .ids import CANONICAL
 from .limits import check_npz, check_parquet
 from .sql import connection, identifier, literal, lock, reading, streamed
-from .workers import written_aside
 
 BATCH_ROWS = 1 << 18
 MOST_COLUMNS = 20_000

@@ -33,11 +33,11 @@ from largegt.preprocessing.blocks import Finish, Neighbors, NeighborSums, block_
 from largegt.preprocessing.sampling import kernels
 from largegt.preprocessing.sampling.local_nodes import refuse_weights
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists
+from largegt.runtime.memory import format_bytes
+from largegt.runtime.progress import Progress
 from largegt.types import OPPOSITE, Array, Direction
 
 from .engine import FEWEST_NODES, Engine
-from .memory import format_bytes
-from .progress import Progress
 
 try:
     import ray
