@@ -13,9 +13,9 @@ models/largegt/attention.py, what is linear in the members waits until they are 
 
 so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory; no product per member.
 
-Global: models/largegt/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query is
-not normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block and
-the output layer.
+Global: models/largegt/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query
+is not normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block
+and the output layer.
 """
 
 from __future__ import annotations
