@@ -2,13 +2,12 @@
 
     python bench/column_kinds.py nodes.csv edges.csv --epochs 10 --seeds 2 --model largegt-local mlp --out DIR
 
-The kinds are those that `largegt ingest` infers; a column that it ignores is in no variant, and numbers on a log scale are
-there without it too. Every variant is a store of
-its own with the same labels and the same split, and is trained with seeds 0, 1, … of weights, order and local nodes.
-LargeGT has the recipe `plain` with K=8 and hidden 64, which a CPU trains in about a minute, unless `--recipe` names
-another; other models have their own recipe. `mlp` reads the features of a node alone, so that its scores are about the
-columns and not about the graph. `--set` is for every run. Scores are accuracy in % at the epoch that validation chose,
-mean ± deviation over the seeds.
+The kinds are those that `largegt ingest` infers; a column that it ignores is in no variant. Numbers on a log scale
+are there a second time as they are. Every variant is a store of its own with the same labels and the same split, and
+is trained with seeds 0, 1, … of weights, order and local nodes. LargeGT has the recipe `plain` with K=8 and hidden
+64, which a CPU trains in about a minute, unless `--recipe` names another; other models have their own recipe. `mlp`
+reads the features of a node alone, so that its scores are about the columns and not about the graph. `--set` is for
+every run. Scores are accuracy in % at the epoch that validation chose, mean ± deviation over the seeds.
 """
 
 from __future__ import annotations
