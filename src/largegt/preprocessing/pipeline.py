@@ -49,9 +49,6 @@ from .label_features import TrainingLabels, write_label_contexts, write_label_co
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
 
-_LEAST_KEPT = 0.2
-"""Where less than this share of the rows would be kept, all are made: that is simpler, and hardly slower."""
-
 Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
 
@@ -189,18 +186,15 @@ class _Preparation:
         self, writer: ArrayWriter, what: str, names: Sequence[str], before: Array | None, nodes: Array,
         make: Callable[[Array, ArrayWriter], None],
     ) -> None:  # fmt: skip
-        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, where
-        they are many, and the others are what `make(nodes, writer)` writes."""
-        if before is None or self.earlier is None:
-            make(nodes, writer)
-            return
-        num_kept = int((before >= 0).sum())
-        if num_kept and num_kept >= _LEAST_KEPT * len(nodes):
+        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, and
+        the others are what `make(nodes, writer)` writes."""
+        num_kept = 0 if before is None else int((before >= 0).sum())
+        if before is not None:
+            self.reused[what] = num_kept, len(nodes) - num_kept
+        if before is not None and num_kept and self.earlier is not None:
             merge(writer, names, before, self.earlier.rows, lambda which, scratch: make(nodes[which], scratch))
         else:
-            num_kept = 0
             make(nodes, writer)
-        self.reused[what] = num_kept, len(nodes) - num_kept
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
