@@ -313,11 +313,6 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
     making.keep_or_make(writer, "token rows", ("tokens",), before, nodes, make)
 
 
-def _write_positions(making: _Preparation, writer: ArrayWriter) -> None:
-    direction = making.config.local_nodes.direction
-    write_positions(writer, making.store, making.nodes, making.config.positions, direction, making.engine)
-
-
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     hops, own, nodes = making.config.labels.hops, making.training_labels, making.nodes
 
@@ -328,13 +323,17 @@ def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     making.keep_or_make(writer, "label contexts", ("label_contexts",), before, nodes, make)
 
 
-def _write_label_counts(making: _Preparation, writer: ArrayWriter) -> None:
-    write_label_counts(writer, making.store, making.token_nodes, making.engine, making.training_labels)
-
-
 Write = Callable[[_Preparation, ArrayWriter], None]
 WRITE: dict[str, Write] = {
-    "nodes": _write_nodes, "local_nodes": _write_local_nodes, "tokens": _write_tokens, "positions": _write_positions,
-    "label_contexts": _write_label_contexts, "label_counts": _write_label_counts,
-}  # fmt: skip
+    "nodes": _write_nodes,
+    "local_nodes": _write_local_nodes,
+    "tokens": _write_tokens,
+    "positions": lambda making, writer: write_positions(
+        writer, making.store, making.nodes, making.config.positions, making.config.local_nodes.direction, making.engine
+    ),
+    "label_contexts": _write_label_contexts,
+    "label_counts": lambda making, writer: write_label_counts(
+        writer, making.store, making.token_nodes, making.engine, making.training_labels
+    ),
+}
 """What fills the folder of each stage."""
