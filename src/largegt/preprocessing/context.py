@@ -29,7 +29,7 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
-from largegt.runtime.engine import Engine
+from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import rows_within
 from largegt.types import OPPOSITE, Array, Direction
 

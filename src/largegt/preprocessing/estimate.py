@@ -19,7 +19,7 @@ from largegt.config.schema import PrepareConfig
 from largegt.data.labels import num_label_columns
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
-from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.preprocessing.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import held_bytes, memory_budget, release_freed
 from largegt.runtime.threads import num_threads
 from largegt.types import Array, Direction

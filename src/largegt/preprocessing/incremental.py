@@ -28,7 +28,7 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
-from largegt.runtime.engine import Engine
+from largegt.preprocessing.engine import Engine
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors

@@ -25,7 +25,7 @@ from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter, ExistsError, remove_leftovers
 from largegt.io.atomic import refuse_links_out, require_space
-from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.preprocessing.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike

@@ -25,7 +25,7 @@ from largegt.data.pair_runs import offsets
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
-from largegt.runtime.engine import Engine
+from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import format_bytes
 from largegt.types import Array, Direction
 
