@@ -99,19 +99,27 @@ class _Walk:
         return f"scratch_context_{self.direction}_{hop}"
 
 
+@dataclass(frozen=True)
 class ContextFeatures:
     """Computes the token rows of `nodes` (sorted node numbers) of one store, with contexts along each direction."""
 
-    def __init__(
-        self, features: NodeFeatures, nodes: Array, shift: Array, gain: Array, directions: Sequence[Direction],
-        engine: Engine, weighted: bool = False, edge_features: bool = False,
-    ) -> None:  # fmt: skip
-        """`shift` and `gain` [d] are of the features, and behind them of the means of edge features where contexts have
-        these."""
-        self.features, self.nodes, self.shift, self.gain = features, nodes, shift, gain
-        self.directions, self.engine, self.weighted = directions, engine, weighted
-        self.edge_width = features.store.num_edge_features if edge_features else 0
-        self.width = features.width + self.edge_width
+    features: NodeFeatures
+    nodes: Array
+    shift: Array
+    """[d] of the features, and behind them of the means of edge features where contexts have these; so is `gain`."""
+    gain: Array
+    directions: Sequence[Direction]
+    engine: Engine
+    weighted: bool = False
+    edge_features: bool = False
+
+    @property
+    def edge_width(self) -> int:
+        return self.features.store.num_edge_features if self.edge_features else 0
+
+    @property
+    def width(self) -> int:
+        return self.features.width + self.edge_width
 
     def write(self, writer: ArrayWriter, dtype: str, hops: int = 2) -> None:
         """Grow `tokens` [t, 1 + hops·directions, d] in the writer's folder, from where an earlier run stopped."""

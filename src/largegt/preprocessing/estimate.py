@@ -157,13 +157,18 @@ class _Stages:
     held: int
     """What the process holds now."""
 
+    def _stage(
+        self, name: str, kept: int, scratch: int = 0, memory: int = 0, work_s: float = 0.0, read: int = 0
+    ) -> StageEstimate:  # fmt: skip
+        """A stage that leaves and needs so many bytes, beside what the process holds, and reads so many."""
+        elapsed_s = work_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
+        return StageEstimate(name, kept, scratch, self.held + memory, elapsed_s)
+
     def _blocks(self, rows: int, width: int, aside: int = 0) -> tuple[int, int]:
         """(bytes held, times that the sources are read) while so many rows are summed."""
         num_nodes = self.store.num_nodes
         at_once, sources = plan(rows, num_nodes, width, self.engine.room(aside))
-        return self.held + aside + block_bytes(at_once, sources, width), -(
-            -rows // at_once
-        ) if sources < num_nodes else 1
+        return aside + block_bytes(at_once, sources, width), -(-rows // at_once) if sources < num_nodes else 1
 
     def _sum_s(self, num_rows: int, direction: Direction, width: int) -> float:
         """Seconds to sum the neighbours of so many nodes, rows of this width."""
@@ -177,10 +182,9 @@ class _Stages:
     def local_nodes(self, draw_s: float) -> StageEstimate:
         k, item = self.config.local_nodes.k, np.dtype(index_dtype(self.store.num_nodes)).itemsize
         sampled = self.num_rows * k * item
-        scratch = sampled if k > 1 else 0
         kept = sampled + self.num_rows * -(-k // 8) + self.token_rows * item
-        memory = self.held + self._node_bytes[0] + 2 * min(self.num_rows, SEGMENT_NODES) * k * item
-        return StageEstimate("local nodes", kept, scratch, memory, draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S)
+        memory = self._node_bytes[0] + 2 * min(self.num_rows, SEGMENT_NODES) * k * item
+        return self._stage("local nodes", kept, sampled if k > 1 else 0, memory, draw_s)
 
     def tokens(self) -> StageEstimate:
         store, tokens, directions = self.store, self.config.tokens, directions_of(self.config)
@@ -189,58 +193,53 @@ class _Stages:
         kept = self.token_rows * (1 + hops * len(directions)) * width * np.dtype(tokens.dtype).itemsize
         stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
         read = (stored if tokens.standardize else 0) + stored
-        memory, scratch, sum_s = self.held + self._node_bytes[1], 0, 0.0
+        memory, scratch, sum_s = self._node_bytes[1], 0, 0.0
         for direction in directions if hops else ():
             growth = 1 + len(store.csr(direction)[1]) / num_nodes
             rows_of_hop = [self.token_rows]
             for _ in range(hops - 1):
                 rows_of_hop.insert(0, int(min(num_nodes, rows_of_hop[0] * growth)))
             scratch += 4 * width * sum(rows_of_hop[:-1] if direction == directions[-1] else rows_of_hop)
-            for rows, source_bytes in zip(
-                rows_of_hop, [stored, *(4 * rows * width for rows in rows_of_hop)], strict=False
-            ):
+            source_bytes = stored
+            for rows in rows_of_hop:
                 held, times = self._blocks(rows, width, self._node_bytes[1])
                 read += times * source_bytes
-                memory = max(memory, held)
+                memory, source_bytes = max(memory, held), 4 * rows * width
             sum_s += self._sum_s(sum(rows_of_hop), direction, width)
-        elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
-        return StageEstimate("context features", kept, scratch, memory, elapsed_s)
+        return self._stage("context features", kept, scratch, memory, sum_s, read)
 
     def positions(self) -> StageEstimate:
-        settings, num_nodes, threads = self.config.positions, self.store.num_nodes, num_threads(self.engine.threads)
+        settings, num_nodes = self.config.positions, self.store.num_nodes
         kept, name = 4 * self.num_rows * settings.dim, f"positions, {settings.method}"
         if settings.method == "none":
-            return StageEstimate("positions", 0, 0, self.held, 0.0)
+            return self._stage("positions", 0)
         if settings.method == "node2vec":
             work = settings.walks_per_node * settings.walk_length * settings.context * settings.dim
-            elapsed_s = num_nodes * work * (1 + settings.negatives) * settings.epochs * _NODE2VEC_CORE_S / threads
-            return StageEstimate(name, kept, 0, self.held + node2vec_bytes(num_nodes, settings), elapsed_s)
+            work *= num_nodes * (1 + settings.negatives) * settings.epochs
+            work_s = work * _NODE2VEC_CORE_S / num_threads(self.engine.threads)
+            return self._stage(name, kept, 0, node2vec_bytes(num_nodes, settings), work_s)
         if settings.method == "laplacian":
             step_s = len(self.store.csr("both")[1]) * _LANCZOS_EDGE_S
             step_s += num_nodes * num_lanczos_vectors(settings.dim) * _LANCZOS_NODE_S
-            memory = self.held + laplacian_bytes(self.store, settings.dim)
-            return StageEstimate(name, kept, 0, memory, STEPS_PER_VECTOR * settings.dim * step_s)
-        scratch = (len(settings.projection_weights) - 1) * 4 * num_nodes * settings.dim
+            memory = laplacian_bytes(self.store, settings.dim)
+            return self._stage(name, kept, 0, memory, STEPS_PER_VECTOR * settings.dim * step_s)
+        others = (len(settings.projection_weights) - 1) * num_nodes
         memory, times = self._blocks(num_nodes, settings.dim)
-        num_sums = (len(settings.projection_weights) - 1) * num_nodes + self.num_rows
-        elapsed_s = self._sum_s(num_sums, self.config.local_nodes.direction, settings.dim)
-        elapsed_s += scratch * (times / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
-        return StageEstimate(name, kept, scratch, memory, elapsed_s)
+        sum_s = self._sum_s(others + self.num_rows, self.config.local_nodes.direction, settings.dim)
+        scratch = 4 * others * settings.dim
+        return self._stage(name, kept, scratch, memory, sum_s, times * scratch)
 
     def labels(self) -> list[StageEstimate]:
         store, hops, found = self.store, self.config.labels.hops, []
         width, aside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
         dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
+        row_bytes = dtype.itemsize * (width + 1)
         if hops:
             kept = 2 * self.num_rows * hops * (num_label_columns(store.task, store.num_outputs) + 1)
-            counts = dtype.itemsize * store.num_nodes * (width + 1)
-            elapsed_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
-            elapsed_s += counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
-            memory = self._blocks(store.num_nodes, width, aside)[0]
-            found.append(StageEstimate("label contexts", kept, counts, memory, elapsed_s))
+            counts, memory = row_bytes * store.num_nodes, self._blocks(store.num_nodes, width, aside)[0]
+            sum_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
+            found.append(self._stage("label contexts", kept, counts, memory, sum_s, counts))
         if self.config.labels.local:
-            kept = dtype.itemsize * self.token_rows * (width + 1)
-            elapsed_s = self._sum_s(self.token_rows, "both", width) + kept / _WRITE_BYTES_PER_S
-            memory = self._blocks(self.token_rows, width, aside)[0]
-            found.append(StageEstimate("label surroundings", kept, 0, memory, elapsed_s))
+            memory, sum_s = self._blocks(self.token_rows, width, aside)[0], self._sum_s(self.token_rows, "both", width)
+            found.append(self._stage("label surroundings", row_bytes * self.token_rows, 0, memory, sum_s))
         return found

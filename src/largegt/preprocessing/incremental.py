@@ -96,11 +96,12 @@ class Earlier:
         """`own` are the labels to count, those of the version `then` or of the store's own."""
         ours, theirs = then or State.of(self.store), self.prepared.as_of or self.state
         if theirs != ours:
+            if any(labels_updated_since(self.store, version) for version in (theirs, ours)):
+                return None
             counted = TrainingLabels.of(self.store, theirs)
             before, now = (each.is_train[: self.state.num_nodes] for each in (counted, own))
             scales = [each.scale and (each.scale.mean, each.scale.std) for each in (counted, own)]
-            updated = any(labels_updated_since(self.store, version) for version in (theirs, ours))
-            if updated or scales[0] != scales[1] or not np.array_equal(before, now):
+            if scales[0] != scales[1] or not np.array_equal(before, now):
                 return None
         before = self.prepared.rows_of(nodes)
         before[self.changed(("both",), hops - 1)[nodes]] = -1

@@ -49,9 +49,6 @@ from .label_features import TrainingLabels, write_label_contexts, write_label_co
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
 
-_LEAST_KEPT = 0.2
-"""Where less than this share of the rows would be kept, all are made: that is simpler, and hardly slower."""
-
 Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
 
@@ -189,18 +186,15 @@ class _Preparation:
         self, writer: ArrayWriter, what: str, names: Sequence[str], before: Array | None, nodes: Array,
         make: Callable[[Array, ArrayWriter], None],
     ) -> None:  # fmt: skip
-        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, where
-        they are many, and the others are what `make(nodes, writer)` writes."""
-        if before is None or self.earlier is None:
-            make(nodes, writer)
-            return
-        num_kept = int((before >= 0).sum())
-        if num_kept and num_kept >= _LEAST_KEPT * len(nodes):
+        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, and
+        the others are what `make(nodes, writer)` writes."""
+        num_kept = 0 if before is None else int((before >= 0).sum())
+        if before is not None:
+            self.reused[what] = num_kept, len(nodes) - num_kept
+        if before is not None and num_kept and self.earlier is not None:
             merge(writer, names, before, self.earlier.rows, lambda which, scratch: make(nodes[which], scratch))
         else:
-            num_kept = 0
             make(nodes, writer)
-        self.reused[what] = num_kept, len(nodes) - num_kept
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
@@ -319,11 +313,6 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
     making.keep_or_make(writer, "token rows", ("tokens",), before, nodes, make)
 
 
-def _write_positions(making: _Preparation, writer: ArrayWriter) -> None:
-    direction = making.config.local_nodes.direction
-    write_positions(writer, making.store, making.nodes, making.config.positions, direction, making.engine)
-
-
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     hops, own, nodes = making.config.labels.hops, making.training_labels, making.nodes
 
@@ -334,13 +323,17 @@ def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
     making.keep_or_make(writer, "label contexts", ("label_contexts",), before, nodes, make)
 
 
-def _write_label_counts(making: _Preparation, writer: ArrayWriter) -> None:
-    write_label_counts(writer, making.store, making.token_nodes, making.engine, making.training_labels)
-
-
 Write = Callable[[_Preparation, ArrayWriter], None]
 WRITE: dict[str, Write] = {
-    "nodes": _write_nodes, "local_nodes": _write_local_nodes, "tokens": _write_tokens, "positions": _write_positions,
-    "label_contexts": _write_label_contexts, "label_counts": _write_label_counts,
-}  # fmt: skip
+    "nodes": _write_nodes,
+    "local_nodes": _write_local_nodes,
+    "tokens": _write_tokens,
+    "positions": lambda making, writer: write_positions(
+        writer, making.store, making.nodes, making.config.positions, making.config.local_nodes.direction, making.engine
+    ),
+    "label_contexts": _write_label_contexts,
+    "label_counts": lambda making, writer: write_label_counts(
+        writer, making.store, making.token_nodes, making.engine, making.training_labels
+    ),
+}
 """What fills the folder of each stage."""

@@ -13,6 +13,7 @@ A list is sorted, without duplicates and without the node itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,10 @@ from . import kernels
 
 if TYPE_CHECKING:
     from largegt.data.store import GraphStore
+
+
+_ENTRIES_AT_ONCE = 1 << 22
+"""Entries of lists that are looked through together, or those of one node."""
 
 
 class NeighborLists(ABC):
@@ -54,7 +59,11 @@ class NeighborLists(ABC):
     def has(self, nodes: Array, others: Array) -> Array:
         """Boolean: whether others[n] is in the list of nodes[n]; nodes in any order and more than once."""
         distinct, row = np.unique(nodes, return_inverse=True)
-        return np.asarray(kernels.in_rows(*self.neighbors(distinct), row, np.asarray(others, dtype=np.int64)))
+        others, found = np.asarray(others, dtype=np.int64), np.zeros(len(nodes), dtype=np.bool_)
+        for first, last in portions(self.degrees(distinct), _ENTRIES_AT_ONCE):
+            some = np.flatnonzero((row >= first) & (row < last))
+            found[some] = kernels.in_rows(*self.neighbors(distinct[first:last]), row[some] - first, others[some])
+        return found
 
 
 class MappedCSR(NeighborLists):
@@ -94,6 +103,17 @@ class MappedCSR(NeighborLists):
 
     def _rows(self, nodes: Array) -> Array:
         return np.asarray(nodes, dtype=np.int64) - self.first
+
+
+def portions(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
+    """Ranges that follow each other, each of no more than `limit` in sum, or of one member."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        before = ends[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield first, last
+        first = last
 
 
 def index_type(num_nodes: int) -> np.dtype[Any]:

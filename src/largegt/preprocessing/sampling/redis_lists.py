@@ -1,12 +1,12 @@
 """Neighbour lists in Redis: a graph in a key-value store, one key per node.
 
 Enters: a store, once, by `load_lists`. Leaves: `RedisLists`, which LocalNodes reads like any other lists. Cost: a
-request goes out as one pipeline of commands for some thousand nodes each; the server holds 4 bytes per neighbour and
-some 90 per key.
+request goes out as one pipeline of commands, one for some thousand lists, or for each degree and each place of a list;
+the server holds 4 bytes per neighbour and some 90 per key. Its limit: whether an edge is there is seen in the whole
+list of its node, so that lists of hubs travel, one after the other.
 
 Under the prefix of the URL (`redis://host:port/PREFIX`): `PREFIX:both:17` is the list of node 17 as int32 (int64 for
-graphs that need it), and `PREFIX:meta` says of which graph they are; it is written last. Degrees, single places and
-single edges are answered by scripts within the server, so that long lists stay there.
+graphs that need it), and `PREFIX:meta` says of which graph they are; it is written last.
 
 A connection that drops is tried again with growing pauses: all requests are reads, so nothing is done twice. A login
 that the server refuses is not tried again.
@@ -31,8 +31,7 @@ from largegt.io.urls import redacted
 from largegt.runtime.progress import Progress, silent
 from largegt.types import OPPOSITE, Array, Direction
 
-from .neighbor_lists import NeighborLists, index_type
-from .remote import portions
+from .neighbor_lists import NeighborLists, index_type, portions
 
 Result = TypeVar("Result")
 Login = tuple[str | None, str | None]
@@ -42,52 +41,6 @@ _KEYS_PER_COMMAND = 1 << 12
 _LOAD_BYTES = 1 << 22
 _TRIES = 8
 _FIRST_PAUSE_S = 0.05
-
-# In each, ARGV[1] is what keys begin with, ARGV[2] the nodes, ARGV[3] bytes per entry, ARGV[4] places or nodes; numbers
-# come and go as one string of int64.
-_HEAD = """
-local head, nodes, size, more = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local out = {}
-for at = 1, #nodes, 8 do
-  local key = head .. string.format('%.0f', struct.unpack('<i8', nodes, at))
-"""
-_DEGREES = (
-    _HEAD
-    + """
-  local length = redis.call('STRLEN', key)
-  if length == 0 and redis.call('EXISTS', key) == 0 then length = -size end
-  out[#out + 1] = struct.pack('<i8', length / size)
-end
-return table.concat(out)
-"""
-)
-_AT = (
-    _HEAD
-    + """
-  local place = struct.unpack('<i8', more, at) * size
-  out[#out + 1] = redis.call('GETRANGE', key, string.format('%.0f', place), string.format('%.0f', place + size - 1))
-end
-return table.concat(out)
-"""
-)
-_HAS = (
-    _HEAD
-    + """
-  local wanted = struct.unpack('<i8', more, at)
-  local low, high, found = 0, redis.call('STRLEN', key) / size, '\\0'
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    local place = middle * size
-    local piece = redis.call('GETRANGE', key, string.format('%.0f', place), string.format('%.0f', place + size - 1))
-    local value = struct.unpack('<i' .. size, piece)
-    if value == wanted then found = '\\1' break end
-    if value < wanted then low = middle + 1 else high = middle end
-  end
-  out[#out + 1] = found
-end
-return table.concat(out)
-"""
-)
 
 
 class RedisLists(NeighborLists):
@@ -99,7 +52,7 @@ class RedisLists(NeighborLists):
         url, own = split_login(url)
         self.url, self.direction, self._login = url, direction, login or own
         self._client, prefix = _connect(url, self._login)
-        text = self._ask(lambda: self._client.get(f"{prefix}:meta"))
+        text = _tried_again(lambda: self._client.get(f"{prefix}:meta"), url)
         if text is None:
             raise InputError(f"{url} holds no graph: put one there with: largegt redis-load STORE {url}")
         meta = json.loads(text)
@@ -129,39 +82,34 @@ class RedisLists(NeighborLists):
         return self._reverse
 
     def neighbors(self, nodes: Array) -> tuple[Array, Array]:
-        keys = [f"{self._head}{node}" for node in nodes.tolist()]
-        found: list[bytes | None] = []
-        for part in self._pipelined([["MGET", *some] for some in _cut(keys)]):
-            found += part
-        for node, value in zip(nodes.tolist(), found, strict=True):
-            if value is None:
-                raise self._missing(node)
-        lists = [value for value in found if value is not None]
+        keys = self._keys(nodes)
+        cuts = range(0, len(keys), _KEYS_PER_COMMAND)
+        answers = self._pipelined([("MGET", *keys[low : low + _KEYS_PER_COMMAND]) for low in cuts])
+        lists = [value for answer in answers for value in answer]
+        self._check(nodes, [value is not None for value in lists])
         indptr = np.append(0, np.cumsum([len(value) // self._type.itemsize for value in lists], dtype=np.int64))
         return indptr, np.frombuffer(b"".join(lists), dtype=self._type)
 
     def degrees(self, nodes: Array) -> Array:
-        found = np.frombuffer(self._script(_DEGREES, nodes), dtype=np.int64)
-        if (found < 0).any():
-            raise self._missing(int(nodes[int(np.argmax(found < 0))]))
-        return found
+        keys = self._keys(nodes)
+        lengths = np.array(self._pipelined([("STRLEN", key) for key in keys]), dtype=np.int64)
+        empty = np.flatnonzero(lengths == 0)
+        self._check(nodes[empty], self._pipelined([("EXISTS", keys[n]) for n in empty]))
+        return lengths // self._type.itemsize
 
     def at(self, nodes: Array, places: Array) -> Array:
-        found = np.frombuffer(self._script(_AT, nodes, places), dtype=self._type)
+        size = self._type.itemsize
+        starts = (np.asarray(places) * size).tolist()
+        commands = [("GETRANGE", key, low, low + size - 1) for key, low in zip(self._keys(nodes), starts, strict=True)]
+        found = np.frombuffer(b"".join(self._pipelined(commands)), dtype=self._type)
         if len(found) != len(nodes):
             raise InputError(f"{self.url} changed while it was read: load the graph again, then run the same command")
         return found
 
-    def has(self, nodes: Array, others: Array) -> Array:
-        return np.frombuffer(self._script(_HAS, nodes, others), dtype=np.bool_)
+    def _keys(self, nodes: Array) -> list[str]:
+        return [f"{self._head}{node}" for node in np.asarray(nodes).tolist()]
 
-    def _script(self, script: str, *numbers: Array) -> bytes:
-        parts = zip(*(_cut(np.asarray(values, dtype="<i8")) for values in numbers), strict=True)
-        head = ["EVAL", script, 0, self._head]
-        commands = [[*head, p[0].tobytes(), self._type.itemsize, *(v.tobytes() for v in p[1:])] for p in parts]
-        return b"".join(self._pipelined(commands))
-
-    def _pipelined(self, commands: list[list[Any]]) -> list[Any]:
+    def _pipelined(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         """All answers of some commands that go out together."""
 
         def ask() -> list[Any]:
@@ -170,16 +118,15 @@ class RedisLists(NeighborLists):
                     pipeline.execute_command(*command)
                 return list(pipeline.execute())
 
-        return self._ask(ask) if commands else []
+        return _tried_again(ask, self.url) if commands else []
 
-    def _ask(self, request: Callable[[], Result]) -> Result:
-        return _tried_again(request, self.url)
-
-    def _missing(self, node: int) -> InputError:
-        return InputError(
-            f"{self.url} has no list of node {node} along {self.direction}: "
-            f"put the whole graph there with: largegt redis-load STORE {self.url}"
-        )
+    def _check(self, nodes: Array, there: list[Any]) -> None:
+        """Refuse a node that has no list."""
+        if not all(there):
+            raise InputError(
+                f"{self.url} has no list of node {int(nodes[there.index(False)])} along {self.direction}: "
+                f"put the whole graph there with: largegt redis-load STORE {self.url}"
+            )
 
 
 def load_lists(
@@ -213,10 +160,6 @@ def load_lists(
         meta["directions"] = {**kept["directions"], **stored}
     _tried_again(lambda: client.set(f"{prefix}:meta", json.dumps(meta)), url)
     return RedisLists(url, direction, login=login)
-
-
-def _cut(values: Any) -> list[Any]:
-    return [values[low : low + _KEYS_PER_COMMAND] for low in range(0, len(values), _KEYS_PER_COMMAND)]
 
 
 def split_login(url: str) -> tuple[str, Login]:

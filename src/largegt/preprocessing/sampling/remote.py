@@ -18,7 +18,6 @@ are no more than (75·K)² entries to fetch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from largegt.types import Array
 
 from . import sampler
 from .kernels import FOR_LOCAL_NODES, below, in_rows, share_an_element, start_stream
-from .neighbor_lists import NeighborLists
+from .neighbor_lists import NeighborLists, portions
 
 BUFFER_BYTES = 1 << 28
 """What a batch may hold: a quarter its own lists and rows, a quarter the draws, half what is fetched for them."""
@@ -62,17 +61,6 @@ def fetched_rows(
         batch = _Batch(lists, distinct[first:last], made[first:last], hop1_slots < 0, buffer_bytes // 4)
         batch.sample(hop1_slots, forced, seed, epoch)
     rows[:] = made[back]
-
-
-def portions(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
-    """Ranges that follow each other, each of no more than `limit` in sum, or of one member."""
-    ends = np.cumsum(sizes)
-    first = 0
-    while first < len(ends):
-        before = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        yield first, last
-        first = last
 
 
 class _Batch:

@@ -348,14 +348,6 @@ def sample_neighbors(indices: Any, start: int, stop: int, state: Any, table: Any
 
 
 @njit(nogil=True, cache=True)
-def draw_with_replacement(row: Any, count: int, members: Any, state: Any) -> None:
-    """Algorithm 1, line 7: the `count` nodes at the row's beginning are fewer than wanted; draw every slot anew."""
-    members[:count] = row[:count]
-    for slot in range(len(row)):
-        row[slot] = members[below(state, count)]
-
-
-@njit(nogil=True, cache=True)
 def fill_up(row: Any, count: int, num_nodes: int, state: Any) -> None:
     """Fill row[count:] with replacement from row[:count], which is all there is; from all nodes when that is none."""
     for slot in range(count, len(row)):
@@ -384,8 +376,10 @@ def complete_row(
     """The rest of Algorithm 1, when row[:count] are distinct nodes and all that could be found. `own` are the
     neighbours; `table` and `members` are room."""
     wanted = len(row)
-    if one_hop and 0 < count < wanted:
-        draw_with_replacement(row, count, members, state)
+    if one_hop and 0 < count < wanted:  # line 7: fewer than wanted; draw every slot anew
+        members[:count] = row[:count]
+        for slot in range(wanted):
+            row[slot] = members[below(state, count)]
     elif one_hop:
         fill_up(row, count, num_nodes, state)
     else:
