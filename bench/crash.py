@@ -45,17 +45,17 @@ _PHASE_BYTES = 64
 _SERVE = "--serve"
 _IMPORTED = (
     "largegt.cli", "largegt.inference.predictor", "largegt.training.trainer", "largegt.experiments.reproduce",
-    "largegt.reporting.page",
-    "largegt.auto.tuning.tune", "torch.utils.tensorboard.writer", "pyarrow.parquet", "pyarrow.csv",
+    "largegt.reporting.page", "largegt.auto.tuning.tune", "torch.utils.tensorboard.writer",
+    "pyarrow.parquet", "pyarrow.csv",
 )  # fmt: skip
 _TINY = {
     "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,
     "data.nodes._CHUNK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
     "data.pair_runs._MOST_BUCKETS": 6, "data.csr._LEAST_RUN": 700, "data.csr._MOST_RUN": 2500,
     "data.csr._LEAST_PIECE": 150, "data.csr._WINDOW_EDGES": 800, "data.edge_reading._FEW_EDGES": 500,
-    "prepare.engines.engine.SEGMENT_NODES": 40,
-    "prepare.pipeline.SEGMENT_NODES": 40, "predict._SEGMENT_ROWS": 64, "predict._GROUP_ROWS": 32,
-    "predict._NUMBERS_AT_ONCE": 64,
+    "runtime.engine.SEGMENT_NODES": 40, "preprocessing.pipeline.SEGMENT_NODES": 40,
+    "inference.predictor._SEGMENT_ROWS": 64, "inference.predictor._GROUP_ROWS": 32,
+    "inference.predictor._NUMBERS_AT_ONCE": 64,
 }  # fmt: skip
 """Sizes that make a small graph go through everything that a large one does."""
 
@@ -279,12 +279,12 @@ def _say_phases(file: Path, pause_s: float) -> None:
 
     say("begin")
     import_module("largegt.runtime.progress").console_progress = progress  # type: ignore[attr-defined]
-    loop, log = import_module("largegt.training.trainer"), import_module("largegt.training.log")
+    loop = import_module("largegt.training.trainer")
     within(import_module("largegt.training.evaluate").Scorer, "scores", "validate")
     within(loop, "save_weights", "save weights")
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop.Trainer, "finish", "final scores")
-    within(log.RunLog, "write", "log")
+    within(loop, "write_history", "log")
     folder = import_module("largegt.io.array_writer")
     within(folder.ArrayWriter, "commit", "commit")
     within(folder.ArrayWriter, "finish", "finish the folder")
@@ -448,7 +448,7 @@ def _folder(folder: Path) -> Content:
 
 def _versions(store: Path) -> Content:
     """Every file of all versions, each of them sound."""
-    from largegt.data.verification import verify
+    from largegt.cli.verification import verify
 
     assert not verify(store).damaged, verify(store).damaged
     return _folder(store) | {"versions": _folder(store / "versions"), "refs": _folder(store / "refs")}

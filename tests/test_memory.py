@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import largegt
 from largegt.config.schema import Config
 from largegt.datasets.synthetic import synthesize
 from largegt.errors import ConfigError
@@ -61,7 +62,7 @@ def test_this_process_holds_something_and_less_than_there_is() -> None:
 
 
 LARGEGT = [sys.executable, "-m", "largegt"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(memory.__file__).parents[1])}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
 
 
 def peak_of(*command: str) -> int:
@@ -69,7 +70,7 @@ def peak_of(*command: str) -> int:
     process = subprocess.Popen([*LARGEGT, *command, "--json"], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, memory._fields(f"/proc/{process.pid}/status").get("RssAnon", 0))
+        peak = max(peak, 1024 * memory._facts(f"/proc/{process.pid}/status").get("RssAnon", 0))
         time.sleep(0.001)
     assert process.returncode == 0
     return peak

@@ -96,7 +96,7 @@ def _harm(rng: random.Random) -> None:
             other = f'{key} = "{rng.choice(_PATHS)}"'
             config.write_text(re.sub(rf'^{key} = ".*"$', lambda _: other, config.read_text(), flags=re.MULTILINE))
             Path("run/checksums.json").unlink(missing_ok=True)
-    else:
+    elif not Path("run/metrics.jsonl").is_dir():
         line = rng.choice(('{"epoch": "x"}', "[]", "3", '{"epoch": {}}', "null", '{"epoch": 1, "train": 3}'))
         Path("run/metrics.jsonl").write_text(line + "\n")
         Path("run/checksums.json").unlink(missing_ok=True)

@@ -125,6 +125,8 @@ def _check_value(name: str, given: Any, found: Any) -> None:
 def _is_same(given: Any, found: Any) -> bool:
     """A number stays that number, a flag a flag, a word a word; words for flags and for nothing are known."""
     if isinstance(found, list):
+        if given == "":
+            return not found
         parts = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
         return len(parts) == len(found) and all(map(_is_same, parts, found))
     if isinstance(given, str) and not isinstance(found, str):

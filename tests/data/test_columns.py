@@ -75,14 +75,14 @@ def test_numbers_as_text_and_typed_equal_the_oracle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["1_000", "0x10", "1,00", "12,34", "1e", ".", "+", "1.2.3", "inf", "١"])
 def test_what_is_no_number(cell: str) -> None:
-    assert not Cells(pa.array([cell]), pa.array([""], pa.large_string())).numbers()[1].any()
+    assert not Cells(pa.array([cell]), pa.array([""], pa.large_string())).numbers[1].any()
 
 
 @settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_numbers_are_read_as_python_reads_them(value: float) -> None:
     for text in (repr(value), f"{value:.17e}", f"{value:,.3f}"):
-        values, read = Cells(pa.array([text]), pa.array([""], pa.large_string())).numbers()
+        values, read = Cells(pa.array([text]), pa.array([""], pa.large_string())).numbers
         assert read[0]
         assert values[0] == float(text.replace(",", ""))
 
@@ -335,12 +335,10 @@ def test_hostile_json(change: dict[str, Any]) -> None:
 
 
 def test_wrong_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose one of number, boolean, category, date, text, vector, ignore"):
+    with pytest.raises(ConfigError, match="choose one of number, log, boolean, category, date, text, vector, ignore"):
         ColumnOptions(kinds={"a": "categroy"})
     with pytest.raises(ConfigError, match="did you mean 'city'"):
         fit(tmp_path, {"city": ["a"]}, kinds={"citty": "text"})
-    with pytest.raises(ConfigError, match="text_dims is 0"):
-        ColumnOptions(text_dims=0)
     with pytest.raises(InputError, match="cannot be kind number"):
         fit(tmp_path, {"v": [[1.0]]}, kinds={"v": "number"})
     with pytest.raises(InputError, match="no such folder"):
@@ -361,3 +359,25 @@ def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later
     features(fitted, {"c": pa.array(cells, pa.string())})
     features(fitted, {"c": pa.array(later, pa.string())})
     assert Columns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
+
+
+def test_numbers_with_heavy_tails_are_on_a_log_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    money = np.round(rng.lognormal(6, 1.5, 400), 2)
+    money[::7] *= -1
+    cells = {"money": list(money), "text": [str(cell) for cell in money], "age": list(rng.normal(40, 9, 400)),
+             "rare": [int(row % 50 == 0) for row in range(400)], "few": [None] * 390 + [1.0] * 9 + [1e6]}  # fmt: skip
+    fitted = fit(tmp_path, cells)
+    assert [column.kind for column in fitted.columns] == ["log", "log", "number", "number", "number"]
+    size = np.abs(money).mean()
+    found = features(fitted, cells)
+    np.testing.assert_allclose(found[:, 0], np.sign(money) * np.log1p(np.abs(money) / size), rtol=1e-6)
+    assert np.array_equal(found[:, 0], found[:, 1])
+    parts = [features(fitted, {name: some[at : at + 3] for name, some in cells.items()}) for at in range(0, 399, 3)]
+    assert np.array_equal(np.concatenate(parts), found[:399])
+    assert fit(tmp_path, cells, kinds={"money": "number"}).columns[0].kind == "number"
+    given = fit(tmp_path, {"age": ["1", "", "3"]}, kinds={"age": "log"})
+    np.testing.assert_allclose(features(given, {"age": ["1", ""]})[:, 0], np.log1p([0.5, 1.0]), rtol=1e-6)
+    for kind in ("log", "number"):
+        with pytest.raises(InputError, match="no numbers"):
+            fit(tmp_path, {"c": ["a", "b"]}, kinds={"c": kind})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from crash import Ended, Field, Stage, Zygote
 
-import largegt.runtime.signals as home
+import largegt
 from run_helpers import left_in
 
 LIMIT_S = 120
@@ -165,7 +165,7 @@ def test_a_launched_process_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def _python(script: str, **how: Any) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
     return subprocess.Popen([sys.executable, "-c", script], env=environment, **how)
 
 

@@ -21,11 +21,11 @@ import pytest
 from crash import Ended, Zygote, write_inputs
 
 import largegt
+from largegt.cli.verification import verify
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.verification import verify
 from largegt.data.versions import clean, register, registered
 from largegt.inference.predictor import predict
 from largegt.io.array_folder import ArrayFolder
@@ -389,10 +389,11 @@ def test_a_predictable_temporary_name_is_no_way_out(copy: Path, outside: Path, n
     config = json.loads((copy / "run" / "metrics.json").read_text())["model"]
     train(copy / "g", small("train.epochs=1", f"model.name={config}"), copy / "run", overwrite=True)
     assert _tree(outside) == before
-    from largegt.training.checksums import put_text
+    from largegt.training.checksums import replacing
 
     (copy / "run" / f".{name}.partial-{os.getpid()}").symlink_to(outside / "secret")
-    put_text(copy / "run", copy / "run" / name, "{}")
+    with replacing(copy / "run") as folder:
+        (folder / name).write_text("{}")
     assert _tree(outside) == before
     assert not (copy / "run" / name).is_symlink()
 

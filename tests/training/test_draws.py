@@ -23,14 +23,9 @@ from largegt.reporting.settings import listing
 from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
 from largegt.training.trainer import train
-from run_helpers import SMALL, Cli, easy_store, history, one_thread, small, thirds  # noqa: F401
+from run_helpers import SMALL, Cli, easy_store, history, small, thirds
 
 DRAWS = 3
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("draws") / "g")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +42,7 @@ def by_hand(run: Run) -> np.ndarray:
     assert batch.nodes.tolist() == prepared.nodes[rows].tolist()
     found = []
     for draw in range(DRAWS):
-        drawn = sample(run.store(), np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw)
+        drawn = sample(run.store(), np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw)[0]
         at = {int(node): row for row, node in enumerate(prepared.token_nodes)}
         tokens = [[prepared.tokens[at[int(node)]] for node in local] for local in drawn]
         tokens_btd = torch.from_numpy(np.array(tokens, dtype=np.float32)).flatten(1, 2)

@@ -106,17 +106,6 @@ class Cells:
         return np.asarray(self.text.is_valid().to_numpy(zero_copy_only=False))
 
     @cached_property
-    def all_numbers(self) -> tuple[Array, Array]:
-        return self.numbers()
-
-    @cached_property
-    def all_booleans(self) -> tuple[Array, Array]:
-        return self.booleans()
-
-    @cached_property
-    def all_dates(self) -> tuple[Array, Array]:
-        return self.dates()
-
     def numbers(self) -> tuple[Array, Array]:
         """float64 [n] and which are numbers that float32 can hold."""
         if self.group == "boolean":
@@ -141,10 +130,11 @@ class Cells:
             values[hard] = [float(cell.replace(",", "")) for cell in cells]
         return values, states != kernels.NOT_A_NUMBER
 
+    @cached_property
     def booleans(self) -> tuple[Array, Array]:
         """float64 [n] (0 or 1) and which are truth values."""
         if self.group in ("boolean", "number"):
-            values, read = self.numbers()
+            values, read = self.numbers
             return values, read & ((values == 0) | (values == 1))
         if self.group != "text":
             return np.zeros(len(self)), np.zeros(len(self), dtype=bool)
@@ -153,6 +143,7 @@ class Cells:
         read = (places >= 0) & self.text_valid
         return (read & (places < len(_TRUE))).astype(np.float64), read
 
+    @cached_property
     def dates(self) -> tuple[Array, Array]:
         """int64 [n], microseconds since 1970 in UTC, and which are dates of the years 1 to 9999."""
         good, micros = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=np.int64)
@@ -173,8 +164,7 @@ class Cells:
         if self.group != "vector":
             return np.full(len(self), -1), np.zeros(0)
         lengths = pc.list_value_length(self.array).fill_null(-1).to_numpy(zero_copy_only=False)
-        inner = Cells(pc.list_flatten(self.array), self._markers)
-        values, read = inner.numbers()
+        values, read = Cells(pc.list_flatten(self.array), self._markers).numbers
         return np.asarray(lengths, dtype=np.int64), np.where(read, values, np.nan)
 
 
@@ -202,14 +192,17 @@ class _Part(Cells):
         places, data, _ = self._whole.buffers
         return places[self._rows.start : self._rows.stop + 1], data, self.text_valid
 
+    @cached_property
     def numbers(self) -> tuple[Array, Array]:
-        return self._between(self._whole.all_numbers)
+        return self._between(self._whole.numbers)
 
+    @cached_property
     def booleans(self) -> tuple[Array, Array]:
-        return self._between(self._whole.all_booleans)
+        return self._between(self._whole.booleans)
 
+    @cached_property
     def dates(self) -> tuple[Array, Array]:
-        return self._between(self._whole.all_dates)
+        return self._between(self._whole.dates)
 
     def _between(self, found: tuple[Array, Array]) -> tuple[Array, Array]:
         return found[0][self._rows], found[1][self._rows]

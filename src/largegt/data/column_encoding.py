@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from largegt.errors import ConfigError, FormatError, InputError, first_line
 from largegt.io.checksums import is_checksum
@@ -25,7 +27,7 @@ from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells, cells_of
 from .text_model import embeddings, named_text_model
 
-Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
+Kind = Literal["number", "log", "boolean", "category", "date", "text", "vector", "ignored"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_WIDTH = 1 << 20
 _MAX_DIMS = 1 << 16
@@ -34,9 +36,10 @@ _MINUTES = 24 * 60
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """What the user may set about columns."""
+    """How columns are encoded."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
+    """The kind of a column where the user names it."""
     missing_values: Literal["mean", "refuse"] = "mean"
     missing_markers: tuple[str, ...] = ("", *MISSING_MARKERS)
     max_categories: int = 64
@@ -46,14 +49,9 @@ class ColumnOptions:
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds.items():
-            if kind not in KINDS and kind != "ignore":
+            if kind not in (*KINDS, "ignore"):
                 choices = ", ".join((*KINDS[:-1], "ignore"))
                 raise ConfigError(f"kind {kind!r} of column {shown(name)} is unknown: choose one of {choices}")
-        if self.missing_values not in ("mean", "refuse"):
-            raise ConfigError(f"missing_values is {self.missing_values!r}: choose mean or refuse")
-        for name in ("max_categories", "hash_buckets", "text_dims"):
-            if not 1 <= getattr(self, name) <= _MAX_DIMS:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 1 to {_MAX_DIMS}")
 
 
 def shown(cell: object) -> str:
@@ -62,41 +60,61 @@ def shown(cell: object) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-@dataclass(frozen=True)
-class Column:
-    """One fitted column: everything that its transform needs."""
+Text = Annotated[str, Strict()]
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+Mean = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]
 
-    name: str
+
+@pydantic_dataclass(frozen=True, config={"extra": "forbid"})
+class Column:
+    """One fitted column: everything that its transform needs. pydantic refuses what `fit_columns` does not make."""
+
+    name: Text
     kind: Kind
-    missing: int = 0
+    missing: Count = 0
     """Rows of the fitted table without a value; where there is one, a 0/1 feature says which rows lack it."""
-    distinct: int | None = None
+    distinct: Count | None = None
     """Different values in the fitted table; None where they were not counted."""
-    reason: str = ""
+    reason: Text = ""
     """Why the column is ignored."""
-    notes: tuple[str, ...] = ()
-    means: tuple[float, ...] = ()
-    """Of training rows: of a number; of the year and the age in days of a date; of each place of a vector."""
-    categories: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
+    means: tuple[Mean, ...] = ()
+    """Of training rows: of a number, and of its size where its logarithm is taken; of the year and the age in days of a
+    date; of each place of a vector."""
+    categories: tuple[Text, ...] = ()
+    words: tuple[Text, ...] = ()
     """The most frequent words of training rows; each is a feature of a text, other words are hashed."""
-    dims: int = 0
+    dims: Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMS)] = 0
     """Buckets of a hashed category, features of a text, length of a vector."""
-    newest: int = 0
+    newest: Annotated[int, Field(strict=True, gt=-(1 << 58), lt=1 << 58)] = 0
     """The newest date, in microseconds since 1970."""
-    has_time: bool = False
+    has_time: Annotated[bool, Strict()] = False
     """Dates have a time of day."""
-    model: str = ""
+    model: Text = ""
     """The sentence-transformers folder that text goes through; words are hashed if it is empty."""
-    model_checksum: str = ""
+    model_checksum: Text = ""
     """Of the files in that folder."""
 
-    @property
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = self.kind
+        num_means = {"number": 1, "log": 2, "date": 2, "vector": self.dims}.get(kind, 0)
+        is_whole = self.dims > 0 or kind not in ("text", "vector")
+        if len(self.means) != num_means or not is_whole or (kind == "log" and self.means[1] <= 0):
+            raise ValueError(f"{len(self.means)} means and {self.dims} dims of a {kind}")
+        for values, most in ((self.categories, _MAX_DIMS), (self.words, self.dims if kind == "text" else 0)):
+            if len(values) > most or len(set(values)) < len(values):
+                raise ValueError("categories or words are too many, or are there twice")
+        if self.model and not (kind == "text" and "\0" not in self.model and is_checksum(self.model_checksum)):
+            raise ValueError("its text model is wrong")
+        return self
+
+    @cached_property
     def width(self) -> int:
         """Number of output features."""
         if self.kind == "ignored":
             return 0
-        plain = {"number": 1, "boolean": 1, "date": 8 if self.has_time else 6}.get(self.kind, self.dims)
+        plain = {"number": 1, "log": 1, "boolean": 1, "date": 8 if self.has_time else 6}.get(self.kind, self.dims)
         if self.kind == "category" and not self.dims:
             plain = len(self.categories) + 1
         return plain + self.has_indicator
@@ -127,7 +145,8 @@ class Column:
     def used_as(self) -> str:
         """What becomes of the column, in a few words."""
         forms = {
-            "number": "number", "boolean": "0 or 1", "date": "year, cycles and age", "vector": "numbers",
+            "number": "number", "log": "number on a log scale", "boolean": "0 or 1",
+            "date": "year, cycles and age", "vector": "numbers",
             "category": "hashed categories" if self.dims else "one-hot",
             "text": "sentence embedding" if self.model else "words",
         }  # fmt: skip
@@ -140,65 +159,22 @@ class Column:
             out[:, -1] = missing
         return np.asarray(missing)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields that are not at their defaults."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Column:
-        """The column of `to_json`; anything else is a FormatError."""
-        _expect(isinstance(data, dict), "a column is no object")
-        kinds = {one.name: one for one in fields(cls)}
-        _expect(set(data) <= set(kinds) and {"name", "kind"} <= set(data), "a column has unknown or no fields")
-        _expect(isinstance(data["name"], str), "a column's name is no text")
-        where = f"column {shown(data['name'])}"
-        values = dict(data)
-        for name in ("notes", "categories", "words", "means"):
-            _expect(isinstance(data.get(name, []), list), f"{where}: {name} is no list")
-            values[name] = tuple(data.get(name, []))
-        for name in ("missing", "distinct", "dims", "newest"):
-            number = data.get(name, 0)
-            _expect(type(number) is int or (name == "distinct" and number is None), f"{where}: {name} is no number")
-        for name in ("kind", "reason", "model", "model_checksum"):
-            _expect(isinstance(data.get(name, ""), str), f"{where}: {name} is no text")
-        _expect(type(data.get("has_time", False)) is bool, f"{where}: has_time is not true or false")
-        texts = values["notes"] + values["categories"] + values["words"]
-        _expect(all(isinstance(text, str) for text in texts), f"{where}: not text")
-        _expect(all(type(mean) in (int, float) for mean in values["means"]), f"{where}: a mean is no number")
-        _check_ranges(column := cls(**values), where)
-        return column
-
-
-def _expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise FormatError(f"the fitted columns cannot be read: {what}; ingest the tables again")
-
-
-def _check_ranges(column: Column, where: str) -> None:
-    """Refuse what `fit_columns` does not make."""
-    kind, dims = column.kind, column.dims
-    _expect(kind in KINDS, f"{where}: kind {shown(kind)} is unknown")
-    _expect(0 <= column.missing < 1 << 63 and 0 <= (column.distinct or 0) < 1 << 63, f"{where}: counts are wrong")
-    _expect(0 <= dims <= _MAX_DIMS and (dims > 0 or kind not in ("text", "vector")), f"{where}: dims is {dims}")
-    _expect(len(set(column.categories)) == len(column.categories) <= _MAX_DIMS, f"{where}: categories are wrong")
-    _expect(len(set(column.words)) == len(column.words) <= (dims if kind == "text" else 0), f"{where}: words are wrong")
-    _expect(abs(column.newest) < 1 << 58, f"{where}: newest is no date")
-    num_means = {"number": 1, "date": 2, "vector": dims}.get(kind, 0)
-    _expect(len(column.means) == num_means, f"{where}: {len(column.means)} means, expected {num_means}")
-    is_model = kind == "text" and "\0" not in column.model and is_checksum(column.model_checksum)
-    _expect(is_model or not column.model, f"{where}: its text model is wrong")
-    _expect(all(abs(mean) <= 3.4e38 for mean in column.means), f"{where}: a mean is out of range")
-
 
 def _encode_number(column: Column, cells: Cells, out: Array) -> Array:
-    values, read = cells.numbers()
+    values, read = cells.numbers
     out[:, 0] = np.where(read, values, column.means[0])
     return ~read
 
 
+def _encode_log(column: Column, cells: Cells, out: Array) -> Array:
+    values, read = cells.numbers
+    mean, size = column.means
+    kernels.take_logarithms(np.where(read, values, mean), size, out[:, 0])
+    return ~read
+
+
 def _encode_boolean(column: Column, cells: Cells, out: Array) -> Array:
-    values, read = cells.booleans()
+    values, read = cells.booleans
     out[:, 0] = np.where(read, values, 0.5)
     return ~read
 
@@ -270,7 +246,7 @@ def years_and_days(micros: Array) -> Array:
 
 
 def _encode_date(column: Column, cells: Cells, out: Array) -> Array:
-    micros, read = cells.dates()
+    micros, read = cells.dates
     day = micros // MICROS_PER_DAY
     months = micros.astype("datetime64[us]").astype("datetime64[M]").astype(np.int64) % 12
     cycles = [(12, months), (7, (day + 3) % 7)]  # 1970 began on a Thursday, weeks on Monday
@@ -284,20 +260,28 @@ def _encode_date(column: Column, cells: Cells, out: Array) -> Array:
 
 
 _ENCODERS = {
-    "number": _encode_number, "boolean": _encode_boolean, "category": _encode_category, "text": _encode_text,
-    "vector": _encode_vector, "date": _encode_date,
+    "number": _encode_number, "log": _encode_log, "boolean": _encode_boolean, "category": _encode_category,
+    "text": _encode_text, "vector": _encode_vector, "date": _encode_date,
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, config={"extra": "forbid"})
 class Columns:
     """The fitted transform of a table, in column order."""
 
     columns: list[Column]
     missing_values: Literal["mean", "refuse"] = "mean"
-    missing_markers: tuple[str, ...] = MISSING_MARKERS
+    missing_markers: tuple[Text, ...] = MISSING_MARKERS
 
-    @property
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({column.name for column in self.columns}) < len(self.columns):
+            raise ValueError("two columns have one name")
+        if self.width > MAX_WIDTH:
+            raise ValueError(f"{self.width} features, at most {MAX_WIDTH} are possible")
+        return self
+
+    @cached_property
     def width(self) -> int:
         """Number of output features."""
         return sum(column.width for column in self.columns)
@@ -344,27 +328,24 @@ class Columns:
             for column in self.columns
         ]  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            "columns": [column.to_json() for column in self.columns],
-            "missing_values": self.missing_values,
-            "missing_markers": list(self.missing_markers),
-        }
+    def to_json(self) -> Any:
+        """Plain values that JSON can hold; what is at its default is left out."""
+        return _COLUMNS.dump_python(self, mode="json", exclude_defaults=True)
 
     @classmethod
     def from_json(cls, data: Any) -> Columns:
         """What `to_json` gave; anything else is a FormatError."""
-        _expect(isinstance(data, dict) and isinstance(data.get("columns"), list), "there is no list of columns")
-        markers, policy = data.get("missing_markers", list(MISSING_MARKERS)), data.get("missing_values", "mean")
-        _expect(policy in ("mean", "refuse"), "missing_values is unknown")
-        good = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
-        _expect(good, "missing_markers is no list of text")
-        columns = [Column.from_json(one) for one in data["columns"]]
-        _expect(len({column.name for column in columns}) == len(columns), "two columns have one name")
-        fitted = cls(columns, policy, tuple(markers))
-        _expect(fitted.width <= MAX_WIDTH, f"{fitted.width} features, at most {MAX_WIDTH} are possible")
-        return fitted
+        try:
+            return _COLUMNS.validate_python(data)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise FormatError(
+                f"the fitted columns cannot be read: {where} {wrong['msg']}; ingest the tables again"
+            ) from None
+
+
+_COLUMNS = TypeAdapter(Columns)
 
 
 def _encode(column: Column, cells: Cells, out: Array, at: tuple[str, int]) -> Array:
@@ -387,7 +368,7 @@ def wrong_vector(where: str, row: int, length: int, expected: int) -> InputError
 
 def refuse_missing(column: Column, missing: Array, where: str, first_row: int) -> None:
     """Refuse the first missing cell of a column that has no category or zero for it."""
-    if column.kind in ("number", "boolean", "date", "vector") and missing.any():
+    if column.kind in ("number", "log", "boolean", "date", "vector") and missing.any():
         row = first_row + int(np.flatnonzero(missing)[0])
         raise InputError(
             f"{where}: column {shown(column.name)} has no {column.kind} in row {row}, and missing_values is refuse: "

@@ -204,9 +204,9 @@ def _numbered(
 
 def _arrow(array: Array, where: str) -> Any:
     """Arrow form of a NumPy array of text or Python objects."""
-    if array.dtype.kind == "S":
-        array = array.astype(str)
     try:
+        if array.dtype.kind == "S":
+            array = array.astype(str)
         values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
         values.validate(full=True)  # NumPy's text may hold numbers that are no letters
         return values

@@ -437,7 +437,7 @@ class FileSource:
             codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
         cells = Cells(values, pa.array(["", *markers], pa.large_string()))
-        for numbers, read in (cells.numbers(), cells.dates()):
+        for numbers, read in (cells.numbers, cells.dates):
             if np.array_equal(read, cells.filled):
                 return np.where(read, numbers, np.nan)
         raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
@@ -532,8 +532,8 @@ def _array_labels(array: Array, where: str) -> Labels:
         return Labels(np.array(array, dtype=np.float32), where)
     if array.ndim != 1:
         raise InputError(f"{where} has shape {list(array.shape)}, labels are [N] or [N, c]")
-    array = array.astype(str) if array.dtype.kind == "S" else native(array)
     try:
+        array = array.astype(str) if array.dtype.kind == "S" else native(array)
         values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
         values.validate(full=True)  # NumPy's text may hold numbers that are no letters
     except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:

@@ -33,7 +33,7 @@ def as_weights(values: Any, where: str, first_row: int = 0) -> Array:
     is refused."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         cells = Cells(values, pa.array([], pa.large_string()))
-        values, (numbers, _) = cells.array, cells.numbers()  # what is no number is 0
+        values, (numbers, _) = cells.array, cells.numbers  # what is no number is 0
     else:
         values = numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiub":

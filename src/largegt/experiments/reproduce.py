@@ -22,11 +22,10 @@ from largegt.pages.charts import Axis, Dot, Line
 from largegt.pages.markup import mean_of, number
 from largegt.pages.tables import Cell, Ranked, Table, ranks
 from largegt.runtime.progress import Progress
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer
 from largegt.training.log import Entry, parse_metrics
 from largegt.training.run import Run
-from largegt.training.setup import make_loader
+from largegt.training.setup import make_accelerator, make_loader
 from largegt.types import PathLike
 
 from .figures import Panel, save_figure
