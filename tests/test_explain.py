@@ -310,6 +310,8 @@ def test_a_node_without_neighbours(make_store: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_explained(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'blue'.*there are"):
         explain(run, 7, label="blu")
+    with pytest.raises(ConfigError, match=r"explanations end in \.html"):
+        explain(run, 7).write(tmp_path / "e.png")
     with pytest.raises(InputError, match=r"has no node 'nobody'|not a whole number"):
         explain(run, "nobody")
     mlp = train(run.store(), small("model.name=mlp", "train.epochs=1"), tmp_path / "mlp")
