@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.explanation.attribution import Attribution
 from largegt.explanation.explanation import Explanation
-from largegt.explanation.inputs import Inputs
+from largegt.explanation.inputs import Inputs, by_part
 from largegt.explanation.node import explain
 from largegt.inference.predictor import predict
 from largegt.loader.batch import TokenBatch
@@ -231,20 +230,17 @@ def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(Attribution, "integrated", kept)
     explain(run, 12)
     [one] = asked
-    way = one.inputs.map(torch.sub, one.baseline)
+    way = by_part(torch.sub, one.inputs, one.baseline)
 
     num_steps, small_bit = 60, 1e-4
     for name in ("tokens", "told", "weights", "around", "own"):
         total = 0.0
         for step in range(num_steps):
             place = (step + 0.5) / num_steps
-            here = one.baseline.map(lambda base, step, place=place: base + place * step, way)
-            low, high = (
-                one.score_of(replace(here, **{name: getattr(here, name) + sign * small_bit * getattr(way, name)}))
-                for sign in (-1, 1)
-            )
+            here = by_part(lambda base, step, place=place: base + place * step, one.baseline, way)
+            low, high = (one.score_of(here | {name: here[name] + sign * small_bit * way[name]}) for sign in (-1, 1))
             total += (high - low) / (2 * small_bit) / num_steps
-        assert float(getattr(one.carried, name).sum()) == pytest.approx(total, abs=1e-2), name
+        assert float(one.carried[name].sum()) == pytest.approx(total, abs=1e-2), name
 
 
 def test_attention_is_beside_and_sums_to_at_most_one(found: Explanation) -> None:
@@ -314,6 +310,8 @@ def test_a_node_without_neighbours(make_store: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_explained(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'blue'.*there are"):
         explain(run, 7, label="blu")
+    with pytest.raises(ConfigError, match=r"explanations end in \.html"):
+        explain(run, 7).write(tmp_path / "e.png")
     with pytest.raises(InputError, match=r"has no node 'nobody'|not a whole number"):
         explain(run, "nobody")
     mlp = train(run.store(), small("model.name=mlp", "train.epochs=1"), tmp_path / "mlp")

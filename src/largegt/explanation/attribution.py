@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 
 from largegt.training.metrics import TaskHead
 
-from .inputs import Inputs, OpenModel
+from .inputs import Inputs, OpenModel, by_part
 
 _POINTS, _FIRST_STRETCHES, _MOST_STRETCHES = 8, 4, 32
 """Points of each stretch of the way, stretches at first, and computed in all."""
@@ -65,7 +66,7 @@ class Attribution:
 
     def __init__(self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs) -> None:
         self.model, self.score, self.inputs, self.baseline = model, score, inputs, baseline
-        self.num_draws = len(inputs.tensors()[0])
+        self.num_draws = len(next(iter(inputs.values())))
         with torch.no_grad():
             self.logits_do = model.logits(inputs)
         self.full, self.base = self.score_of(inputs), self.score_of(baseline)
@@ -95,14 +96,13 @@ class Attribution:
             torch.from_numpy(part).to(self.logits_do) for part in np.polynomial.legendre.leggauss(_POINTS)
         )
         places, shares = low + (high - low) * (places + 1) / 2, (high - low) * shares / 2
-        way = self.inputs.map(torch.sub, self.baseline)
+        way = by_part(torch.sub, self.inputs, self.baseline)
         at_once = self._rows_at_once() // self.num_draws or 1
         some = zip(torch.split(places, at_once), torch.split(shares, at_once), strict=True)
-        total = _sum([self._slope(*each, way) for each in some])
-        carried = total.map(torch.mul, way)
-        ends = (self.baseline.map(lambda base, step, at=at: base + at * step, way) for at in (low, high))
+        carried = by_part(torch.mul, _sum([self._slope(*one, way) for one in some]), way)
+        ends = (by_part(partial(torch.add, alpha=at), self.baseline, way) for at in (low, high))
         before, after = map(self.score_of, ends)
-        return _Stretch(low, high, carried, after - before - float(sum(part.sum() for part in carried.tensors())))
+        return _Stretch(low, high, carried, after - before - float(sum(part.sum() for part in carried.values())))
 
     def _slope(self, place_s: Tensor, share_s: Tensor, way: Inputs) -> Inputs:
         """The weighted sum of gradients at these places of the way."""
@@ -111,20 +111,21 @@ class Attribution:
         def at_places(base: Tensor, step: Tensor) -> Tensor:
             return (base + place_s.view(steps, *(1 for _ in base.shape)) * step).flatten(0, 1).requires_grad_()
 
-        points = self.baseline.map(at_places, way)
+        points = by_part(at_places, self.baseline, way)
         logits = self.model.logits(points).view(steps, self.num_draws, -1)
-        slopes = points.filled(torch.autograd.grad((self.score(logits) * share_s).sum(), points.tensors()))
-        return slopes.map(lambda part: part.view(steps, self.num_draws, *part.shape[1:]).sum(dim=0))
+        slopes = torch.autograd.grad((self.score(logits) * share_s).sum(), list(points.values()))
+        by_name = dict(zip(points, slopes, strict=True))
+        return by_part(lambda slope: slope.view(steps, self.num_draws, *slope.shape[1:]).sum(dim=0), by_name)
 
     def _rows_at_once(self) -> int:
-        if self.inputs.tokens is None:
+        if self.model.local is None:
             return _NUMBERS_AT_ONCE
-        t, width = self.inputs.tokens.shape[1], int(self.model.model.ffn[-1].out_features)  # type: ignore[arg-type]
+        t, width = self.inputs["tokens"].shape[1], int(self.model.model.ffn[-1].out_features)  # type: ignore[arg-type]
         return max(1, _NUMBERS_AT_ONCE // (t * max(8 * width, t)))
 
     def without(self, **changed: Tensor) -> float:
         """How much the score falls when these parts of the inputs are others."""
-        return self.full - self.score_of(replace(self.inputs, **changed))
+        return self.full - self.score_of(self.inputs | changed)
 
     @torch.no_grad()
     def without_nodes(self, slots_ndk: Tensor) -> Tensor:
@@ -137,17 +138,18 @@ class Attribution:
             numbers, draws = some.unbind(dim=1)
             left_out_pt = slots_ndk[numbers, draws].repeat_interleave(h, dim=1)
             bias_pt = torch.zeros_like(left_out_pt, dtype=logits_vdo.dtype).masked_fill(left_out_pt, -torch.inf)
-            logits_vdo[numbers, draws] = self.model.logits(self.inputs.map(lambda part, at=draws: part[at]), bias_pt)
+            logits_vdo[numbers, draws] = self.model.logits(
+                {name: part[draws] for name, part in self.inputs.items()}, bias_pt
+            )
         return self.full - self.score(logits_vdo)
 
     def without_centroid(self, number: int) -> float:
         """How much the score falls without one centroid, the others taking its share by what they have."""
-        assert self.inputs.weights is not None
-        weights_dac = self.inputs.weights.clone()
+        weights_dac = self.inputs["weights"].clone()
         weights_dac[..., number] = 0.0
         left_da1 = weights_dac.sum(dim=2, keepdim=True)
         return self.without(weights=weights_dac / left_da1.clamp(min=torch.finfo(left_da1.dtype).tiny))
 
 
 def _sum(parts: list[Inputs]) -> Inputs:
-    return parts[0].map(lambda *each: torch.stack(each).sum(dim=0), *parts[1:])
+    return by_part(lambda *same: torch.stack(same).sum(dim=0), *parts)

@@ -82,23 +82,19 @@ def input_columns(found: Attribution, columns: list[TokenColumn]) -> list[InputC
 def _by_feature(carried: Inputs) -> tuple[Array, Array]:
     """(all, of the node itself) float64 [d, f]: what each feature carried, over tokens and local nodes. Of the node
     itself are the features H of its own token and those that the residual adds."""
-    parts = []
-    if carried.tokens is not None:
-        parts.append((carried.tokens.sum(dim=1), carried.tokens[:, 0]))
-    if carried.own is not None:
-        parts.append((carried.own, carried.own))
-    of_all, of_itself = zip(*parts, strict=True) if parts else ([torch.zeros(1, 0)], [torch.zeros(1, 0)])
-    return sum(of_all).cpu().numpy(), sum(of_itself).cpu().numpy()  # type: ignore[union-attr]
+    parts = [(carried["tokens"].sum(dim=1), carried["tokens"][:, 0])] if "tokens" in carried else []
+    parts += [(carried["own"], carried["own"])] if "own" in carried else []
+    if not parts:
+        return np.zeros((1, 0)), np.zeros((1, 0))
+    of_all, of_itself = (torch.stack(same).sum(dim=0).cpu().numpy() for same in zip(*parts, strict=True))
+    return of_all, of_itself
 
 
 def _without(found: Attribution, span: slice) -> float:
     """How much the score falls when these features are those of an average node, in all tokens."""
-    changed = {}
-    for name in ("tokens", "own"):
-        part, average = getattr(found.inputs, name), getattr(found.baseline, name)
-        if part is not None:
-            changed[name] = part.clone()
-            changed[name][..., span] = average[..., span]
+    changed = {name: found.inputs[name].clone() for name in ("tokens", "own") if name in found.inputs}
+    for name, part in changed.items():
+        part[..., span] = found.baseline[name][..., span]
     return found.without(**changed)
 
 

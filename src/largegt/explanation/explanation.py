@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from largegt.errors import ConfigError
 from largegt.pages.markup import NONE
 from largegt.pages.template import standalone, write_file
 from largegt.types import PathLike
@@ -153,9 +154,13 @@ class Explanation:
 
     def write(self, out: PathLike) -> Path:
         """Write it in the form that the name asks for: .html, .svg or .json."""
-        kind = Path(out).suffix
-        text = self.html() if kind == ".html" else self.svg() if kind == ".svg" else None
-        return write_file(out, text or json.dumps(self.as_dict(), indent=1, default=str) + "\n")
+        made = {".html": self.html, ".svg": self.svg, ".json": self._json}.get(Path(out).suffix)
+        if made is None:
+            raise ConfigError(f"cannot write {out}: explanations end in {', '.join(SUFFIXES)}")
+        return write_file(out, made())
+
+    def _json(self) -> str:
+        return json.dumps(self.as_dict(), indent=1, default=str) + "\n"
 
 
 def in_words(value: Any) -> str:

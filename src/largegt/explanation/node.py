@@ -151,7 +151,7 @@ def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
     """Kinds of inputs, the strongest first."""
     carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
-    if carried.tokens is not None and carried.tokens.shape[1] > h:
+    if "tokens" in carried and carried["tokens"].shape[1] > h:
         kinds += [(f"{name} of local nodes", "tokens", slice(h + hop, None, h)) for hop, name in enumerate(names)]
     kinds.append(("labels that local nodes tell", "told", slice(1, None)))
     if found.model.local is not None and found.model.local.context is not None:
@@ -162,11 +162,10 @@ def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
     ]  # fmt: skip
     pieces = []
     for words, name, of in kinds:
-        part = getattr(carried, name)
-        if part is not None:
-            changed = getattr(found.inputs, name).clone()
-            changed[:, of] = getattr(found.baseline, name)[:, of]
-            pieces.append(Piece(words, float(part[:, of].sum()), found.without(**{name: changed})))
+        if name in carried:
+            changed = found.inputs[name].clone()
+            changed[:, of] = found.baseline[name][:, of]
+            pieces.append(Piece(words, float(carried[name][:, of].sum()), found.without(**{name: changed})))
     return sorted(pieces, key=lambda piece: -abs(piece.carried))
 
 
@@ -175,11 +174,11 @@ def _local_nodes(
 ) -> list[LocalNode]:
     """Every distinct local node of all draws, the strongest first; not the node itself."""
     carried = found.carried
-    if carried.tokens is None or local_rows_dk.shape[1] < 2:
+    if "tokens" not in carried or local_rows_dk.shape[1] < 2:
         return []
     names, num_draws = prepared.token_names, len(local_rows_dk)
-    by_token_dkh = carried.tokens.sum(dim=2).view(*local_rows_dk.shape, -1).cpu().numpy()
-    told_dk = np.zeros(local_rows_dk.shape) if carried.told is None else carried.told.sum(dim=(2, 3)).cpu().numpy()
+    by_token_dkh = carried["tokens"].sum(dim=2).view(*local_rows_dk.shape, -1).cpu().numpy()
+    told_dk = carried["told"].sum(dim=(2, 3)).cpu().numpy() if "told" in carried else np.zeros(local_rows_dk.shape)
     weight_dk = found.model.readout(found.inputs).view(*local_rows_dk.shape, -1).sum(dim=2).cpu().numpy()
     rows = np.unique(local_rows_dk[:, 1:])
     slots_ndk = rows[:, None, None] == local_rows_dk
@@ -215,9 +214,8 @@ def _centroids(found: Attribution, model: LargeGT, store: GraphStore) -> list[Ce
     if model.global_module is None:
         return []
     codebook = model.global_module.codebook
-    every = [one.weights for one in (found.carried, found.inputs, found.baseline) if one.weights is not None]
-    carried_c = every[0].sum(dim=(0, 1)).cpu().numpy()
-    weight_c, size_c = (part.mean(dim=(0, 1)).cpu().numpy() for part in every[1:])
+    carried_c = found.carried["weights"].sum(dim=(0, 1)).cpu().numpy()
+    weight_c, size_c = (one["weights"].mean(dim=(0, 1)).cpu().numpy() for one in (found.inputs, found.baseline))
     train = store.splits["train"] if store.task in ("multiclass", "binary") else np.empty(0, np.int64)
     centroid_n, label_n = codebook.assignment.cpu().numpy()[train], np.asarray(store.labels[train])
     made = []
@@ -238,12 +236,12 @@ def _centroids(found: Attribution, model: LargeGT, store: GraphStore) -> list[Ce
 
 
 def _labels_around(found: Attribution, store: GraphStore) -> list[LabelAround]:
-    if found.carried.around is None or found.inputs.around is None:
+    if "around" not in found.inputs:
         return []
     columns = 1 + num_label_columns(store.task, store.num_outputs)
     names = [*(store.classes or ["their mean"]), None]
-    carried_hc = found.carried.around.sum(dim=0).view(-1, columns).tolist()
-    share_hc = found.inputs.around[0].view(-1, columns).tolist()
+    carried_hc = found.carried["around"].sum(dim=0).view(-1, columns).tolist()
+    share_hc = found.inputs["around"][0].view(-1, columns).tolist()
     made = [
         LabelAround(hop, name, share, part)
         for hop, (shares, parts) in enumerate(zip(share_hc, carried_hc, strict=True), start=1)

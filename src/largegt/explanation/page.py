@@ -102,7 +102,7 @@ def _first(table: Table) -> Table:
 
 def _pieces(found: Explanation) -> Table:
     rows = [[piece.name, number(piece.carried), number(piece.without)] for piece in found.pieces]
-    return Table("What carried it", ["", "carried", "falls without"], rows)
+    return Table("What carried it", ["input", "carried", "falls without"], rows)
 
 
 def _columns(found: Explanation) -> Table:
@@ -111,7 +111,7 @@ def _columns(found: Explanation) -> Table:
          number(one.itself), number(one.without)]
         for one in found.columns
     ]  # fmt: skip
-    return Table("Columns", ["", "mostly", "carried", "own value", "falls without"], rows, left=2)
+    return Table("Columns", ["column", "mostly", "carried", "own value", "falls without"], rows, left=2)
 
 
 def _local_nodes(found: Explanation) -> Table:
@@ -120,7 +120,7 @@ def _local_nodes(found: Explanation) -> Table:
          number(one.without), percent(one.weight), f"{one.drawn:.2f}"]
         for one in found.local_nodes
     ]  # fmt: skip
-    head = ["", "label", "split", "where", "carried", "by its label", "falls without", "attention", "times drawn"]
+    head = ["node", "label", "split", "where", "carried", "by its label", "falls without", "attention", "times drawn"]
     return Table("Local nodes", head, rows, left=4)
 
 
@@ -130,7 +130,7 @@ def _labels(found: Explanation) -> Table:
          number(one.carried)]
         for one in found.labels_around
     ]  # fmt: skip
-    return Table("Training labels around", ["", "hops", "share", "carried"], rows)
+    return Table("Training labels around", ["label", "hops", "share", "carried"], rows)
 
 
 def _centroids(found: Explanation) -> Table:
@@ -139,5 +139,5 @@ def _centroids(found: Explanation) -> Table:
          number(one.carried), number(one.without)]
         for one in found.centroids
     ]  # fmt: skip
-    head = ["", "mostly", "nodes", "attention", "by size", "carried", "falls without"]
+    head = ["centroid", "mostly", "nodes", "attention", "by size", "carried", "falls without"]
     return Table("Centroids of the whole graph", head, rows, left=2)
