@@ -23,8 +23,9 @@ from largegt.data.versions import State, clean_quietly, earlier_states, labels_a
 from largegt.errors import FormatError, InputError
 from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
-from largegt.io.array_writer import ArrayWriter, ExistsError, remove_leftovers
+from largegt.io.array_writer import ArrayWriter, ExistsError
 from largegt.io.atomic import refuse_links_out, require_space
+from largegt.io.locks import remove_stale
 from largegt.runtime.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
@@ -84,7 +85,7 @@ def prepare(
     store = engine.opened(store)
     path = prepared_path(store, config, as_of)
     refuse_links_out(store.path, path)
-    if (there := _sound(path, KIND, engine, Prepared.open)) is not None:
+    if (there := _sound(path, engine, Prepared.open)) is not None:
         return there
     store.check(*directions_read(config), features=True, progress=engine.show)
     num_nodes = store.num_nodes if config.local_nodes.nodes == "all" else int(np.count_nonzero(store.labelled))
@@ -97,13 +98,13 @@ def prepare(
     return prepared
 
 
-def _sound(path: Path, kind: str, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
+def _sound(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
     """What is there; None where there is nothing, or something damaged, which is removed."""
     remote.refresh(path)
     try:
         found = open_it(path)
         found.check(progress=engine.show)
-        remove_leftovers(path, kind)
+        remove_stale(path)
         return found
     except InputError:
         return None
@@ -151,7 +152,7 @@ class _Preparation:
     def _made(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
         """The folder at `path`, which `write` fills where it is missing or damaged."""
         refuse_links_out(self.store.path, path)
-        while (found := _sound(path, kind, self.engine, lambda path: ArrayFolder(path, kind))) is None:
+        while (found := _sound(path, self.engine, lambda path: ArrayFolder(path, kind))) is None:
             try:
                 with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
                     write(self, writer)

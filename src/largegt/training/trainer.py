@@ -213,7 +213,8 @@ class Trainer:
         """The loss of every step."""
         config, progress, step = self.config, self.progress, self.step
         epoch, num_rows = progress.epoch, len(self.train_rows)
-        torch.manual_seed(_mixed_seed(config.seed, epoch, self.ranks.rank))
+        own_seed = np.random.SeedSequence([config.seed, epoch, self.ranks.rank])  # ranks drop out other numbers
+        torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0] >> 1))
         self.model.train()
         step.restart()
         for number, batches in enumerate(self.batches.of(epoch), start=epoch * self.steps_per_epoch):
@@ -343,12 +344,6 @@ def save_weights(path: Path, model: nn.Module) -> None:
 
     with disk_errors(path.parent, sum(tensor.nbytes for tensor in model.state_dict().values())):
         save_model(model, str(path))
-
-
-def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
-    """A seed for torch that neighbouring (seed, epoch, rank) do not share; ranks drop out other numbers."""
-    parts = [seed, epoch, rank] if rank else [seed, epoch]
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 # the run folder
