@@ -292,7 +292,9 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
             for batch in loader.batches(prepared.split_rows("train"), 10, 0, epoch):
                 step([batch])
         assert (step._graph is not None) == (device == "cuda")
-        found.append([float(step.loss_sum), *map(_that_matter, *zip(*model.named_parameters(), strict=True))])
+        found.append(
+            [float(step.losses.finish().sum()), *map(_that_matter, *zip(*model.named_parameters(), strict=True))]
+        )
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=5e-4)
 
