@@ -33,8 +33,8 @@ _STEPS_BEFORE_RECORDING = 3
 
 
 class TrainingStep:
-    """`step([batch])` trains on a batch, `step([batch, other])` on two views of its nodes. True: a loss of this epoch is
-    known to be no number."""
+    """`step([batch])` trains on a batch, `step([batch, other])` on two views of its nodes. True: a loss of this
+    epoch is known to be no number."""
 
     def __init__(
         self, accelerator: Accelerator, state: State, head: TaskHead, config: TrainConfig, record: bool,
