@@ -35,7 +35,7 @@ def variants_of(columns: Sequence[Column]) -> dict[str, list[str]]:
     for column in columns:
         if column.width:
             by_kind.setdefault(column.kind, []).append(column.name)
-    numbers = by_kind.pop("number", [])
+    numbers = [*by_kind.pop("number", []), *by_kind.pop("log", [])]
     variants = {"number": numbers} if numbers else {}
     for kind, names in sorted(by_kind.items()):
         variants[f"number + {kind}" if numbers else kind] = [*numbers, *names]

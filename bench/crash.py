@@ -46,7 +46,7 @@ _SERVE = "--serve"
 _IMPORTED = (
     "largegt.cli", "largegt.inference.predictor", "largegt.training.trainer", "largegt.experiments.reproduce",
     "largegt.reporting.page", "largegt.auto.tuning.tune", "torch.utils.tensorboard.writer",
-    "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
+    "pyarrow.parquet", "pyarrow.csv",
 )  # fmt: skip
 _TINY = {
     "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,

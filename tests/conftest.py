@@ -71,6 +71,15 @@ def random_edges() -> Callable[[int, int, int], np.ndarray]:
     return make
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a bucket, served on this machine."""
+    from bucket_helpers import serving
+
+    with serving() as url:
+        yield url
+
+
 @pytest.fixture
 def bfloat16_cpu() -> None:
     """Skip where this CPU cannot compute in bfloat16: it would stop the tests."""

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 import largegt as lg
+from largegt.loader import loader, table
+from largegt.loader.pinned_gather import pinned
 from largegt.loader.table import Place
+from largegt.training.evaluate import Scorer
+from largegt.training.step import TrainingStep
+from run_helpers import history, stopped_at
+from training_steps import recorded_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +43,31 @@ def prepared(tmp_path: Path) -> lg.Prepared:
     return lg.prepare(store, lg.Config.from_recipe("plain", ["prepare.local_nodes.k=12"]).prepare)
 
 
+def config_of(*settings: str, recipe: str = "plain") -> lg.Config:
+    common = ["model.hidden=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda"]
+    return lg.Config.from_recipe(recipe, [*common, *settings])
+
+
+@pytest.fixture(params=["gpu", "host", "disk", "unpinned"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where token rows lie."""
+    if request.param == "unpinned":
+        monkeypatch.setattr(table, "pinned", lambda host, _: host)
+    return "host" if request.param == "unpinned" else request.param
+
+
+def train_in_two_parts(prepared: lg.Prepared, config: lg.Config, folder: Path) -> lg.Run:
+    """Interrupted in the seventh epoch, and resumed."""
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if "epoch 7/" in stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lg.train(prepared, config, folder, progress=stop)
+    return lg.train(prepared, config, folder, resume=True)
+
+
 def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
     torch.manual_seed(0)
     model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=32)).eval()
@@ -51,11 +82,7 @@ def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("distinct", ["yes", "no"])
 def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, distinct: str) -> None:
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "train.epochs=15", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
-         f"train.precision={precision}", f"train.distinct={distinct}"],
-    )  # fmt: skip
+    config = config_of("train.epochs=15", f"train.precision={precision}", f"train.distinct={distinct}")
     metrics = lg.train(prepared, config, tmp_path / "run").metrics
     assert metrics["test"]["accuracy"] > 0.8
     assert metrics["peak_gpu_bytes"] > 0
@@ -65,51 +92,31 @@ def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, 
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-@pytest.mark.parametrize("place", ["gpu", "host", "disk", "unpinned"])
-def test_every_table_gives_the_same_batches(
-    prepared: lg.Prepared, place: str, distinct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from largegt.loader import table
-
-    if place == "unpinned":
-        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+def test_every_table_gives_the_same_batches(prepared: lg.Prepared, place: Place, distinct: bool) -> None:
     expected = list(lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct))
-    where = "host" if place == "unpinned" else place
-    batches = lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct, device="cuda", table=where)
+    batches = lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct, device="cuda", table=place)
     for found, there in zip(batches, expected, strict=True):
         torch.randn(2000, 2000, device="cuda") @ torch.randn(2000, 2000, device="cuda")  # a step to overlap with
         assert all(a.is_cuda and torch.equal(a.cpu(), b) for a, b in zip(found.tensors(), there.tensors(), strict=True))
 
 
-@pytest.mark.parametrize("place", ["host", "disk", "unpinned"])
-def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from largegt.loader import table
-
-    if place == "unpinned":
-        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
-    where: table.Place = "host" if place == "unpinned" else place  # type: ignore[assignment]
+def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: Place) -> None:
     rows = torch.randint(len(prepared.token_nodes), (40, 12))
     for form in (table.TokenForm(torch.bfloat16, 64), table.TokenForm(torch.bfloat16, 4), table.TokenForm()):
         expected = table.TokenTable(prepared, "cuda", "gpu", form).tokens_of(rows.cuda())
-        found = table.TokenTable(prepared, "cuda", where, form).tokens_of(rows)
+        found = table.TokenTable(prepared, "cuda", place, form).tokens_of(rows.cuda() if place == "gpu" else rows)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("place", ["gpu", "host", "disk"])
-def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: str) -> None:
+def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: Place) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    config = lg.Config.from_recipe(
-        "plain",
-        ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
-         "train.resample=epoch", "train.learning_rate=5e-3", f"tokens.table={place}"],
-    )  # fmt: skip
+    config = config_of("prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"tokens.table={place}")
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
 
 
 def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU has told the GPU of every step long before the first is done. Without a bound every batch is there."""
-    from largegt.loader import loader
 
     def most_bytes(bytes_ahead: int) -> int:
         monkeypatch.setattr(loader, "_BYTES_AHEAD", bytes_ahead)
@@ -129,8 +136,7 @@ def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeyp
     assert bounded < unbounded / 2
 
 
-@pytest.mark.parametrize("table", ["gpu", "host", "disk"])
-def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, table: Place) -> None:
+def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, place: Place) -> None:
     """As much memory is taken for many epochs as for few: what is freed in one serves the next."""
 
     def taken_by(num_epochs: int) -> int:
@@ -138,7 +144,7 @@ def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, table: 
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         for epoch in range(num_epochs):
-            for batch in lg.token_batches(prepared, batch_size=64, seed=0, epoch=epoch, device="cuda", table=table):
+            for batch in lg.token_batches(prepared, batch_size=64, seed=0, epoch=epoch, device="cuda", table=place):
                 batch.tokens.sum()
             torch.cuda.synchronize()
         return torch.cuda.memory_reserved() - before
@@ -148,17 +154,15 @@ def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, table: 
 
 
 def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
-    from largegt.loader.table import _pinned
-
     host = torch.ones(1000, 3, 8)
-    view = _pinned(host, torch.device("cuda"))
+    view = pinned(host, torch.device("cuda"))
     assert view.is_cuda
     assert float(view.sum()) == host.numel()
     with pytest.warns(UserWarning, match="could not be pinned"):
-        assert _pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
+        assert pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
     assert float(torch.ones(5, device="cuda").sum()) == 5
     del view
-    assert _pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
+    assert pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
 
 
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
@@ -173,49 +177,29 @@ def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: 
     assert alike[same].mean() > alike[~same].mean() + 0.2
 
 
-@pytest.mark.parametrize("head_width", [16, 32])
-def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, head_width: int) -> None:
-    """Compiled, recorded and replayed: as good as step by step, also when it is interrupted and goes on."""
-    settings = [
-        "model.hidden=32", f"model.head_width={head_width}", "train.batch_size=64", "train.learning_rate=5e-3",
-        "train.device=cuda", "train.compile=yes", "train.schedule=constant", "train.epochs=12",
-    ]  # fmt: skip
-    config = lg.Config.from_recipe("plain", settings)
-
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if "epoch 7/" in stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lg.train(prepared, config, tmp_path / "run", progress=stop)
-    run = lg.train(prepared, config, tmp_path / "run", resume=True)
+@pytest.mark.parametrize("settings", [(), ("model.head_width=32",), ("train.weight_average=0.9",)])
+def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Compiled, recorded and replayed: as good as step by step, also when it is interrupted and goes on. What is scored
+    while training is what is kept."""
+    config = config_of(
+        "train.compile=yes", "train.schedule=constant", "train.epochs=12", "train.precision=32-true", *settings
+    )
+    run = train_in_two_parts(prepared, config, tmp_path / "run")
     assert [entry["epoch"] for entry in run.history] == list(range(1, 13))
     assert run.metrics["test"]["accuracy"] > 0.8
+    best = run.history[run.metrics["best_epoch"] - 1]["valid"]
+    assert lg.evaluate(run.path, "valid")["loss"] == pytest.approx(best["loss"], rel=1e-2)
 
 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
-    from largegt.training.checkpoint import State
-    from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_accelerator, make_loader
-    from largegt.training.step import TrainingStep
-
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25",
-         "train.precision=32-true", "train.device=cuda", "model.codebook.revive_below=0"],
-    )  # fmt: skip
+    config = config_of("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25", "train.precision=32-true",
+                       "train.learning_rate=1e-3", "model.codebook.revive_below=0")  # fmt: skip
     found = []
     for record in (False, True):
-        torch.manual_seed(0)
-        accelerator = make_accelerator(config.train)
-        model = build_model(config.model, prepared)
-        state = State.make(model, config.train, accelerator)
-        head = TaskHead.for_training(prepared, config.train)
-        step = TrainingStep(accelerator, state, head, config.train, record)
-        loader = make_loader(prepared, model, config.train, accelerator.device)
+        step, model, batches = recorded_step(prepared, config, record)
         torch.manual_seed(1)
-        for batch in loader.batches(prepared.split_rows("train"), 25, 0):
+        for batch in batches.batches(prepared.split_rows("train"), 25, 0):
             step([batch])
         assert (step._graph is not None) == record
         found.append(
@@ -228,11 +212,8 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
 @pytest.mark.parametrize("compiles", ["no", "yes"])
 def test_two_views_learn(prepared: lg.Prepared, tmp_path: Path, compiles: str) -> None:
     """One by one, and compiled, recorded and replayed."""
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "train.batch_size=64", "train.epochs=10", "train.learning_rate=5e-3", "train.device=cuda",
-         "train.consistency=1", "train.consistency_nodes=40", f"train.compile={compiles}"],
-    )  # fmt: skip
+    settings = ("train.consistency=1", "train.consistency_nodes=40", f"train.compile={compiles}")
+    config = config_of("train.epochs=10", *settings)
     assert lg.train(prepared, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.8
 
 
@@ -257,9 +238,7 @@ def test_steps_of_a_whole_training_are_replayed(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", count)
-    config = lg.Config.from_recipe(
-        recipe, ["model.hidden=32", "train.batch_size=32", "train.epochs=3", "train.device=cuda", "train.compile=yes"]
-    )
+    config = config_of("train.batch_size=32", "train.epochs=3", "train.compile=yes", recipe=recipe)
     store = prepared.path.parent.parent
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="steps are not replayed")
@@ -276,8 +255,6 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 ) -> None:
     """Out of memory while recording, or something that no recording may hold: later steps, which draw dropout, are
     computed one by one, and the next run records again."""
-    from largegt.training.step import TrainingStep
-
     compute = TrainingStep._compute
 
     def fail(self: TrainingStep, views: list[lg.TokenBatch]) -> None:
@@ -287,11 +264,7 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
                 self.agreement.item()
             raise torch.cuda.OutOfMemoryError("no room")
 
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.device=cuda",
-         "train.compile=yes"],
-    )  # fmt: skip
+    config = config_of("model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.compile=yes")
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, "_compute", fail)
         with pytest.warns(UserWarning, match="recording failed"):
@@ -306,27 +279,14 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
-    from largegt.training.checkpoint import State
-    from largegt.training.metrics import TaskHead
-    from largegt.training.setup import build_model, make_accelerator, make_loader
-    from largegt.training.step import TrainingStep
-
     decay = 0.5
-    config = lg.Config.from_recipe(
-        "plain", ["model.hidden=32", "train.batch_size=12", "train.device=cuda", "train.weight_average=0.5"]
-    )
-    torch.manual_seed(0)
-    accelerator = make_accelerator(config.train)
-    model = build_model(config.model, prepared)
-    state = State.make(model, config.train, accelerator)
-    model.compile_for({12, 100})
-    head = TaskHead.for_training(prepared, config.train)
-    step = TrainingStep(accelerator, state, head, config.train, True)
-    loader = make_loader(prepared, model, config.train, accelerator.device)
+    config = config_of("train.batch_size=12", "train.learning_rate=1e-3", "train.weight_average=0.5")
+    step, model, batches = recorded_step(prepared, config, True, {12, 100})
+    state = step.state
     expected = [parameter.detach().cpu().double() for parameter in model.parameters()]
     steps = 0
     for epoch in range(2):
-        for batch in loader.batches(prepared.split_rows("train"), 12, 0, epoch):
+        for batch in batches.batches(prepared.split_rows("train"), 12, 0, epoch):
             step([batch])
             d = min(decay, (1 + steps) / (10 + steps))
             now = [parameter.detach().cpu().double() for parameter in model.parameters()]
@@ -338,8 +298,8 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
         with state.average.in_place(), torch.no_grad():
             for found, mean in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(found.cpu().double(), mean, rtol=1e-4, atol=1e-6)
-            for batch in loader.batches(prepared.split_rows("valid")[:100], 100):
-                with accelerator.autocast():
+            for batch in batches.batches(prepared.split_rows("valid")[:100], 100):
+                with step.accelerator.autocast():
                     model(batch)
         assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
         model.train()
@@ -350,26 +310,6 @@ def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None
         state.average.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_weight_average_of_a_compiled_run(prepared: lg.Prepared, tmp_path: Path) -> None:
-    """What is scored while training is what is kept, also when it was interrupted."""
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda",
-         "train.compile=yes", "train.epochs=12", "train.weight_average=0.9", "train.precision=32-true"],
-    )  # fmt: skip
-
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if "epoch 7/" in stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lg.train(prepared, config, tmp_path / "run", progress=stop)
-    run = lg.train(prepared, config, tmp_path / "run", resume=True)
-    assert run.metrics["test"]["accuracy"] > 0.8
-    best = run.history[run.metrics["best_epoch"] - 1]["valid"]
-    assert lg.evaluate(run.path, "valid")["loss"] == pytest.approx(best["loss"], rel=1e-2)
 
 
 def dropout_factors(seed: int, shape: tuple[int, ...], dropout: float) -> torch.Tensor:
@@ -436,11 +376,9 @@ def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width
 @pytest.mark.parametrize("name", ["largegt-local", "largegt-full"])
 def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepared, tmp_path: Path, name: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    config = lg.Config.from_recipe(
-        "default",
-        ["prepare.local_nodes.k=12", "model.hidden=32", "train.epochs=6", "train.batch_size=64", "train.device=cuda",
-         "model.label_tokens=true", "model.label_surroundings=true", "model.distances=true", "model.input_dropout=0.1",
-         "train.learning_rate=5e-3", f"model.name={name}"],
+    config = config_of(
+        "prepare.local_nodes.k=12", "train.epochs=6", "model.label_tokens=true", "model.label_surroundings=true",
+        "model.distances=true", "model.input_dropout=0.1", f"model.name={name}", recipe="default",
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.6
@@ -461,13 +399,7 @@ def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepare
 
 
 def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(prepared: lg.Prepared, tmp_path: Path) -> None:
-    from largegt.training.evaluate import Scorer
-    from run_helpers import history, stopped_at
-
-    config = lg.Config.from_recipe(
-        "plain",
-        ["model.hidden=32", "train.epochs=4", "train.batch_size=64", "train.device=cuda", "train.precision=16-mixed"],
-    )
+    config = config_of("train.epochs=4", "train.precision=16-mixed")
     alone = lg.train(prepared, config, tmp_path / "alone")
     with stopped_at(Scorer, "scores", 3):
         lg.train(prepared, config, tmp_path / "run")

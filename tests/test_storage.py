@@ -8,7 +8,6 @@ import pickle
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import largegt as lg
-from bucket_helpers import content, files, forget_connections, local_content, serving
+from bucket_helpers import content, files, forget_connections, local_content
 from largegt.cli.inspection import inspect
 from largegt.config.schema import (
     LabelContextsConfig,
@@ -38,12 +37,6 @@ from largegt.preprocessing.prepared import Prepared
 from run_helpers import refusal
 
 CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(nodes="sampled"))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with serving() as url:
-        yield url
 
 
 @pytest.fixture

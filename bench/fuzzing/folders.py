@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from largegt.cli.inspection import inspect
+from largegt.cli.verification import verify
 from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.data.versions import clean, earlier_states, register
-from largegt.errors import LargeGTError
+from largegt.errors import FormatError, LargeGTError
 from largegt.io.checksums import sealed
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
@@ -79,7 +80,7 @@ class ManifestTarget:
             lambda: facts.update(inspect(self._folder)),
             lambda: _read_store(GraphStore.open(self._folder)),
             lambda: clean(self._folder, dry_run=True),
-            lambda: inspect(self._folder, verify=True),
+            lambda: _refuse_damaged(self._folder),
         ]
         if name == "words":
             attempts += [
@@ -169,6 +170,11 @@ class CheckpointTarget:
         progress = load_checkpoint(file, State.make(model, config, make_accelerator(config)), torch.device("cpu"))
         if not isinstance(progress.epoch, int) or progress.epoch < 0:
             raise Wrong(f"an impossible number of epochs was resumed from: {progress.epoch!r}")
+
+
+def _refuse_damaged(folder: Path) -> None:
+    for damage in verify(folder).damaged:
+        raise FormatError(str(damage))
 
 
 def _has(file: Path, data: bytes) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
@@ -24,6 +26,9 @@ MODELS = (
     "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global",
     "goat-full",
 )  # fmt: skip
+EVERY_MODEL = (*MODELS, "largegt-full", "largegt-local", "largegt-global")
+NO_DROPOUT = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0")
+PLAIN = ("model.residual=false", "model.hop_embeddings=false", "model.encoder_ffn=0")
 GRAPH_MODELS = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full", "linkx")
 
 
@@ -50,6 +55,69 @@ def test_it_learns_and_predicts(store: GraphStore, name: str, tmp_path: Path) ->
     assert in_test["label"].to_pylist() == [found[node] for node in in_test["node"].to_pylist()]
     right = np.mean([store.classes[store.labels[node]] == found[node] for node in in_test["node"].to_pylist()])
     assert right == pytest.approx(metrics["test"]["accuracy"])
+
+
+def model_and_batch(store: GraphStore, name: str, *overrides: str) -> tuple[Any, Any, Any]:
+    """(a model without dropout, a training batch of many nodes, one of a single node)."""
+    settings = (*NO_DROPOUT, *overrides)
+    config = config_of(name, *settings) if name in MODELS else small(f"model.name={name}", *settings)
+    prepared = prepare(store, config.preparation)
+    torch.manual_seed(0)
+    model: Any = build_model(config.model, prepared)
+    loader = make_loader(prepared, model, config.train, torch.device("cpu"))
+    rows = prepared.split_rows("train")
+    return model, next(iter(loader.batches(rows, 60, 0))), next(iter(loader.batches(rows[:1], 60, 0)))
+
+
+@pytest.mark.parametrize("settings", [("model.norm=layer",), ("model.norm=batch", "model.num_layers=2", *PLAIN)])
+@pytest.mark.parametrize("name", EVERY_MODEL)
+def test_every_weight_learns_also_from_a_single_node(store: GraphStore, name: str, settings: tuple[str, ...]) -> None:
+    model, batch, single = model_and_batch(store, name, *settings)
+    model.train()
+    for _ in range(2):  # what a codebook knows only after a step has a gradient too
+        model.zero_grad()
+        output = model(batch)
+        F.cross_entropy(output.logits, batch.labels).backward()
+        model.update_codebook(output)
+    assert output.logits.shape == (60, 3)
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+        assert parameter.grad.abs().max() > 1e-12, parameter_name
+    output = model(single)
+    F.cross_entropy(output.logits, single.labels).backward()
+    model.update_codebook(output)
+    assert torch.isfinite(model(single).logits).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+@pytest.mark.parametrize("name", EVERY_MODEL)
+def test_mixed_precision_is_close_and_keeps_a_codebook_in_float32(store: GraphStore, name: str) -> None:
+    model, batch, _ = model_and_batch(store, name, "model.norm=layer")
+    exact = model.train()(batch).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(batch)
+        F.cross_entropy(output.logits.float(), batch.labels).backward()
+        model.update_codebook(output)
+        again = model(batch).logits
+    torch.testing.assert_close(output.logits.float(), exact, atol=0.1, rtol=0.1)
+    assert torch.isfinite(again.float()).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+    if getattr(model, "global_module", None) is not None:
+        assert model.global_module.codebook.centroids.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", EVERY_MODEL)
+def test_dropout_and_state_are_for_training_alone(store: GraphStore, name: str) -> None:
+    model, batch, _ = model_and_batch(store, name, "model.dropout=0.5", "model.encoder_dropout=0.5")
+    model.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert torch.equal(model(batch).logits, model(batch).logits)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    if name != "sgc":
+        model.train()
+        assert not torch.equal(model(batch).logits, model(batch).logits)
 
 
 @pytest.mark.parametrize("name", [*MODELS, "largegt-full"])

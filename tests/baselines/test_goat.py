@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -265,19 +264,3 @@ def test_attention_dropout_is_right_on_average() -> None:
         plain = module.eval()(batch.features, batch.member[:1], batch.distance[:1])[0]
     assert drawn.std(dim=0).min() > 1e-3
     assert ((drawn.mean(dim=0) - plain) / drawn.std(dim=0) * copies**0.5).abs().max() < 5
-
-
-@pytest.mark.usefixtures("bfloat16_cpu")
-def test_mixed_precision_and_every_weight_learns() -> None:
-    batch = make_batch()
-    model = make_model(norm="layer", dropout=0.0).float().train()
-    batch = replace(batch, features=batch.features.float(), positions=batch.positions.float()).to("cpu")
-    exact = model(batch).logits
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(batch).logits
-        F.cross_entropy(logits, batch.labels).backward()
-    torch.testing.assert_close(logits.float(), exact, atol=0.1, rtol=0.1)
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
-        assert parameter.grad.abs().max() > 0, name

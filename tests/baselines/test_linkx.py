@@ -92,14 +92,3 @@ def test_only_neighbours_rows_learn() -> None:
     assert model.table_nd.grad is not None
     touched = model.table_nd.grad.abs().sum(dim=1) > 0
     assert touched.nonzero()[:, 0].tolist() == sorted(set(batch.neighbors.tolist()))
-
-
-def test_dropout_in_training_alone() -> None:
-    adjacency, features = make_graph()
-    batch = batch_of([0, 3, 4], adjacency, features)
-    model = make_model(dropout=0.5)
-    assert torch.equal(model(batch).logits, model(batch).logits)
-    hidden = torch.stack([model.train()(batch).hidden for _ in range(200)])
-    plain = model.eval()(batch).hidden
-    torch.testing.assert_close(hidden[hidden != 0], (2 * plain).expand_as(hidden)[hidden != 0])
-    assert 0.4 < (hidden[:, plain > 0] == 0).double().mean() < 0.6

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config.schema import ModelConfig
 from largegt.loader.batch import TokenBatch
-from largegt.loader.loader import TokenLoader, token_batches
-from largegt.loader.table import TokenForm, TokenTable
 from largegt.models.base import DataShape
 from largegt.models.baselines.nagphormer import NAGphormer
-from largegt.preprocessing.pipeline import prepare
 from oracles import attention as oracle
 
 
@@ -107,40 +103,3 @@ def test_normal_init_is_as_published(num_layers: int) -> None:
     weights = torch.cat([m.weight.flatten() for m in linears])
     assert weights.std().item() == pytest.approx(0.02 / math.sqrt(num_layers), rel=0.05)
     assert all((m.bias == 0).all() for m in linears if m.bias is not None)
-
-
-@pytest.mark.parametrize("method", ["laplacian", "projection", "none"])
-def test_from_a_graph_to_logits(make_store: Any, random_edges: Any, method: Any) -> None:
-    """Shapes that fit, whatever was prepared; local nodes and zeros behind the features change nothing."""
-    store = make_store(random_edges(60, 150), 60)
-
-    def prepared_of(k: int) -> Any:
-        config = PrepareConfig(
-            local_nodes=LocalNodesConfig(k=k),
-            tokens=TokensConfig(hops=3),
-            positions=PositionsConfig(method=method, dim=4),
-        )
-        return prepare(store, config)
-
-    alone, sampled = prepared_of(1), prepared_of(5)
-    torch.manual_seed(0)
-    model = NAGphormer.for_prepared(alone, ModelConfig(name="nagphormer", hidden=8)).eval()
-    assert (model.project_positions is None) == (method == "none")
-    assert model.num_local_nodes == 1
-    assert model.takes_padding
-    wide = TokenLoader(TokenTable(alone, form=TokenForm(multiple=3)), torch.device("cpu"))
-    with torch.no_grad():
-        expected = torch.cat([model(batch).logits for batch in token_batches(alone, batch_size=9)])
-        others = torch.cat([model(batch).logits for batch in token_batches(sampled, batch_size=9)])
-        padded = torch.cat([model(batch).logits for batch in wide.batches(np.arange(60), 9)])
-    assert expected.shape == (60, 3)
-    torch.testing.assert_close(others, expected)
-    torch.testing.assert_close(padded, expected)
-
-
-def test_every_weight_learns() -> None:
-    model, batch = model_of(num_layers=2).train(), batch_of()
-    torch.nn.functional.cross_entropy(model(batch).logits, batch.labels).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name

@@ -32,3 +32,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ):
         monkeypatch.setattr(f"largegt.data.{name}", value)
     return monkeypatch
+
+
+@pytest.fixture
+def small(tiny: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """So that workers have many parts, runs and ranges of a small graph too."""
+    tiny.setattr("largegt.data.parts._LEAST_PART", 90)
+    return tiny

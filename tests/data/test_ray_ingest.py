@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from dying_tasks import Dying
 from graph_helpers import left_behind
-from test_killed_ingest import INPUTS, Stop, node_table, rows_in_parquet, strings_in_csv
+from test_killed_ingest import CONFIG, many_files, mapped_arrays, node_table, one_process, strings_in_csv
 
 import largegt
 from largegt.config.schema import IngestConfig
@@ -26,75 +25,6 @@ from largegt.data.ingest import ingest
 from largegt.data.workers import Threads
 from largegt.errors import ConfigError, InputError
 from run_helpers import all_bytes
-
-CONFIG = IngestConfig(unknown_ids="drop", name="g")
-
-
-def many_files(folder: Path) -> dict[str, Any]:
-    """Whole numbers in seven CSV files, one of them packed and one without an edge; ids are found in the edges."""
-    rng = np.random.default_rng(4)
-    (folder / "edges").mkdir()
-    for part in range(6):
-        ends = (rng.random((2, 400)) ** 2 * 300).astype(np.int64) * 10**9 - 7
-        file = folder / "edges" / f"part-{part}.csv"
-        pacsv.write_csv(pa.table({"u": ends[0], "v": ends[1]}), file)
-    with pa.CompressedOutputStream(str(folder / "edges" / "part-7.csv.gz"), "gzip") as stream:
-        stream.write((folder / "edges" / "part-2.csv").read_bytes() + b"-7,999\n")
-    (folder / "edges" / "part-8.csv").write_text('"u","v"\n')
-    (folder / "edges" / "_SUCCESS").touch()
-    return {"edges": folder / "edges" / "part-*.csv*"}
-
-
-def mapped_arrays(folder: Path) -> dict[str, Any]:
-    """Rows in two .npy files, one of them [E, 2]."""
-    ends = (np.random.default_rng(5).random((2, 1500)) ** 3 * 200).astype(np.int32)
-    np.save(folder / "a.npy", ends[:, :900])
-    np.save(folder / "b.npy", np.ascontiguousarray(ends[:, 900:].T))
-    return {"edges": [folder / "a.npy", folder / "b.npy"], "num_nodes": 201}
-
-
-EVERY = [*INPUTS, many_files, mapped_arrays]
-
-
-def one_process(files: dict[str, Any], out: Path, config: IngestConfig = CONFIG) -> dict[str, bytes]:
-    ingest(sources.files(**files), out, config, threads=1)
-    return all_bytes(out)
-
-
-@pytest.fixture
-def small(tiny: pytest.MonkeyPatch) -> None:
-    """So that a small graph is many parts, runs and ranges."""
-    tiny.setattr("largegt.data.parts._LEAST_PART", 90)
-
-
-@pytest.mark.parametrize("make", EVERY)
-def test_any_number_of_parts_gives_the_same_bytes(tmp_path: Path, small: None, make: Any) -> None:
-    files = make(tmp_path)
-    config = CONFIG.model_copy(update={"undirected": make in (node_table, many_files)})
-    expected = one_process(files, tmp_path / "whole", config)
-    for memory, shards in ((60_000, 3), (9_000, None)):
-        out = tmp_path / f"g{shards}"
-        ingest(sources.files(**files), out, config, engine=Threads(memory, 2, shards))
-        assert all_bytes(out) == expected, shards
-        assert not (tmp_path / f".g{shards}.partial").exists()
-
-
-@pytest.mark.parametrize("make", [strings_in_csv, rows_in_parquet])
-def test_killed_and_gone_on_with_any_engine(tmp_path: Path, small: None, make: Any) -> None:
-    files = make(tmp_path)
-    expected = one_process(files, tmp_path / "whole")
-    engines: list[dict[str, Any]] = [{"engine": Threads(20_000, 2, 5)}, {"threads": 2}, {"engine": Threads(5_000, 2)}]
-    out = tmp_path / "g"
-    for run in range(400):
-        with pytest.MonkeyPatch.context() as patch:
-            Stop(patch, 6 + run % 4)
-            try:
-                ingest(sources.files(**files), out, CONFIG, **engines[run % 3])
-                break
-            except KeyboardInterrupt:
-                assert not out.exists()
-    assert run > 4
-    assert all_bytes(out) == expected
 
 
 def test_errors_are_those_of_one_process(tmp_path: Path, small: None) -> None:
@@ -159,7 +89,7 @@ def test_ray_gives_the_bytes_of_one_process(
     monkeypatch.chdir(tmp_path)  # relative paths are ours, not the workers'
     files = {key: _relative(value, tmp_path) for key, value in make(tmp_path).items()}
     config = CONFIG.model_copy(update={"undirected": undirected})
-    expected = one_process(files, Path("whole"), config)
+    expected = one_process(files, Path("whole"), undirected)
     ingest(sources.files(**files), "g", config, engine=RayEngine(shards=shards, memory=20_000))
     assert all_bytes(tmp_path / "g") == expected
 

@@ -207,6 +207,36 @@ def test_feature_and_label_tables_in_row_order(tmp_path: Path, six: Any) -> None
         sources.files(tmp_path / "e.npy", nodes=nodes, features=wrong)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["numbers", "text only in a later block"])
+@pytest.mark.parametrize("forms", [("csv", "parquet"), ("parquet", "csv"), ("csv", "csv")])
+def test_ids_of_two_tables_are_compared_in_pieces(
+    tmp_path: Path, forms: tuple[str, str], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks end at different rows, and numbers may stand as text."""
+    monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 10)
+    ids = [*range(-3, 200), *(["last"] if late else [])]
+    ids = [str(one) for one in ids] if late or "csv" in forms else ids
+    edges = _write(tmp_path / "e.csv", {"u": ids[:-1], "v": ids[1:]})
+    nodes = _write(tmp_path / f"n.{forms[0]}", {"id": ids, "y": [0, 1] * 102 if late else [0, 1] * 101 + [0]})
+    for wrong in (ids[::-1], ids[:-1], [*ids[:-1], "7"], None):
+        given = ids if wrong is None else wrong
+        features = _write(tmp_path / f"x.{forms[1]}", {"id": given, "p": np.arange(len(given)) / 2})
+        if wrong is None:
+            store = ingest(sources.files(edges, nodes=nodes, features=features), tmp_path / "g")
+            assert store.features[:, 0].tolist() == (np.arange(len(ids)) / 2).tolist()
+        else:
+            with pytest.raises(InputError, match="not those of the node table in the same order"):
+                sources.files(edges, nodes=nodes, features=features)
+
+
+def test_a_missing_id_is_named_by_its_row(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id,x\n" + "".join(f"{i},{i}\n" for i in range(300)) + ",5\n")
+    for given in ({"edges": tmp_path / "n.csv"}, {"edges": tmp_path / "e.npy", "nodes": tmp_path / "n.csv"}):
+        np.save(tmp_path / "e.npy", SIX_EDGES)
+        with pytest.raises(InputError, match=r"n.csv: column 'id': an id is missing \(row 300, counted from 0\)"):
+            ingest(sources.files(**given), tmp_path / "g")
+
+
 def test_a_file_of_its_own_goes_before_the_node_table(tmp_path: Path, six: Any) -> None:
     np.save(tmp_path / "e.npy", six)
     nodes = _write(tmp_path / "n.csv", {"id": np.arange(6), "y": [9, 9, 9, 8, 8, 8], "f": X[:, 0]})
@@ -245,23 +275,21 @@ def test_edge_index_shapes_and_torch(tmp_path: Path, six: Any) -> None:
 
 
 def test_pyg_data_and_its_masks(tmp_path: Path, six: Any) -> None:
-    masks = np.zeros((6, 3), dtype=bool)
+    torch = pytest.importorskip("torch")
+    data_of = pytest.importorskip("torch_geometric.data").Data
+    masks = torch.zeros((6, 3), dtype=torch.bool)
     masks[0, 0] = masks[1, 2] = True
-    data = SimpleNamespace(
-        x=X,
-        edge_index=six,
-        y=np.array([[0], [1], [0], [1], [0], [1]]),
-        train_mask=masks,
-        val_mask=None,
-        num_nodes=6,
+    labels = torch.tensor([[0], [1], [0], [1], [0], [1]])
+    data = data_of(
+        x=torch.tensor(X), edge_index=torch.tensor(six), y=labels, train_mask=masks, test_mask=torch.arange(6) > 3
     )
-    first, third = (
-        ingest(sources.pyg(data), tmp_path / "a"),
-        ingest(sources.pyg(data, split_index=2), tmp_path / "b"),
-    )
-    assert first.split.tolist() == [1, 0, 0, 0, 0, 0]
-    assert third.split.tolist() == [0, 1, 0, 0, 0, 0]
+    first = ingest(sources.pyg(data, name="six"), tmp_path / "a")
+    third = ingest(sources.pyg(data, split_index=2), tmp_path / "b")
+    assert (first.name, rows(first, "both")) == ("six", BOTH)
+    np.testing.assert_array_equal(first.features, X)
     assert first.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert first.split.tolist() == [1, 0, 0, 0, 3, 3]
+    assert third.splits["train"].tolist() == [1]
     with pytest.raises(InputError, match="split_index is 3"):
         sources.pyg(data, split_index=3)
     with pytest.raises(InputError, match="no edge_index"):

@@ -1,7 +1,8 @@
-"""A graph in two parts: what is there, and what comes later; as files and as sources."""
+"""A graph in two parts: what is there, and what comes later; as files and as sources; and stores that are the same."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from largegt.cli.verification import verify
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
+from run_helpers import left_in
 
 WORDS = np.array(["train", "valid", "test", ""])
+CHANGED = np.array([7, 3, 140, 12, 99, 0])
+"""Nodes that are updated, in no order."""
 
 
 @dataclass
@@ -75,6 +80,33 @@ class Grown:
         with fitted_as(GraphStore.open(folder / "old")):
             return ingest(source, folder / part, config, threads=1)
 
+    def begin(self, folder: Path, kind: str = "parquet", **settings: Any) -> GraphStore:
+        """All files are in the folder, and the store of the old ones at `old`."""
+        self.write(folder, kind)
+        return self.ingested(folder, "old", kind, **settings)
+
+    def now(self, folder: Path, part: str = "all") -> GraphStore:
+        """The store of the tables as they are now, with the fitted columns of the one at `old`."""
+        self.write(folder / "now")
+        with fitted_as(GraphStore.open(folder / "old")):
+            return self.ingested(folder / "now", part)
+
+    def change(self, features: bool = True, labels: bool = True, split: bool = True) -> None:
+        """Give the nodes CHANGED other values: all but the last of them."""
+        rows = CHANGED[:-1]
+        if features:
+            self.features[rows] += 1
+        if labels:
+            self.labels[rows] = (self.labels[rows] + 1) % 3
+        if split:
+            self.split[rows] = (self.split[rows] + 1) % 3
+
+    def written(self, file: Path, rows: Any = CHANGED, columns: Any = None) -> Path:
+        """These rows of the table of nodes, in this order."""
+        table = self.nodes(0).take(pa.array(np.asarray(rows)))
+        pq.write_table(table if columns is None else table.select(columns), file)
+        return file
+
     def source_of(self, part: str) -> Any:
         """The same in memory, for ids that are rows: `old`, `new` or `all`."""
         low, high = {"old": (0, self.num_old), "new": (self.num_old, None), "all": (0, None)}[part]
@@ -98,6 +130,34 @@ def fitted_as(store: GraphStore) -> Iterator[None]:
     assert store.columns is not None
     with patch("largegt.data.parts.fit_columns", return_value=store.columns):
         yield
+
+
+def arrays_of(folder: Path) -> dict[str, bytes]:
+    """The bytes of the arrays of the newest version, but for its lineage."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    lineage = manifest.get("notes", {}).get("arrays", [])
+    return {name: (folder / entry["file"]).read_bytes()
+            for name, entry in manifest["arrays"].items() if name not in lineage}  # fmt: skip
+
+
+def assert_same(store: GraphStore, full: GraphStore) -> None:
+    """Every byte of every array, and the manifest but for its lineage; nothing is damaged or left over."""
+    assert arrays_of(store.path) == arrays_of(full.path)
+    ours, theirs = (json.loads((each.path / "manifest.json").read_text()) for each in (store, full))
+    for tree in (ours, theirs):
+        for name in tree.pop("notes", {}).get("arrays", []):
+            del tree["arrays"][name]
+        tree.pop("checksum")
+    assert json.dumps(ours) == json.dumps(theirs), "in the same order"
+    assert store.fingerprint == full.fingerprint
+    assert not verify(store.path).damaged
+    assert not unfinished(store.path.parent)
+
+
+def unfinished(folder: Path) -> list[str]:
+    """What only a process at work has there."""
+    words = ("partial", "lock", "scratch", ".old-")
+    return [name for name in left_in(folder) if any(word in name for word in words)]
 
 
 def grown(

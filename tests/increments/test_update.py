@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import WORDS, Grown, fitted_as, grown
+from grown_graphs import CHANGED, arrays_of, assert_same, fitted_as, grown
 from test_incremental_prepare import SETTINGS, config
 from test_incremental_prepare import assert_same as assert_same_preparation
 
 from largegt.cli.verification import verify
-from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
@@ -27,42 +25,9 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import remove_folder
 from largegt.preprocessing.pipeline import prepare
 from largegt.training.trainer import train
-from run_helpers import left_in, lg, small, stopped_at  # noqa: F401
+from run_helpers import small, stopped_at
 
-CHANGED = np.array([7, 3, 140, 12, 99, 0])
-"""Nodes that are updated, in no order."""
-
-
-def changed(graph: Grown, features: bool = True, labels: bool = True, split: bool = True) -> None:
-    """Give the nodes CHANGED other values: all but the last of them."""
-    rows = CHANGED[:-1]
-    if features:
-        graph.features[rows] += 1
-    if labels:
-        graph.labels[rows] = (graph.labels[rows] + 1) % 3
-    if split:
-        graph.split[rows] = (graph.split[rows] + 1) % 3
-
-
-def written(graph: Grown, file: Path, rows: Any = CHANGED, columns: Any = None) -> Path:
-    """The rows of the graph's table of nodes, in this order."""
-    table = graph.nodes(0).take(pa.array(np.asarray(rows)))
-    pq.write_table(table if columns is None else table.select(columns), file)
-    return file
-
-
-def arrays_of(store: GraphStore) -> dict[str, str]:
-    """The checksums of all arrays but the lineage, in their order."""
-    manifest = json.loads((store.path / "manifest.json").read_text())
-    lineage = manifest.get("notes", {}).get("arrays", [])
-    return {name: entry["checksum"] for name, entry in manifest["arrays"].items() if name not in lineage}
-
-
-def assert_same(store: GraphStore, full: GraphStore) -> None:
-    assert list(arrays_of(store).items()) == list(arrays_of(full).items())
-    assert store.folder.meta == full.folder.meta
-    assert store.fingerprint == full.fingerprint
-    assert not verify(store.path).damaged
+FEATURES = ["f0", "f1", "f2", "f3"]
 
 
 # the store
@@ -73,14 +38,12 @@ def assert_same(store: GraphStore, full: GraphStore) -> None:
 def test_the_bytes_of_an_ingest_of_the_updated_tables(tmp_path: Path, ids: str, undirected: bool) -> None:
     """Known and new nodes in one table, in no order but that of the new ones, and new edges."""
     graph = grown(ids, undirected)
-    graph.write(tmp_path)
-    old = graph.ingested(tmp_path, "old")
-    changed(graph)
-    graph.write(tmp_path)
-    full = graph.ingested(tmp_path, "all")
+    old = graph.begin(tmp_path)
+    graph.change()
+    full = graph.now(tmp_path)
     rows = np.insert(np.arange(150, 170), [0, 3, 3, 9, 15, 20], CHANGED)
     store = append(
-        tmp_path / "old", written(graph, tmp_path / "n.parquet", rows), tmp_path / "edges_new.parquet", update=True,
+        tmp_path / "old", graph.written(tmp_path / "n.parquet", rows), tmp_path / "edges_new.parquet", update=True,
         threads=1,
     )  # fmt: skip
     assert_same(store, full)
@@ -96,7 +59,6 @@ def test_the_bytes_of_an_ingest_of_the_updated_tables(tmp_path: Path, ids: str, 
         "splits_changed": len(touched_since(store, state, "split")),
         "features_changed": 5,
     }
-    assert not [name for name in left_in(tmp_path) if "partial" in name or "scratch" in name]
 
 
 def test_columns_of_every_kind_are_encoded_as_they_were_fitted(tmp_path: Path) -> None:
@@ -130,23 +92,20 @@ def test_columns_of_every_kind_are_encoded_as_they_were_fitted(tmp_path: Path) -
 
 def test_a_column_that_the_table_lacks_keeps_its_values(tmp_path: Path) -> None:
     graph = grown("string")
-    graph.write(tmp_path)
-    before = arrays_of(graph.ingested(tmp_path, "old"))
-    changed(graph)
-    labels = append(tmp_path / "old", written(graph, tmp_path / "l.parquet", columns=["id", "label"]), update=True)
-    after = arrays_of(labels)
+    before = arrays_of(graph.begin(tmp_path).path)
+    graph.change()
+    labels = append(tmp_path / "old", graph.written(tmp_path / "l.parquet", columns=["id", "label"]), update=True)
+    after = arrays_of(labels.path)
     assert [name for name in before if before[name] != after[name]] == ["labels"]
     assert {**last_changes(labels), "labels_changed": 0} == dict.fromkeys(last_changes(labels), 0)
     assert labels.labels[:150].tolist() == graph.labels[:150].tolist()
     features = append(
-        tmp_path / "old", written(graph, tmp_path / "f.parquet", columns=["id", "f3", "f2", "f0", "f1"]), update=True
+        tmp_path / "old", graph.written(tmp_path / "f.parquet", columns=["id", "f3", "f2", "f0", "f1"]), update=True
     )
-    assert [name for name in after if after[name] != arrays_of(features)[name]] == ["features"]
+    assert [name for name in after if after[name] != arrays_of(features.path)[name]] == ["features"]
     np.testing.assert_array_equal(features.features, graph.features[:150])
-    split = append(tmp_path / "old", written(graph, tmp_path / "s.parquet", columns=["split", "id"]), update=True)
-    graph.write(tmp_path / "b")
-    with fitted_as(split):
-        assert_same(split, graph.ingested(tmp_path / "b", "old"))
+    split = append(tmp_path / "old", graph.written(tmp_path / "s.parquet", columns=["split", "id"]), update=True)
+    assert_same(split, graph.now(tmp_path, "old"))
 
 
 def test_an_empty_cell_leaves_the_label_and_the_split(tmp_path: Path) -> None:
@@ -174,36 +133,11 @@ def test_an_empty_cell_leaves_the_label_and_the_split(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ["regression", "multilabel"])
-def test_values_and_several_labels(tmp_path: Path, task: str) -> None:
-    names = ["y"] if task == "regression" else ["a", "b", "c"]
-    values = np.random.default_rng(0).normal(size=(8, 1)) if task == "regression" else np.eye(8)[:, :3]
-    table = {"id": np.arange(8), "x": np.arange(8.0), **{name: values[:, c] for c, name in enumerate(names)}}
-    pq.write_table(pa.table(table), tmp_path / "n.parquet")
-    np.save(tmp_path / "e.npy", np.array([[0, 1, 2], [1, 2, 3]]))
-    source = sources.files(tmp_path / "e.npy", nodes=tmp_path / "n.parquet", label=names)
-    ingest(source, tmp_path / "g", threads=1)
-    new: Any = [[-1.0], [None]] if task == "regression" else [[None, 1, 0], [1, None, None]]
-    columns = {name: pa.array([row[c] for row in new], pa.float64()) for c, name in enumerate(names)}
-    pq.write_table(pa.table({"id": [5, 2], **columns}), tmp_path / "u.parquet")
-    store = append(tmp_path / "g", tmp_path / "u.parquet", update=True)
-    expected = values.astype(np.float32)
-    if task == "regression":
-        expected[5] = -1
-    else:
-        expected[5, 1:], expected[2, 0] = (1, 0), 1
-        assert store.folder.meta["label_counts"] == expected.sum(axis=0).tolist()
-    np.testing.assert_array_equal(store.labels.reshape(8, -1), expected)
-
-
 def test_labels_in_a_file_of_their_own(tmp_path: Path) -> None:
     graph = grown("string")
-    graph.write(tmp_path)
-    graph.ingested(tmp_path, "old")
-    changed(graph)
-    store = append(
-        tmp_path / "old", labels=written(graph, tmp_path / "l.parquet", columns=["id", "label"]), update=True
-    )
+    graph.begin(tmp_path)
+    graph.change()
+    store = append(tmp_path / "old", labels=graph.written(tmp_path / "l.parquet", columns=["id", "label"]), update=True)
     assert store.labels.tolist() == graph.labels[:150].tolist()
     pq.write_table(pa.table({"id": ["nobody"], "label": [1]}), tmp_path / "l.parquet")
     with pytest.raises(InputError, match=r"'nobody' is neither in .* nor among the new nodes"):
@@ -212,142 +146,38 @@ def test_labels_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 def test_arrays_that_stay_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = grown("string", undirected=False)
-    graph.write(tmp_path)
-    graph.ingested(tmp_path, "old")
-    changed(graph)
+    graph.begin(tmp_path)
+    graph.change()
     grows: list[str] = []
     original = ArrayWriter.grow
     monkeypatch.setattr(
         ArrayWriter, "grow", lambda self, name, *rest: grows.append(name) or original(self, name, *rest)
     )
-    append(tmp_path / "old", written(graph, tmp_path / "l.parquet", columns=["id", "label"]), update=True)
+    append(tmp_path / "old", graph.written(tmp_path / "l.parquet", columns=["id", "label"]), update=True)
     assert not [name for name in grows if name.startswith(("features", "out", "in", "both", "node_id"))]
-
-
-@pytest.mark.parametrize(
-    ("columns", "rows", "message"),
-    [
-        (["id", "f0", "label"], CHANGED, "has no column 'f1', 'f2', 'f3': features are updated from all"),
-        (["id", "label"], [3, 160], "has no features, and nodes of .* give the columns f0, f1, f2, f3"),
-        (["id", "label"], [3, 3], "occurs twice"),
-    ],
-    ids=["some features", "a new node without", "twice"],
-)
-def test_refusals_are_one_line_and_leave_the_store(tmp_path: Path, columns: Any, rows: Any, message: str) -> None:
-    graph = grown("integer")
-    graph.write(tmp_path)
-    before = graph.ingested(tmp_path, "old").fingerprint
-    file = written(graph, tmp_path / "n.parquet", rows, columns)
-    with pytest.raises(InputError, match=message) as caught:
-        append(tmp_path / "old", file, update=True)
-    assert "\n" not in str(caught.value)
-    assert GraphStore.open(tmp_path / "old").fingerprint == before
-    assert not [name for name in left_in(tmp_path) if "partial" in name]
-
-
-def test_other_refusals(tmp_path: Path) -> None:
-    graph = grown()
-    graph.store(tmp_path)
-    with pytest.raises(InputError, match="rows without ids"):
-        append(tmp_path / "old", sources.arrays(np.zeros((2, 0), int), np.ones((20, 4))), update=True)
-    pq.write_table(pa.table({"id": [3], "label": [7]}), tmp_path / "u.parquet")
-    with pytest.raises(InputError, match="7 is no class of the store"):
-        append(tmp_path / "old", tmp_path / "u.parquet", update=True)
-    with pytest.raises(InputError, match="nothing to add"):
-        append(tmp_path / "old", update=True)
 
 
 def test_features_that_came_from_an_array(tmp_path: Path) -> None:
     graph = grown()
     graph.store(tmp_path)
-    changed(graph, labels=False, split=False)
-    store = append(tmp_path / "old", written(graph, tmp_path / "u.parquet", columns=["id", "f0", "f1", "f2", "f3"]),
+    graph.change(labels=False, split=False)
+    store = append(tmp_path / "old", graph.written(tmp_path / "u.parquet", columns=["id", *FEATURES]),
                    update=True)  # fmt: skip
     assert_same(store, graph.store(tmp_path / "b"))
 
 
-@pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
-def test_killed_anywhere_the_same_command_goes_on(
-    tmp_path: Path, undirected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("append._WINDOW_EDGES", "append._CHUNK_ROWS"):
-        monkeypatch.setattr(f"largegt.data.{name}", 60)
-    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 200)
-    graph = grown("string", undirected)
-    graph.write(tmp_path)
-    before = graph.ingested(tmp_path, "old").fingerprint
-    changed(graph)
-    graph.write(tmp_path)
-    rows = np.concatenate([CHANGED, np.arange(150, 170)])
-    arguments: Any = (tmp_path / "old", written(graph, tmp_path / "n.parquet", rows), tmp_path / "edges_new.parquet")
-    for call in (1, 4, 9, 14, 5, 2, 2):  # each goes on from the one before
-        with stopped_at(ArrayWriter, "commit", call):
-            append(*arguments, update=True, threads=1)
-        assert GraphStore.open(tmp_path / "old").fingerprint == before
-    with stopped_at(ArrayWriter, "finish", 1):
-        append(*arguments, update=True, threads=1)
-    assert GraphStore.open(tmp_path / "old").fingerprint == before
-    assert_same(append(*arguments, update=True, threads=1), graph.ingested(tmp_path, "all"))
-
-
 def test_killed_where_arrays_are_kept(tmp_path: Path) -> None:
     graph = grown("string")
-    graph.write(tmp_path)
-    old = graph.ingested(tmp_path, "old")
-    changed(graph, features=False)
-    file = written(graph, tmp_path / "l.parquet", columns=["id", "label", "split"])
+    old = graph.begin(tmp_path)
+    graph.change(features=False)
+    file = graph.written(tmp_path / "l.parquet", columns=["id", "label", "split"])
     for method, call in (("commit", 1), ("commit", 2), ("finish", 1), ("_place", 1), ("_keep_version", 1)):
         with stopped_at(ArrayWriter, method, call):
             append(tmp_path / "old", file, update=True, threads=1)
         assert GraphStore.open(tmp_path / "old").fingerprint == old.fingerprint
         assert not verify(old.path).damaged
     store = append(tmp_path / "old", file, update=True, threads=1)
-    graph.write(tmp_path / "b")
-    with fitted_as(store):
-        assert_same(store, graph.ingested(tmp_path / "b", "old"))
-
-
-def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
-    graph = grown("string")
-    graph.write(tmp_path)
-    first = graph.ingested(tmp_path, "old")
-    same = written(graph, tmp_path / "same.parquet")
-    with pytest.warns(UserWarning, match="has all of this already: nothing changes"):
-        store = append(tmp_path / "old", same, update=True)
-    assert (store.fingerprint, earlier_states(store)) == (first.fingerprint, [])
-    assert last_changes(store) == dict.fromkeys(last_changes(store), 0)
-    changed(graph)
-    file = written(graph, tmp_path / "n.parquet")
-    second = append(tmp_path / "old", file, update=True)
-    before = (second.path / "manifest.json").read_bytes()
-    with pytest.warns(UserWarning, match="has these files already"):
-        append(tmp_path / "old", file, update=True)
-    copy = written(graph, tmp_path / "copy.parquet")
-    with pytest.warns(UserWarning, match="nothing changes"):
-        append(tmp_path / "old", copy, update=True)
-    assert (second.path / "manifest.json").read_bytes() == before
-    assert not [name for name in left_in(tmp_path) if "partial" in name]
-
-
-def test_the_verb(tmp_path: Path, lg: Any) -> None:  # noqa: F811
-    graph = grown("string")
-    graph.write(tmp_path)
-    graph.ingested(tmp_path, "old")
-    changed(graph, split=False)
-    file = written(graph, tmp_path / "n.parquet", [*CHANGED, 160])
-    code, _, err = lg("append", tmp_path / "old", "--nodes", file)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--update" in err
-    found = lg("append", tmp_path / "old", "--update", "--nodes", file, "--json").json
-    counts = {name: found[name] for name in ("labels_changed", "features_changed", "new_nodes", "new_edges", "nodes")}
-    assert counts == {
-        "labels_changed": 5, "features_changed": 5, "new_nodes": 1, "new_edges": 0, "nodes": 151,
-    }  # fmt: skip
-    code, out, err = lg("append", tmp_path / "old", "--update", "--nodes", file)
-    assert code == 0
-    assert "nothing is appended" in err
-    assert "labels changed" in out
-    assert "features changed" in out
+    assert_same(store, graph.now(tmp_path, "old"))
 
 
 # preparations and runs
@@ -365,9 +195,9 @@ def test_a_preparation_of_an_updated_store_is_one_from_nothing(
     prepare(graph.store(tmp_path), config(name), threads=1)
     append(tmp_path / "old", graph.source_of("new"), threads=1)  # the night in between, nobody prepared
     graph.split[600:] = 3
-    changed(graph, features=what != "labels", labels=what != "features", split=what == "both")
-    columns = ["id", "f0", "f1", "f2", "f3", "label", "split"]
-    store = append(tmp_path / "old", written(graph, tmp_path / "n.parquet", columns=columns), update=True, threads=1)
+    graph.change(features=what != "labels", labels=what != "features", split=what == "both")
+    columns = ["id", *FEATURES, "label", "split"]
+    store = append(tmp_path / "old", graph.written(tmp_path / "n.parquet", columns=columns), update=True, threads=1)
     prepared = prepare(store, config(name), threads=1)
     full = graph.store(tmp_path, "all")
     assert full.fingerprint == store.fingerprint
@@ -383,14 +213,13 @@ def test_a_preparation_of_an_updated_store_is_one_from_nothing(
 def test_a_run_keeps_its_labels_and_reads_the_new_features(tmp_path: Path, what: str) -> None:
     graph = grown("string", num_old=300)
     graph.split[graph.split == 3] = 0
-    graph.write(tmp_path)
-    old = graph.ingested(tmp_path, "old")
+    old = graph.begin(tmp_path)
     settings = small("train.epochs=2", "prepare.labels.hops=2", "prepare.labels.local=true",
                      "prepare.local_nodes.nodes=all")  # fmt: skip
     run = train(old, settings, tmp_path / "run")
     before = predict(run)
-    changed(graph, features=what != "labels", labels=what != "features", split=what != "features")
-    store = append(tmp_path / "old", written(graph, tmp_path / "n.parquet"), update=True, threads=1)
+    graph.change(features=what != "labels", labels=what != "features", split=what != "features")
+    store = append(tmp_path / "old", graph.written(tmp_path / "n.parquet"), update=True, threads=1)
     labels, split = labels_as_of(store, earlier_states(store)[0])
     assert labels.tolist() == old.labels.tolist()
     assert split.tolist() == old.split.tolist()
@@ -407,36 +236,21 @@ def test_a_run_keeps_its_labels_and_reads_the_new_features(tmp_path: Path, what:
 def test_two_updates_and_an_append(tmp_path: Path) -> None:
     """The lineage of each step is kept, and counts for preparations of the first version."""
     graph = grown("string", num_old=600, num_new=6, num_edges=900, num_new_edges=8)
-    graph.write(tmp_path)
-    old = graph.ingested(tmp_path, "old")
+    old = graph.begin(tmp_path)
     prepare(old, config("labels"), threads=1)
-    changed(graph, labels=False, split=False)
-    append(
-        tmp_path / "old", written(graph, tmp_path / "a.parquet", columns=["id", "f0", "f1", "f2", "f3"]), update=True
-    )
+    graph.change(labels=False, split=False)
+    append(tmp_path / "old", graph.written(tmp_path / "a.parquet", columns=["id", *FEATURES]), update=True)
     append(tmp_path / "old", tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet")
     graph.labels[[4, 602]] = (graph.labels[[4, 602]] + 1) % 3
     graph.split[[4, 602]] = 0
     store = append(
-        tmp_path / "old", written(graph, tmp_path / "b.parquet", [602, 4], ["id", "label", "split"]), update=True
+        tmp_path / "old", graph.written(tmp_path / "b.parquet", [602, 4], ["id", "label", "split"]), update=True
     )
     first = earlier_states(store)[0]
     assert touched_since(store, first, "features").tolist() == sorted(CHANGED[:-1].tolist())
     assert touched_since(store, first, "labels").tolist() == [4]
     assert touched_since(store, earlier_states(store)[2], "labels").tolist() == [4, 602]
     assert not len(touched_since(store, earlier_states(store)[1], "features"))
-    graph.write(tmp_path)
-    full = graph.ingested(tmp_path, "all")
+    full = graph.now(tmp_path)
     assert_same(store, full)
     assert_same_preparation(prepare(store, config("labels"), threads=1), prepare(full, config("labels"), threads=1))
-
-
-def test_splits_are_words(tmp_path: Path) -> None:
-    graph = grown("integer")
-    graph.write(tmp_path)
-    graph.ingested(tmp_path, "old")
-    table = {"id": graph.ids[:3], "split": WORDS[[2, 2, 2]]}
-    pq.write_table(pa.table(table), tmp_path / "s.parquet")
-    store = append(tmp_path / "old", tmp_path / "s.parquet", update=True)
-    assert store.split[:3].tolist() == [3, 3, 3]
-    assert store.folder.meta["config"] == IngestConfig(undirected=True).model_dump(mode="json")

@@ -41,14 +41,6 @@ def test_encoder_layer(ffn_width: int) -> None:
         torch.testing.assert_close(found[row], torch.stack(oracle.encoder_layer(layer, list(x[row]), [0.0] * 5)))
 
 
-def test_dropout_is_for_training_alone() -> None:
-    layer = EncoderLayer(6, 2, 3, 7, 0.5, 0.5).double()
-    x = tokens()
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
-
-
 def test_each_kind_of_dropout_does_something() -> None:
     for rates in ((0.5, 0.0), (0.0, 0.5)):
         layer = EncoderLayer(6, 2, 3, 0, *rates).double()

@@ -26,31 +26,41 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compile_)
 
 
-def batch_of(size: int, seed: int, width: int = 5) -> TokenBatch:
+def batch_of(size: int, seed: int, width: int = 5, task: str | None = None) -> TokenBatch:
     generator = torch.Generator().manual_seed(seed)
+    labels = {
+        None: None,
+        "multiclass": torch.randint(-1, 3, (size, 4), generator=generator),
+        "multilabel": torch.randint(0, 2, (size, 4, 3), generator=generator).float(),
+        "regression": torch.randn(size, 4, generator=generator),
+    }[task]
     return TokenBatch(
         nodes=torch.randperm(100, generator=generator)[:size],
         tokens=torch.randn(size, 12, width, generator=generator),
         multiplicity=None,
         positions=torch.randn(size, 4, generator=generator),
         labels=torch.zeros(size, dtype=torch.long),
+        local_labels=labels,
     )
 
 
 @pytest.mark.parametrize("head_width", [8, 16])
 @pytest.mark.parametrize("name", ["largegt-full", "largegt-local"])
-def test_a_compiled_model_is_the_same_model(traced: None, head_width: int, name: Any) -> None:
+@pytest.mark.parametrize("task", [None, "multiclass", "multilabel", "regression"])
+def test_a_compiled_model_is_the_same_model(traced: None, task: Any, head_width: int, name: Any) -> None:
+    """Also where it reads labels of local nodes, whatever the task."""
     torch.manual_seed(0)
     book = CodebookConfig(centroids=20, width=8)
-    config = ModelConfig(name=name, hidden=16, head_width=head_width, codebook=book, dropout=0.0, encoder_dropout=0.0)
-    plain = LargeGT(5, 3, 100, 4, config)
+    config = ModelConfig(name=name, hidden=16, head_width=head_width, codebook=book, dropout=0.0, encoder_dropout=0.0,
+                         label_tokens=task is not None)  # fmt: skip
+    plain = LargeGT(5, 1 if task == "regression" else 3, 100, 4, config, task=task or "multiclass")
     fused = copy.deepcopy(plain)
     fused.compile_for({8})
     for step, size in enumerate((8, 8, 5, 8)):
         outputs = []
         for model in (plain, fused):
             torch.manual_seed(step)
-            output = model(batch_of(size, step))
+            output = model(batch_of(size, step, task=task))
             model.zero_grad()
             output.logits.square().sum().backward()
             model.update_codebook(output)

@@ -64,10 +64,3 @@ def test_positions_reach_the_query() -> None:
     features = torch.randn(1, 5).double()
     one, other = torch.zeros(1, 3).double(), torch.ones(1, 3).double()
     assert not torch.allclose(module(features, one)[0], module(features, other)[0])
-
-
-def test_forward_changes_no_state() -> None:
-    module = module_of().train()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    module(torch.randn(4, 5).double(), torch.randn(4, 3).double())
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

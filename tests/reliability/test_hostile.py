@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from optuna.distributions import CategoricalDistribution
 
-from largegt.auto.tuning.output import Tuned, _markdown
-from largegt.auto.tuning.page import write_tuning_page
-from largegt.auto.tuning.space import Choices, Space
-from largegt.auto.tuning.study import Trial
+from largegt.auto.tuning.output import Trial, Tuned, notes
+from largegt.auto.tuning.output import page as tuning_page
+from largegt.auto.tuning.space import Space
 from largegt.cli.inspection import inspect
 from largegt.config.schema import Config
 from largegt.data.ingest import ingest
@@ -36,13 +36,14 @@ from largegt.data.store import GraphStore
 from largegt.data.tables import Table as SourceTable
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
-from largegt.experiments.figures import bars
-from largegt.experiments.output import Cell, Table
+from largegt.experiments.figures import Panel, save_figure
 from largegt.experiments.page import page as experiment_page
 from largegt.inference.predictor import predict
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
-from largegt.pages.style import SCRIPT
+from largegt.pages.charts import Axis, Dot, Line
+from largegt.pages.tables import Ranked, Table
+from largegt.pages.template import SCRIPT
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
@@ -158,19 +159,17 @@ def test_a_count_that_the_arrays_do_not_bear_out(copy: Path, key: str, value: An
         GraphStore.open(copy / "g")
 
 
-@pytest.mark.parametrize("key", ["name", "directed", "task", "classes", "id_kind", "num_nodes"])
-def test_a_store_that_does_not_say_what_it_is(copy: Path, key: str) -> None:
-    forge(copy / "g", lambda tree: tree["meta"].pop(key))
+STORE_FACTS = ("name", "directed", "task", "classes", "id_kind", "num_nodes")
+PREPARED_FACTS = ("config", "stages", "store")
+
+
+@pytest.mark.parametrize("key", STORE_FACTS + PREPARED_FACTS)
+def test_a_folder_that_does_not_say_what_it_is(copy: Path, key: str) -> None:
+    is_prepared = key in PREPARED_FACTS
+    folder = prepared_folder(copy / "g") if is_prepared else copy / "g"
+    forge(folder, lambda tree: tree["meta"].pop(key))
     with pytest.raises(FormatError, match=key):
-        GraphStore.open(copy / "g")
-
-
-@pytest.mark.parametrize("name", ["config", "stages", "store"])
-def test_a_preparation_that_does_not_say_what_it_is(copy: Path, name: str) -> None:
-    folder = prepared_folder(copy / "g")
-    forge(folder, lambda tree: tree["meta"].pop(name))
-    with pytest.raises(FormatError, match=name):
-        Prepared.open(folder)
+        (Prepared if is_prepared else GraphStore).open(folder)
 
 
 @pytest.mark.parametrize("rows", [10**12, 10**15])
@@ -241,52 +240,32 @@ def test_a_sparse_matrix_with_indices_outside(tmp_path: Path) -> None:
 # numbers that point elsewhere: kernels do not look, so they would read or write anywhere ------------------------
 
 
-def _out_indices(folder: Path) -> np.ndarray:
-    return np.load(array_path(folder, "out_indices"), allow_pickle=False)
-
-
-@pytest.mark.parametrize("value", [-1, 150, 2**31 - 1])
-def test_neighbours_that_are_no_nodes(copy: Path, value: int) -> None:
-    shutil.rmtree(copy / "g" / "prepared")
-    wrong = _out_indices(copy / "g")
-    wrong[len(wrong) // 2] = value
-    forge(copy / "g", lambda tree: None, out_indices=wrong)
-    store = GraphStore.open(copy / "g")
-    for work in (lambda: prepare(store), lambda: local_nodes(store, [1, 2], k=4)):
-        with pytest.raises(FormatError, match=r"out_indices-\w+\.npy holds numbers from .* 0 to 149 are possible"):
+@pytest.mark.parametrize(
+    ("name", "index", "value", "message"),
+    [
+        *(("out_indices", 300, value, "holds numbers from .* 0 to 149 are possible") for value in (-1, 150, 2**31 - 1)),
+        *(("out_indptr", index, value, "is no list of rows") for index, value in ((5, 10**9), (0, 3), (-1, 10**5))),
+        ("labels", 0, 2**31 - 1, "has labels without a class"),  # counting classes up to there would take 16 GB
+        ("local_rows", (7, 1), 10**6, "holds numbers"),
+    ],
+)
+def test_numbers_that_point_elsewhere(copy: Path, name: str, index: Any, value: int, message: str) -> None:
+    is_prepared = name == "local_rows"
+    file = stage_array(copy / "g", name) if is_prepared else array_path(copy / "g", name)
+    array = np.load(file, allow_pickle=False)
+    array[index] = value
+    forge(file.parent, lambda tree: None, **{name: array})
+    works: list[Callable[[], Any]] = [lambda: prepare(GraphStore.open(copy / "g"))]
+    if is_prepared:
+        opened = Prepared.open(prepared_folder(copy / "g"))
+        works = [lambda: train(opened, Config.from_recipe("default", FULL), copy / "again")]
+    else:
+        shutil.rmtree(copy / "g" / "prepared")
+    if name == "out_indices":
+        works.append(lambda: local_nodes(GraphStore.open(copy / "g"), [1, 2], k=4))
+    for work in works:
+        with no_more_than(4 << 30), pytest.raises(FormatError, match=rf"{name}-\w+\.npy {message}"):
             work()
-
-
-def test_rows_that_begin_elsewhere(copy: Path) -> None:
-    shutil.rmtree(copy / "g" / "prepared")
-    indptr = np.load(array_path(copy / "g", "out_indptr"), allow_pickle=False)
-    for change in (
-        lambda a: a.__setitem__(5, 10**9),
-        lambda a: a.__setitem__(0, 3),
-        lambda a: a.__setitem__(-1, a[-1] + 8),
-    ):
-        wrong = indptr.copy()
-        change(wrong)
-        forge(copy / "g", lambda tree: None, out_indptr=wrong)
-        with pytest.raises(FormatError, match=r"out_indptr-\w+\.npy is no list of rows"):
-            prepare(GraphStore.open(copy / "g"))
-
-
-def test_samples_that_are_no_rows(copy: Path) -> None:
-    file = stage_array(copy / "g", "local_rows")
-    rows = np.load(file, allow_pickle=False)
-    rows[7, 1] = 10**6
-    forge(file.parent, lambda tree: None, local_rows=rows)
-    with pytest.raises(FormatError, match=r"local_rows-\w+\.npy holds numbers"):
-        train(Prepared.open(prepared_folder(copy / "g")), Config.from_recipe("default", FULL), copy / "again")
-
-
-def test_labels_without_a_class(copy: Path) -> None:
-    labels = np.load(array_path(copy / "g", "labels"), allow_pickle=False)
-    labels[0] = 2**31 - 1  # counting classes up to there would take 16 GB
-    forge(copy / "g", lambda tree: None, labels=labels)
-    with no_more_than(1 << 30), pytest.raises(FormatError, match=r"labels-\w+\.npy has labels without a class"):
-        prepare(GraphStore.open(copy / "g"))
 
 
 def test_ids_that_begin_elsewhere(tmp_path: Path) -> None:
@@ -385,20 +364,25 @@ def test_every_string_in_a_tuning_is_only_shown(tmp_path: Path) -> None:
         Trial(number, state, {name: EVIL}, 0.5 + number / 10, 3, 1.0, EVIL, EVIL)
         for number, state in enumerate(("finished", "finished", "pruned"))
     ]
-    space = Space("default", (), {name: Choices((EVIL, "b"))}, {name: "b"}, {name: "b"})
+    space = Space("default", (), {name: CategoricalDistribution((EVIL, "b"))}, {name: "b"}, {name: "b"})
     tuned = Tuned(tmp_path, EVIL, tmp_path / EVIL, EVIL, 1.0, space, trials, trials[:2], {EVIL: 0.5}, 1, [], EVIL)
-    write_tuning_page(tuned)
+    tuned.page.write_text(tuning_page(tuned), encoding="utf-8")
     assert _harmless(tuned.page).text.count(EVIL) > 5
-    assert "<" not in _markdown(tuned)
-    assert "\\|" in _markdown(replace(tuned, dataset="a|b"))
+    assert "<" not in notes(tuned)
+    assert "\\|" in notes(replace(tuned, dataset="a|b"))
 
 
 def test_every_string_in_a_table_or_figure_is_only_shown(tmp_path: Path) -> None:
     command = r"\input{/etc/passwd} $\frac{"
-    table = Table("t", EVIL, (command, EVIL), ((Cell(command), Cell(EVIL, "first")),))
-    assert "<" not in table.to_markdown()
-    assert r"\input" not in table.to_latex()
-    assert all(file.stat().st_size for file in bars({"a": 1.0, "b": 2.0}, {}, f"{EVIL} {command}", tmp_path / "f"))
+    table = Table(EVIL, (command, EVIL), ((command, Ranked(EVIL, 1)),))
+    assert "<" not in table.markdown()
+    assert r"\input" not in table.latex()
+    panel = Panel(Axis(EVIL), Axis(command), rows=[(EVIL, [Dot(EVIL, 1.0, 0.5, 0)])])
+    files = save_figure(
+        tmp_path / "f", f"{EVIL} {command}", [panel, Panel(Axis(EVIL), Axis(EVIL), [Line(EVIL, [1, 2], [1, 2], 0)])]
+    )
+    assert all(file.stat().st_size for file in files)
+    assert EVIL not in files[0].read_text()
 
 
 @pytest.mark.parametrize(
@@ -490,7 +474,8 @@ def test_predictions_of_hostile_names_are_data(tmp_path: Path) -> None:
 def test_a_forged_store_does_not_crash_the_process(copy: Path) -> None:
     """In a process of its own: a kernel that reads outside its arrays would end it by a signal."""
     shutil.rmtree(copy / "g" / "prepared")
-    forge(copy / "g", lambda tree: None, out_indices=np.full_like(_out_indices(copy / "g"), 2**31 - 1))
+    wrong = np.full_like(np.load(array_path(copy / "g", "out_indices"), allow_pickle=False), 2**31 - 1)
+    forge(copy / "g", lambda tree: None, out_indices=wrong)
     if not (child := os.fork()):
         try:
             inspect(copy / "g")  # it tries the sampler on a few nodes, to say what a preparation would take

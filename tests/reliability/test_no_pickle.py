@@ -30,64 +30,41 @@ BETWEEN_OWN_PROCESSES = {
 """Modules that may pickle, and why: none of them reads a file."""
 
 FORBIDDEN_MODULES = {
-    "pickle",
-    "_pickle",
-    "cloudpickle",
-    "dill",
-    "joblib",
-    "shelve",
-    "marshal",
-    "jsonpickle",
-    "pickletools",
-}
+    "pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle", "pickletools",
+}  # fmt: skip
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_NAMES = {"read_pickle", "unsafe_load", "full_load", "HDFStore", "load_module"}
-MUST_SAY = {("np", "load"): ("allow_pickle", False), ("numpy", "load"): ("allow_pickle", False),
-            ("torch", "load"): ("weights_only", True)}  # fmt: skip
+LOADS = {"np": "allow_pickle", "numpy": "allow_pickle", "torch": "weights_only"}
+SAFE = {"allow_pickle": False, "weights_only": True}
 
 
 def _faults(source: str) -> list[str]:
     """What in a module could run code that a file brings."""
     found = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            modules = [*names, *([node.module or ""] if isinstance(node, ast.ImportFrom) else [])]
-            found += [f"imports {name}" for name in modules if set(name.split(".")) & FORBIDDEN_MODULES]
-            found += [f"imports {name}" for name in names if name in FORBIDDEN_NAMES]
-        elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
-                found.append(f"calls {node.func.id}")
-            if isinstance(node.func, ast.Attribute):
-                found += _call_faults(node, node.func)
-        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and not _is(node.value, False):
-            found.append("allow_pickle is not False")
-        elif isinstance(node, ast.keyword) and node.arg == "weights_only" and not _is(node.value, True):
-            found.append("weights_only is not True")
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                modules = [alias.name for alias in names] + [getattr(node, "module", None) or ""]
+                found += [
+                    name for name in modules if set(name.split(".")) & FORBIDDEN_MODULES | {name} & FORBIDDEN_NAMES
+                ]
+            case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
+                found.append(name)
+            case ast.Call(func=ast.Attribute(attr=name)) if name in FORBIDDEN_NAMES:
+                found.append(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="load"), keywords=given) if owner in LOADS:
+                found += [] if LOADS[owner] in [keyword.arg for keyword in given] else [f"{owner}.load"]
+            case ast.keyword(arg=option, value=value) if option in SAFE:
+                is_safe = isinstance(value, ast.Constant) and value.value is SAFE[option]
+                found += [] if is_safe else [option]
     return found
 
 
-def _call_faults(call: ast.Call, name: ast.Attribute) -> list[str]:
-    if name.attr in FORBIDDEN_NAMES:
-        return [f"calls {name.attr}"]
-    owner = name.value.id if isinstance(name.value, ast.Name) else ""
-    if (owner, name.attr) not in MUST_SAY:
-        return []
-    option, value = MUST_SAY[owner, name.attr]
-    said = [keyword for keyword in call.keywords if keyword.arg == option]
-    return [] if said and _is(said[0].value, value) else [f"{owner}.{name.attr} without {option}={value}"]
-
-
-def _is(node: ast.expr, value: bool) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def _modules() -> list[Path]:
-    return sorted((ROOT / "src").rglob("*.py"))
-
-
 def test_no_module_unpickles() -> None:
-    found = {str(file.relative_to(ROOT)): _faults(file.read_text(encoding="utf-8")) for file in _modules()}
+    found = {
+        str(file.relative_to(ROOT)): _faults(file.read_text(encoding="utf-8"))
+        for file in sorted((ROOT / "src").rglob("*.py"))
+    }
     assert len(found) > 100
     guilty = {name: faults for name, faults in found.items() if faults}
     assert set(guilty) == set(BETWEEN_OWN_PROCESSES)

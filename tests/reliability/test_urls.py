@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import largegt as library
-from bucket_helpers import forget_connections, serving
+from bucket_helpers import forget_connections
 from largegt.data.files import RemoteFile, expand, facts_of
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
@@ -196,12 +196,6 @@ def test_a_url_of_a_store(name: str) -> None:
 
 
 # whose URLs are opened
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with serving() as url:
-        yield url
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""SGC, SIGN and the MLP: against dense algebra and layers written out."""
+"""SGC, SIGN and the MLP: against dense algebra and layers written out; what they and NAGphormer pass over."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from largegt.config.schema import (
     TokensConfig,
 )
 from largegt.inference.predictor import predict
-from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import TokenLoader, token_batches
 from largegt.loader.table import TokenForm, TokenTable
-from largegt.models.base import DataShape, NodeModel
+from largegt.models.base import NodeModel
 from largegt.models.baselines.feature_models import MLP, SGC, SIGN
+from largegt.models.baselines.nagphormer import NAGphormer
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
@@ -40,11 +40,11 @@ def graph(make_store: Any, random_edges: Any) -> tuple[Any, Any]:
     return make_store(edges, 50, undirected=False), edges
 
 
-def prepared_of(store: Any, hops: int = 2, k: int = 1) -> Prepared:
+def prepared_of(store: Any, hops: int = 2, k: int = 1, method: Any = "none") -> Prepared:
     config = PrepareConfig(
         local_nodes=LocalNodesConfig(k=k, direction="out"),
         tokens=TokensConfig(hops=hops, standardize=False),
-        positions=PositionsConfig(method="none"),
+        positions=PositionsConfig(method=method, dim=4),
     )
     return prepare(store, config)
 
@@ -108,47 +108,28 @@ def test_mlp_written_out(graph: Any) -> None:
     torch.testing.assert_close(logits_of(model, prepared), h @ model.head.weight.T + model.head.bias)
 
 
-@pytest.mark.parametrize("kind", [MLP, SGC, SIGN])
-def test_local_nodes_that_are_there_are_passed_over(graph: Any, kind: Any) -> None:
+@pytest.mark.parametrize("method", ["laplacian", "projection", "none"])
+@pytest.mark.parametrize("kind", [MLP, SGC, SIGN, NAGphormer])
+def test_local_nodes_and_zeros_behind_the_features_change_nothing(graph: Any, kind: Any, method: Any) -> None:
     """A preparation made for LargeGT serves as well, whether or not the loader leaves its local nodes out."""
     store, _ = graph
-    alone, sampled = prepared_of(store), prepared_of(store, k=5)
+    alone, sampled = prepared_of(store, method=method), prepared_of(store, k=5, method=method)
     torch.manual_seed(0)
     model = kind.for_prepared(alone, CONFIG)
     assert kind.num_local_nodes == 1
+    assert kind.takes_padding
+    if kind is NAGphormer:
+        assert (model.project_positions is None) == (method == "none")
     expected = logits_of(model, alone)
+    assert expected.shape == (50, 3)
     torch.testing.assert_close(logits_of(model, sampled), expected)
     cut = TokenLoader(TokenTable(sampled), torch.device("cpu"), k=1)
-    with torch.no_grad():
-        found = torch.cat([model(batch).logits for batch in cut.batches(np.arange(50), 7)])
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("kind", [MLP, SGC, SIGN])
-def test_zeros_behind_the_features_change_nothing(graph: Any, kind: Any) -> None:
-    prepared = prepared_of(graph[0])
-    model = kind.for_prepared(prepared, CONFIG)
-    assert kind.takes_padding
-    table = TokenTable(prepared, form=TokenForm(multiple=3))
-    batch = TokenLoader(table, torch.device("cpu")).gather(torch.arange(50))
-    assert batch.tokens.shape == (50, 3, 6)
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(batch).logits, logits_of(model, prepared))
-
-
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_every_weight_learns(norm: Any) -> None:
-    batch = TokenBatch(torch.arange(6), torch.randn(6, 4, 5), None, torch.zeros(6, 0), torch.zeros(6))
-    config = CONFIG.model_copy(update={"norm": norm, "dropout": 0.0})
-    for kind in (SGC, SIGN, MLP):
-        model = kind(DataShape(5, 3, hops=3), config)
-        output = model.train()(batch)
-        assert output.logits.shape == (6, 3)
-        assert output.codebook_input is None
-        output.logits.square().sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-        one = TokenBatch(batch.nodes[:1], batch.tokens[:1], None, batch.positions[:1], batch.labels[:1])
-        assert torch.isfinite(model(one).logits).all()
+    padded = TokenLoader(TokenTable(alone, form=TokenForm(multiple=3)), torch.device("cpu"))
+    assert padded.gather(torch.arange(50)).tokens.shape == (50, 3, 6)
+    for loader in (cut, padded):
+        with torch.no_grad():
+            found = torch.cat([model(batch).logits for batch in loader.batches(np.arange(50), 7)])
+        torch.testing.assert_close(found, expected)
 
 
 def test_an_mlp_is_the_same_on_what_was_prepared_for_it_and_for_largegt(graph: Any, tmp_path: Path) -> None:

@@ -1,0 +1,448 @@
+"""What the model reads of labels and distances: which token gets which vector, what no node reads, what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_batches import make_batch
+from torch import Tensor
+
+import largegt as lg
+from largegt.config.schema import ModelConfig
+from largegt.errors import ConfigError
+from largegt.loader.batch import TokenBatch
+from largegt.loader.loader import token_batches
+from largegt.models.largegt.local_module import LocalModule, LocalNodeInputs
+from largegt.models.largegt.model import LargeGT
+from largegt.preprocessing.estimate import estimate
+from largegt.preprocessing.label_features import LabelScale
+from largegt.training.metrics import TaskHead
+from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
+from training_steps import recorded_step, weights_that_matter
+
+TASKS = ["multiclass", "binary", "multilabel", "regression"]
+ON = "model.label_tokens=true"
+BOTH = ("model.distances=true", "model.label_surroundings=true")
+INPUTS = {
+    "tokens": (ON,),
+    "contexts": ("model.label_contexts=2",),
+    "surroundings": BOTH,
+    "everything": (ON, "model.label_contexts=2", *BOTH),
+}
+
+
+def labels_of(task: str, num_nodes: int = 150) -> Any:
+    """Labels that neighbours share more often than not, of four nodes in five."""
+    classes = np.arange(num_nodes) % 3
+    known = np.arange(num_nodes) % 5 != 4
+    if task == "multiclass":
+        return np.where(known, classes, -1)
+    if task == "binary":
+        return np.where(known, classes == 0, -1)
+    if task == "regression":
+        return np.where(known, 10.0 * classes + 0.5, np.nan).astype(np.float32)
+    table = np.stack([classes == 0, classes > 1], axis=1).astype(np.float32)
+    table[::7, 1] = np.nan
+    table[~known] = np.nan
+    return table
+
+
+@pytest.fixture(params=TASKS)
+def store(request: Any, tmp_path: Path) -> lg.GraphStore:
+    return easy_store(tmp_path / "g", labels_of(request.param), task=request.param)
+
+
+def logits_of(model: Any, prepared: lg.Prepared, **how: Any) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    model.eval()
+    with torch.no_grad():
+        for batch in token_batches(prepared, local_labels=model.reads_labels, **{"batch_size": 40, **how}):
+            found.update(zip(batch.nodes.tolist(), model(batch).logits, strict=True))
+    return found
+
+
+# the vectors ------------------------------------------------------------------------------------------------------
+
+NAN = torch.nan
+LABELS = {
+    "classes": torch.tensor([[-1, 3, 0], [-1, -1, 1]]),
+    "columns": torch.tensor([[[NAN] * 3, [1.0, 0, 1], [0, NAN, 1]], [[NAN] * 3, [0, 0, 0], [1, 1, 1]]]),
+    "values": torch.tensor([[NAN, 1.5, 0.0], [NAN, NAN, -2.0]]),
+}
+
+
+@pytest.mark.parametrize("hop_embeddings", [False, True])
+@pytest.mark.parametrize("surroundings", [False, True])
+@pytest.mark.parametrize("kind", ["classes", "columns", "values", None])
+def test_what_is_added_to_which_token(kind: str | None, surroundings: bool, hop_embeddings: bool) -> None:
+    torch.manual_seed(0)
+    num_labels = {"classes": 4, "columns": 3, "values": 1, None: 4}[kind]
+    config = ModelConfig(
+        hidden=8, hop_embeddings=hop_embeddings, label_tokens=kind is not None, distances=surroundings,
+        label_surroundings=surroundings,
+    )  # fmt: skip
+    module = LocalModule(5, config, num_labels=num_labels).double()
+    tokens = torch.randn(2, 9, 5, dtype=torch.float64)
+    near = torch.tensor([[False, True, False], [False, True, True]])
+    contexts = torch.rand(2, 3, num_labels + 1, dtype=torch.float64)
+    labels = None if kind is None else LABELS[kind]
+    inputs = LocalNodeInputs(labels, *((near, contexts) if surroundings else (None, None)))
+    embedded = module.embed(tokens, inputs)
+    for b in range(2):
+        for t in range(9):
+            expected = module.project(tokens[b, t])
+            if hop_embeddings:
+                expected = expected + module.hop_embedding[0 if t < 3 else 1, t % 3]
+            if surroundings and near[b, t // 3]:
+                expected = expected + module.near_embedding[t % 3]
+            if surroundings and t % 3 == 0:
+                expected = expected + module.context(contexts[b, t // 3])
+            if labels is not None and t % 3 == 0:
+                expected = expected + label_vector(module, labels[b, t // 3], kind == "classes")
+            torch.testing.assert_close(embedded[b, t], expected)
+    if surroundings and kind != "columns":
+        no_label = None if labels is None else labels[:1, :1]
+        nothing = module.label_vectors(LocalNodeInputs(no_label, None, torch.zeros(1, 1, num_labels + 1).double()))
+        torch.testing.assert_close(module.no_label_vector(), nothing[0, 0])
+
+
+def label_vector(module: LocalModule, label: Tensor, is_class: bool) -> Tensor:
+    """The vector of one label: of its class, or the sum of the columns that are known; another one for none."""
+    none, rest = module.label_embedding[0, 0], module.label_embedding[1:, 0]
+    if is_class:
+        return none if label < 0 else rest[label]
+    known = [(value, column) for value, column in zip(label.view(-1).tolist(), rest, strict=True) if value == value]
+    return sum(value * column for value, column in known) if known else none
+
+
+def test_off_is_the_model_without() -> None:
+    torch.manual_seed(0)
+    plain = LargeGT(5, 3, 50, 3, ModelConfig(hidden=8))
+    assert not plain.reads_labels
+    assert not any(word in name for name in plain.state_dict() for word in ("label", "near", "context"))
+    batch = make_batch()
+    told = TokenBatch(batch.nodes, batch.tokens, None, batch.positions, batch.labels, (), torch.zeros(6, 4).long())
+    plain = plain.double().eval()
+    assert torch.equal(plain(batch).logits, plain(told).logits)
+    alone = LargeGT(5, 3, 50, 3, ModelConfig(name="largegt-global", hidden=8, label_tokens=True, node_dropout=0.5))
+    assert not alone.reads_labels
+    assert alone.node_dropout == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("label_tokens", "local_labels=True"),
+        ("distances", "model.distances is set"),
+        ("label_surroundings", "model.label_surroundings is set"),
+    ],
+)  # fmt: skip
+def test_a_batch_without_an_input_is_refused(setting: str, message: str) -> None:
+    model = LargeGT(5, 3, 50, 3, ModelConfig(hidden=8, **{setting: True})).double()
+    with pytest.raises(ConfigError, match=message):
+        model(make_batch())
+
+
+def test_a_preparation_without_contexts_is_refused(tmp_path: Path) -> None:
+    prepared = lg.prepare(easy_store(tmp_path / "g"), small().preparation)
+    with pytest.raises(ConfigError, match=r"prepare\.labels\.hops"):
+        lg.train(prepared, small("model.label_contexts=1"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# from a store to logits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["host", "disk"])
+def test_batches_carry_the_contexts_of_their_nodes(store: lg.GraphStore, table: Any) -> None:
+    config = small("model.label_contexts=2").preparation
+    prepared, without = lg.prepare(store, config), lg.prepare(store, small().preparation)
+    width = {"multiclass": 3, "binary": 2, "multilabel": 2, "regression": 1}[store.task]
+    assert prepared.label_contexts.shape == (len(prepared.nodes), 2, width + 1)
+    for batch in token_batches(prepared, "train", batch_size=30, seed=1, table=table):
+        rows = prepared.rows_of(batch.nodes.numpy())
+        assert np.array_equal(batch.label_contexts.numpy(), prepared.label_contexts[rows].reshape(len(rows), -1))
+    assert next(token_batches(without)).label_contexts is None
+    assert without.path != prepared.path
+    more = estimate(store, config).disk_bytes - estimate(store, small().preparation).disk_bytes
+    assert more == prepared.label_contexts.nbytes, "the estimate counts them"
+
+
+def test_the_model_reads_contexts_and_fewer_hops_are_the_first(tmp_path: Path) -> None:
+    prepared = lg.prepare(easy_store(tmp_path / "g"), small("model.label_contexts=2").preparation)
+    batch = next(token_batches(prepared, "valid", batch_size=20))
+    for hops in (1, 2):
+        torch.manual_seed(0)
+        model = LargeGT.for_prepared(prepared, ModelConfig(hidden=8, label_contexts=hops)).eval()
+        before = model(batch).logits
+        for column in range(8):
+            changed = batch.label_contexts.clone()  # type: ignore[union-attr]
+            changed[:, column] += 0.5
+            after = model(TokenBatch(**{**vars(batch), "label_contexts": changed})).logits
+            assert torch.equal(after, before) == (column >= 4 * hops)
+
+
+def test_the_gradient_reaches_every_label(store: lg.GraphStore) -> None:
+    prepared = lg.prepare(store, small().prepare)
+    model = LargeGT.for_prepared(prepared, small(ON).model)
+    table = model.local_module.label_embedding
+    assert len(table) == 1 + {"multiclass": 3, "binary": 2, "multilabel": 2, "regression": 1}[store.task]
+    for batch in token_batches(prepared, local_labels=True, batch_size=200):
+        model(batch).logits.square().sum().backward()
+    assert (table.grad.abs().sum(dim=(1, 2)) > 0).all()
+
+
+@pytest.mark.parametrize(("settings", "num_layers"), [((ON,), 1), ((ON,), 2), (BOTH, 2), (BOTH[:1], 2), (BOTH[1:], 2)])
+def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tuple[str, ...], num_layers: int) -> None:
+    config = small(*settings, "prepare.local_nodes.k=40", f"model.num_layers={num_layers}")
+    prepared = lg.prepare(store, config.preparation)
+    torch.manual_seed(0)
+    model = LargeGT.for_prepared(prepared, config.model)
+    tables = [table for name in ("label_embedding", "near_embedding")
+              if (table := getattr(model.local_module, name)) is not None]  # fmt: skip
+    for table in tables:
+        torch.nn.init.normal_(table)
+    plain, merged = logits_of(model, prepared), logits_of(model, prepared, distinct=True)
+    for node, logits in plain.items():
+        torch.testing.assert_close(merged[node], logits, atol=1e-5, rtol=1e-4)
+    for table in tables:
+        table.data.zero_()
+    if tables:
+        silent = logits_of(model, prepared)
+        assert any(not torch.allclose(silent[node], logits, atol=1e-3) for node, logits in plain.items())
+
+
+# a node's own label -----------------------------------------------------------------------------------------------
+
+TRAIN = np.array([node for node in sorted(thirds(150)["train"]) if node % 5 != 4])
+ROW = 21
+"""Of the batch of training nodes: the node whose label is of its own choice."""
+CASES = pytest.mark.parametrize(("task", "which"), [(task, which) for task in TASKS for which in INPUTS])
+
+
+def labels_with(task: str, nodes: Any, own: int) -> Any:
+    labels = labels_of(task)
+    labels[nodes] = {"multilabel": [own, 1 - own], "regression": 5.0 + 1e4 * own}.get(task, own)
+    return labels
+
+
+def both(
+    folder: Path, task: str, settings: tuple[str, ...], nodes: Any = TRAIN[ROW], distinct: bool = False
+) -> tuple[LargeGT, list[TokenBatch]]:
+    """A model, and the batch of all training nodes with the one label of these nodes and with the other."""
+    config = small("model.hidden=16", "prepare.local_nodes.k=8", *settings)
+    batches = []
+    for own in (0, 1):
+        store = easy_store(folder / f"g{own}", labels_with(task, nodes, own), task=task)
+        assert store.splits["train"].tolist() == TRAIN.tolist()
+        prepared = lg.prepare(store, config.preparation)
+        reads_labels = config.model.label_tokens and config.model.name != "largegt-global"
+        batches += token_batches(prepared, "train", batch_size=150, local_labels=reads_labels, distinct=distinct)
+    torch.manual_seed(0)
+    model = LargeGT.for_prepared(prepared, config.model)
+    if model.local_module is not None and model.local_module.label_embedding is not None:
+        torch.nn.init.normal_(model.local_module.label_embedding)
+    return model, batches
+
+
+def logits(model: LargeGT, batch: TokenBatch) -> Tensor:
+    torch.manual_seed(1)  # the same dropout
+    return model(batch).logits.detach()
+
+
+def label_inputs(batch: TokenBatch) -> list[Tensor]:
+    """What a batch holds of labels, but the targets."""
+    every = (batch.label_contexts, batch.local_labels, batch.local_contexts)
+    return [torch.nan_to_num(tensor, -1.0) for tensor in every if tensor is not None]
+
+
+@pytest.mark.parametrize("mode", ["evaluation", "training with layer norm"])
+@CASES
+def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str, which: str, mode: str) -> None:
+    """Equal bits, while those of other nodes differ. Evaluation has batch norm: its statistics are fixed then."""
+    norm = "batch" if mode == "evaluation" else "layer"
+    model, (before, after) = both(tmp_path, task, (*INPUTS[which], f"model.norm={norm}"))
+    model.train(mode != "evaluation")
+    assert not torch.equal(before.labels[ROW], after.labels[ROW])
+    for one, other in zip(label_inputs(before), label_inputs(after), strict=True):
+        assert torch.equal(one[ROW], other[ROW])
+        assert not torch.equal(one, other)
+    one, other = logits(model, before), logits(model, after)
+    assert torch.equal(one[ROW], other[ROW])
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("name", ["largegt-full", "largegt-local", "largegt-global"])
+def test_every_form_and_merged_tokens_hide_it_too(tmp_path: Path, name: str, distinct: bool) -> None:
+    model, batches = both(tmp_path, "multiclass", (*INPUTS["everything"], f"model.name={name}"), distinct=distinct)
+    one, other = (logits(model.eval(), batch) for batch in batches)
+    assert torch.equal(one[ROW], other[ROW])
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("which", INPUTS)
+def test_labels_of_valid_and_test_nodes_are_no_inputs(tmp_path: Path, which: str, distinct: bool) -> None:
+    others = np.setdiff1d(np.flatnonzero(labels_of("multiclass") >= 0), TRAIN)
+    model, batches = both(tmp_path, "multiclass", INPUTS[which], others, distinct)
+    one, other = (logits(model.eval(), batch) for batch in batches)
+    assert torch.equal(one, other)
+
+
+@CASES
+def test_batch_norm_carries_it_through_other_nodes_of_a_training_batch(tmp_path: Path, task: str, which: str) -> None:
+    """The label is an input of other nodes, and these are in the statistics of the batch: the docs say so."""
+    model, (before, after) = both(tmp_path, task, (*INPUTS[which], "model.norm=batch"))
+    model.train()
+    assert (logits(model, before) - logits(model, after))[ROW].abs().max() > 1e-6
+
+
+def test_all_nodes_of_a_half_read_the_scale_of_the_other() -> None:
+    """One scale for a whole half: it does not depend on which node of the half reads."""
+    values = np.random.default_rng(0).normal(size=20).astype(np.float32)
+    is_train = np.arange(20) % 4 != 3
+    scale = LabelScale.fit(values, is_train)
+    assert (scale.half[~is_train] == 0).all()
+    assert abs(int((scale.half[is_train] == 0).sum()) - int((scale.half == 1).sum())) <= 1
+    for half in (0, 1):
+        others = values[is_train & (scale.half != half)].astype(np.float64)
+        assert (scale.mean[half], scale.std[half]) == (others.mean(), others.std())
+
+
+@pytest.mark.parametrize("num_train", [0, 1, 2])
+def test_few_values_have_a_finite_scale(num_train: int) -> None:
+    values = np.full(5, 7e5, dtype=np.float32)
+    found = LabelScale.fit(values, np.arange(5) < num_train).standardized(values)
+    assert np.isfinite(found).all()
+    if num_train == 2:
+        assert (found == 0).all()
+
+
+# training and prediction ------------------------------------------------------------------------------------------
+
+
+def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
+    """Every node has the same features, and a neighbour's class is mostly the node's own: only labels help."""
+    edges, _, classes = homophilous(300)
+    source = lg.sources.arrays(edges, np.ones((300, 2), dtype=np.float32), classes, thirds(300))
+    store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
+    settings = ["model.name=largegt-local", "model.hidden=16", "model.node_dropout=0.2", "prepare.local_nodes.k=8",
+                "prepare.local_nodes.hop1_share=1", "train.batch_size=16", "train.epochs=20",
+                "train.learning_rate=5e-3"]  # fmt: skip
+    without = lg.train(store, small(*settings), tmp_path / "without").metrics
+    told = lg.train(store, small(*settings, ON), tmp_path / "told").metrics
+    assert without["test"]["accuracy"] < 0.5
+    assert told["test"]["accuracy"] > 0.8
+
+
+def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
+    """A task that nothing else can tell: a node is what the one training node around its neighbour's neighbour is, and
+    a path's middle nodes have no label. Features say nothing."""
+    rng = np.random.default_rng(0)
+    num = 1200  # paths a - m - b: a and b have the same label
+    first, middle, last = np.arange(0, num, 3), np.arange(1, num, 3), np.arange(2, num, 3)
+    labels = np.full(num, -1)
+    labels[first] = labels[last] = rng.integers(0, 2, len(first))
+    edges = np.concatenate([np.stack([first, middle]), np.stack([middle, last])], axis=1)
+    where = rng.permutation(len(first))
+    splits = {"train": np.sort(np.concatenate([first, last[where[:250]]])), "valid": np.sort(last[where[250:320]]),
+              "test": np.sort(last[where[320:]])}  # fmt: skip
+    source = lg.sources.arrays(edges, rng.normal(size=(num, 4)).astype(np.float32), labels, splits)
+    store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
+    config = small(
+        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=8", "train.epochs=20",
+        "train.learning_rate=1e-2", "model.dropout=0",
+    )  # fmt: skip
+    assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("which", INPUTS)
+def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: str, tmp_path: Path) -> None:
+    """Every task from end to end: fresh samples, several draws, nodes without a label."""
+    config = small(*INPUTS[which], "model.node_dropout=0.3", "model.input_dropout=0.2", "train.resample=epoch",
+                   "train.epochs=2")  # fmt: skip
+    run = lg.train(store, config, tmp_path / "run")
+    stages = {"tokens": "local_nodes", "contexts": "label_contexts"}
+    assert stages.get(which, "label_counts") in run.prepared().folder.meta["stages"]
+    assert lg.evaluate(run) == pytest.approx(run.metrics["test"], rel=1e-5)
+    assert lg.evaluate(run, draws=3)["loss"] != pytest.approx(run.metrics["test"]["loss"])
+    everyone, some = lg.predict(run, all_probabilities=True), lg.predict(run, split="test", all_probabilities=True)
+    assert everyone.num_rows == 150
+    at = np.searchsorted(everyone["node"].to_numpy(), some["node"].to_numpy())
+    for name in some.column_names:
+        if name.startswith(("probability", "value")):
+            np.testing.assert_allclose(everyone[name].to_numpy()[at], some[name].to_numpy(), atol=1e-5)
+    for part in ("joined", "local"):
+        assert lg.embed(run, part=part).num_rows == 150
+    assert np.isfinite(lg.explain(run, 7).score)
+    prepared = lg.prepare(store, lg.Config.from_recipe(run.path / "config.toml",
+                                                       ["prepare.local_nodes.nodes=all"]).preparation)  # fmt: skip
+    by_hand = logits_of(run.load_model(prepared), prepared)
+    wanted = run.head(prepared).probabilities(torch.stack([by_hand[node] for node in range(150)])).numpy()
+    columns = [name for name in everyone.column_names if name.startswith(("probability_", "value"))]
+    found = np.stack([everyone[name].to_numpy() for name in columns], axis=1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, int]] = []
+    real = LocalModule.encode
+
+    def watch(self: LocalModule, tokens: Tensor, *others: Any) -> Tensor:
+        seen.append((self.training, tokens.shape[1] // 3))
+        return real(self, tokens, *others)
+
+    monkeypatch.setattr(LocalModule, "encode", watch)
+    settings = ("model.node_dropout=0.5", "prepare.local_nodes.k=9", "train.distinct=no", "train.epochs=1")
+    lg.train(easy_store(tmp_path / "g"), small(*settings), tmp_path / "run")
+    assert {k for training, k in seen if training} == {5}
+    assert {k for training, k in seen if not training} == {9}
+
+
+def test_features_that_are_dropped() -> None:
+    torch.manual_seed(0)
+    module = LocalModule(50, ModelConfig(hidden=8, input_dropout=0.5)).train()
+    tokens = torch.ones(64, 6, 50)
+    assert 0.4 < float((module.input_drop(tokens) == 0).float().mean()) < 0.6
+    assert not torch.equal(module(tokens), module(tokens))
+    module.eval()
+    assert torch.equal(module(tokens), module(tokens))
+
+
+def test_resumed_equals_unbroken(tmp_path: Path) -> None:
+    config = small(ON, "model.node_dropout=0.4", "train.epochs=4")
+    check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)
+
+
+# on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("more", [(), BOTH])
+def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: tuple[str, ...]) -> None:
+    """The same weights after many steps on the CPU and on the GPU, recorded, with nodes left out. A codebook would
+    start from random numbers of its device."""
+    prepared = lg.prepare(store, small("prepare.local_nodes.k=9", *more).preparation)
+    found = []
+    for device in ("cpu", "cuda"):
+        config = small(
+            ON, "model.name=largegt-local", "model.node_dropout=0.3", "model.dropout=0", "model.encoder_dropout=0",
+            "train.batch_size=10", "train.precision=32-true", f"train.device={device}", "train.distinct=no",
+            "train.learning_rate=1e-3", *more,
+        )  # fmt: skip
+        sizes = {10} if compiles and device == "cuda" else set()
+        step, model, loader = recorded_step(prepared, config, device == "cuda", sizes)
+        for epoch in range(3):
+            for batch in loader.batches(prepared.split_rows("train"), 10, 0, epoch):
+                step([batch])
+        assert (step._graph is not None) == (device == "cuda")
+        found.append([float(step.losses.finish().sum()), *weights_that_matter(model)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=5e-4)
