@@ -40,10 +40,10 @@ from ray.cluster_utils import Cluster
 
 import largegt as lg
 from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
+from largegt.preprocessing.engine import Engine
+from largegt.preprocessing.ray_engine import RayEngine, start_shards
 from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
-from largegt.runtime.engine import Engine
 from largegt.runtime.memory import format_bytes, held_bytes
-from largegt.runtime.ray_engine import RayEngine, start_shards
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 

@@ -53,7 +53,7 @@ _TINY = {
     "data.nodes._CHUNK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
     "data.pair_runs._MOST_BUCKETS": 6, "data.csr._LEAST_RUN": 700, "data.csr._MOST_RUN": 2500,
     "data.csr._LEAST_PIECE": 150, "data.csr._WINDOW_EDGES": 800, "data.edge_reading._FEW_EDGES": 500,
-    "runtime.engine.SEGMENT_NODES": 40, "preprocessing.pipeline.SEGMENT_NODES": 40,
+    "preprocessing.engine.SEGMENT_NODES": 40, "preprocessing.pipeline.SEGMENT_NODES": 40,
     "inference.predictor._SEGMENT_ROWS": 64, "inference.predictor._GROUP_ROWS": 32,
     "inference.predictor._NUMBERS_AT_ONCE": 64,
 }  # fmt: skip

@@ -14,8 +14,8 @@ from largegt.data.labels import num_label_columns
 from largegt.data.store import GraphStore
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.label_features import TrainingLabels, write_label_contexts
-from largegt.runtime.engine import Engine
 from oracles import label_scale
 
 GRAPHS = {
@@ -145,7 +145,7 @@ def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None
 
 
 def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, monkeypatch: Any) -> None:
-    from largegt.runtime import engine as module
+    from largegt.preprocessing import engine as module
 
     monkeypatch.setattr(module, "SEGMENT_NODES", 7)
     store = store_of(GRAPHS["random"], np.arange(60) % 3, tmp_path / "g")

@@ -21,11 +21,11 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import TrainingLabels, write_label_counts
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared, sample_rows
-from largegt.runtime.engine import Engine
 from run_helpers import small
 
 NUM = 60

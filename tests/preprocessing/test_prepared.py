@@ -31,12 +31,11 @@ from largegt.inference.predictor import predict
 from largegt.io.array_writer import ArrayWriter
 from largegt.loader.loader import token_batches
 from largegt.models.largegt.model import LargeGT
-from largegt.preprocessing import blocks, context
+from largegt.preprocessing import blocks, context, engine
 from largegt.preprocessing.cache_key import prepared_path, resolve_config
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared, sample_rows, stale_note
 from largegt.preprocessing.sampling.local_nodes import local_nodes
-from largegt.runtime import engine
 from largegt.training.trainer import train
 from largegt.types import ModelName
 from oracles import context as oracle

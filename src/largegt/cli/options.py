@@ -201,7 +201,7 @@ class EngineOptions:
 
     def make(self, progress: Any, threads: int | None = None, neighbors: str | None = None) -> Any:
         """The engine to prepare with."""
-        from largegt.runtime.engine import Engine
+        from largegt.preprocessing.engine import Engine
         from largegt.runtime.memory import memory_budget, parse_bytes
 
         if self.is_local:
@@ -210,7 +210,7 @@ class EngineOptions:
             return Engine(memory_budget(self.memory), threads, progress, neighbors)
         if threads is not None:
             raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
-        from largegt.runtime.ray_engine import TASK_BYTES, RayEngine
+        from largegt.preprocessing.ray_engine import TASK_BYTES, RayEngine
 
         task_bytes = parse_bytes(self.memory) if self.memory else TASK_BYTES
         return RayEngine(self.address, self.shards, task_bytes, progress, neighbors)

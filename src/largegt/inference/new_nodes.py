@@ -38,6 +38,7 @@ from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.cache_key import directions_of
 from largegt.preprocessing.context import ContextFeatures
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.extended_graph import Extended
 from largegt.preprocessing.features import NodeFeatures
 from largegt.preprocessing.label_features import TrainingLabels
@@ -52,7 +53,6 @@ from largegt.preprocessing.subgraph import (
     token_rows,
 )  # fmt: skip
 from largegt.runtime.distributed import ALONE, Ranks
-from largegt.runtime.engine import Engine
 from largegt.runtime.memory import memory_budget
 from largegt.runtime.threads import num_threads
 from largegt.training.evaluate import Scorer

@@ -26,7 +26,6 @@ from largegt.io.array_folder import VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter, ExistsError
 from largegt.io.atomic import refuse_links_out, require_space
 from largegt.io.locks import remove_stale
-from largegt.runtime.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
@@ -43,6 +42,7 @@ from .cache_key import (
     state_as_of,
 )
 from .context import ContextFeatures
+from .engine import SEGMENT_NODES, Engine
 from .estimate import least_memory
 from .features import EdgeMeans, NodeFeatures, feature_scale
 from .incremental import SAMPLED, Earlier, find_earlier, merge
