@@ -202,7 +202,9 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         for batch in batches.batches(prepared.split_rows("train"), 25, 0):
             step([batch])
         assert (step._graph is not None) == record
-        found.append([float(step.loss_sum), *(parameter.detach().cpu() for parameter in model.parameters())])
+        found.append(
+            [float(step.losses.finish().sum()), *(parameter.detach().cpu() for parameter in model.parameters())]
+        )
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
@@ -255,11 +257,11 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
     computed one by one, and the next run records again."""
     compute = TrainingStep._compute
 
-    def fail(self: TrainingStep, views: list[lg.TokenBatch], num_nodes: int) -> None:
-        compute(self, views, num_nodes)
+    def fail(self: TrainingStep, views: list[lg.TokenBatch]) -> None:
+        compute(self, views)
         if torch.cuda.is_current_stream_capturing():
             if breaks:
-                self.loss_sum.item()
+                self.agreement.item()
             raise torch.cuda.OutOfMemoryError("no room")
 
     config = config_of("model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.compile=yes")

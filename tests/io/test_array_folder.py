@@ -178,7 +178,7 @@ def test_a_version_beside_the_newest(tmp_path: Path) -> None:
     assert beside.file("made") == newest.file("made")
 
 
-@pytest.mark.parametrize("at", ["_place", "_keep_version", "write_text_atomically"])
+@pytest.mark.parametrize("at", ["_place", "_keep_version", "replacing"])
 def test_a_commit_that_stops_leaves_the_old_version_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -193,13 +193,11 @@ def test_a_commit_that_stops_leaves_the_old_version_and_goes_on(
                     writer.commit()
                 writer.finish({})
 
-        def stop(*arguments: object, **_: object) -> None:
-            if at != "write_text_atomically" or "manifest" in str(arguments[0]):
-                raise Stopped
-            write_text_atomically(*arguments)  # type: ignore[arg-type]
+        def stop(*_: object) -> None:
+            raise Stopped
 
         with monkeypatch.context() as patch:
-            patch.setattr(home if at == "write_text_atomically" else ArrayWriter, at, stop)
+            patch.setattr(home if at == "replacing" else ArrayWriter, at, stop)
             with pytest.raises(Stopped):
                 commit()
         if number:

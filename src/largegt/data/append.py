@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from largegt.errors import InputError, LargeGTError
-from largegt.io.array_writer import ArrayWriter, remove_leftovers
+from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
+from largegt.io.locks import remove_stale
 from largegt.io.remote import refuse_url
 from largegt.runtime.memory import memory_budget
 from largegt.runtime.progress import Progress, silent
@@ -91,7 +92,7 @@ def append(
     there = old if in_place else None if overwrite else found_store(target)
     came_last = there is not None and given.identity is not None and last_source(there) == given.identity
     if there is not None and came_last and (in_place or earlier_states(there)[-1].fingerprint == old.fingerprint):
-        remove_leftovers(target, KIND)
+        remove_stale(target)
         warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
         return there
     identity = None if given.identity is None else [old.fingerprint, given.identity, update]

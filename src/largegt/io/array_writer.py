@@ -33,7 +33,7 @@ from .array_folder import (
     npy_head,
     stored_dtype,
 )  # fmt: skip
-from .atomic import link_or_copy, refuse_links_out, sync, write_text_atomically
+from .atomic import link_or_copy, refuse_links_out, replacing, sync, write_text_atomically
 from .checksums import BlockDigests, file_checksum, fingerprint, sealed
 from .locks import Lock, remove_stale
 from .remote import MANIFEST
@@ -277,7 +277,7 @@ class ArrayWriter:
             **({"notes": dict(notes)} if notes else {}),
         }
         with disk_errors(self.path):
-            self.commit(committing=manifest["fingerprint"])
+            self.commit()
             self.path.mkdir(exist_ok=True)
             self._place(arrays, progress or silent)
             if newest:
@@ -285,10 +285,12 @@ class ArrayWriter:
             file = self.path / (MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json")
             file.parent.mkdir(exist_ok=True)
             sync(self.path)
-            if (url := remote.url_of(file)) is not None:  # the commit is there, and this is a copy
-                (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
-                remote.put(self.partial / MANIFEST, url)
-            write_text_atomically(file, sealed(manifest), durable=True)
+            with replacing(file) as aside:
+                aside.write_text(sealed(manifest), encoding="utf-8", newline="")
+                sync(aside)
+                if (url := remote.url_of(file)) is not None:  # the commit is there, and this is a copy
+                    remote.put(aside, url)
+                shutil.rmtree(self.partial, ignore_errors=True)  # all of it is in place
             sync(file.parent)
             sync(self.path.parent)
         return str(manifest["fingerprint"])
@@ -324,23 +326,6 @@ class ArrayWriter:
         remote.upload(kept)
 
 
-def remove_leftovers(path: Path, kind: str) -> None:
-    """Remove what a process left that was killed after its commit: its lock file, and its partial folder unless it has
-    a journal of other work to resume."""
-    partial = _partial_of(path)
-    remove_stale(path)
-    if partial.is_symlink() or not partial.is_dir():
-        return
-    with suppress(LargeGTError), Lock(path):
-        newest = ArrayFolder(path, kind, check=False).fingerprint
-        try:
-            committing = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))["state"].get("committing")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            committing = newest
-        if committing == newest:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
 def _partial_of(path: Path) -> Path:
     return path.parent / f".{path.name}.partial"
 
@@ -354,7 +339,7 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
     if not path.exists() or is_unfinished:  # empty, or arrays of a first version that was not committed
         return
     if not replace:
-        remove_leftovers(path, kind)
+        remove_stale(path)
         raise ExistsError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
     try:
         with open(path / MANIFEST, "rb") as stream:

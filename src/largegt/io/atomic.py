@@ -70,12 +70,15 @@ def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> N
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Put a file at `target` too, in the place of what is there; a copy where the file system has no hard links."""
-    with replacing(target) as partial:
-        try:
-            os.link(source, partial)
-        except OSError:
-            shutil.copyfile(source, partial)
-            sync(partial)
+    try:
+        os.link(source, target)
+    except OSError:
+        with replacing(target) as partial:
+            try:
+                os.link(source, partial)
+            except OSError:
+                shutil.copyfile(source, partial)
+                sync(partial)
 
 
 def leaves(folder: Path, file: Path) -> bool:

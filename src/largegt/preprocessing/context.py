@@ -29,11 +29,11 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
-from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import rows_within
 from largegt.types import OPPOSITE, Array, Direction
 
 from .blocks import Finish, Neighbors, NeighborSums, degrees_of, marked_numbers, numbers, selection
+from .engine import Engine
 from .features import EdgeMeans, NodeFeatures
 
 _CHUNK_ROWS = 1 << 14

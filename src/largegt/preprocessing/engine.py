@@ -13,15 +13,16 @@ import numpy as np
 
 from largegt.config.schema import LocalNodesConfig
 from largegt.data.store import GraphStore
-from largegt.preprocessing.blocks import Finish, Neighbors, NeighborSums, block_sums
-from largegt.preprocessing.sampling import kernels
-from largegt.preprocessing.sampling.local_nodes import sample
-from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
-from largegt.preprocessing.sampling.remote import BUFFER_BYTES
 from largegt.runtime.memory import held_bytes, release_freed, rows_within
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import num_threads, run_ahead
 from largegt.types import Array, Direction
+
+from .blocks import Finish, Neighbors, NeighborSums, block_sums
+from .sampling import kernels
+from .sampling.local_nodes import sample
+from .sampling.neighbor_lists import NeighborLists
+from .sampling.remote import BUFFER_BYTES
 
 SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits, at most."""
@@ -72,7 +73,7 @@ class Engine:
         """What LocalNodes samples from."""
         if self.neighbors is None:
             return store
-        from largegt.preprocessing.sampling.redis_lists import RedisLists
+        from .sampling.redis_lists import RedisLists
 
         return RedisLists(self.neighbors, direction, store.structure_fingerprint)
 

@@ -19,13 +19,13 @@ from largegt.config.schema import PrepareConfig
 from largegt.data.labels import num_label_columns
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
-from largegt.preprocessing.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import held_bytes, memory_budget, release_freed
 from largegt.runtime.threads import num_threads
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors, block_bytes, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, resolve_config
+from .engine import SEGMENT_NODES, Engine
 from .features import NodeFeatures
 from .label_features import counts_dtype, num_count_columns
 from .laplacian import STEPS_PER_VECTOR, laplacian_bytes, num_lanczos_vectors

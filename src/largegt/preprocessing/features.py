@@ -20,7 +20,7 @@ from largegt.types import Array, Direction
 from .blocks import degrees_of, selection
 
 if TYPE_CHECKING:
-    from largegt.preprocessing.engine import Engine
+    from .engine import Engine
 
 _CHUNK_ROWS = 1 << 14
 _ZEROS, _ALIKE = 0.8, 20.0

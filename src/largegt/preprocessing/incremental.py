@@ -28,11 +28,11 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
-from largegt.preprocessing.engine import Engine
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors
 from .cache_key import directions_of
+from .engine import Engine
 from .label_features import TrainingLabels
 from .sampling.sampler import BY_NODES, choose_way, num_far
 

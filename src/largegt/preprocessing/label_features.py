@@ -33,10 +33,10 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, labels_as_of
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
-from largegt.preprocessing.engine import Engine
 from largegt.types import Array, Task
 
 from .blocks import Neighbors, NeighborSums, degrees_of, selection
+from .engine import Engine
 
 _COUNTS = "scratch_label_counts"
 _RANGE = 1 << 20

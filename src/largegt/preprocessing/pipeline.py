@@ -23,9 +23,9 @@ from largegt.data.versions import State, clean_quietly, earlier_states, labels_a
 from largegt.errors import FormatError, InputError
 from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
-from largegt.io.array_writer import ArrayWriter, ExistsError, remove_leftovers
+from largegt.io.array_writer import ArrayWriter, ExistsError
 from largegt.io.atomic import refuse_links_out, require_space
-from largegt.preprocessing.engine import SEGMENT_NODES, Engine
+from largegt.io.locks import remove_stale
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
@@ -42,6 +42,7 @@ from .cache_key import (
     state_as_of,
 )
 from .context import ContextFeatures
+from .engine import SEGMENT_NODES, Engine
 from .estimate import least_memory
 from .features import EdgeMeans, NodeFeatures, feature_scale
 from .incremental import SAMPLED, Earlier, find_earlier, merge
@@ -82,7 +83,7 @@ def prepare(
     store = engine.opened(store)
     path = prepared_path(store, config, as_of)
     refuse_links_out(store.path, path)
-    if (there := _sound(path, KIND, engine, Prepared.open)) is not None:
+    if (there := _sound(path, engine, Prepared.open)) is not None:
         return there
     store.check(*directions_read(config), features=True, progress=engine.show)
     num_nodes = store.num_nodes if config.local_nodes.nodes == "all" else int(np.count_nonzero(store.labelled))
@@ -95,13 +96,13 @@ def prepare(
     return prepared
 
 
-def _sound(path: Path, kind: str, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
+def _sound(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
     """What is there; None where there is nothing, or something damaged, which is removed."""
     remote.refresh(path)
     try:
         found = open_it(path)
         found.check(progress=engine.show)
-        remove_leftovers(path, kind)
+        remove_stale(path)
         return found
     except InputError:
         return None
@@ -149,7 +150,7 @@ class _Preparation:
     def _made(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
         """The folder at `path`, which `write` fills where it is missing or damaged."""
         refuse_links_out(self.store.path, path)
-        while (found := _sound(path, kind, self.engine, lambda path: ArrayFolder(path, kind))) is None:
+        while (found := _sound(path, self.engine, lambda path: ArrayFolder(path, kind))) is None:
             try:
                 with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
                     write(self, writer)

@@ -24,13 +24,13 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
-from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import format_bytes
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import run_chunks
 from largegt.types import Array, Direction
 
 from .blocks import Load, Neighbors, NeighborSums, degrees_of, selection
+from .engine import Engine
 from .laplacian import laplacian, laplacian_bytes
 from .sampling import kernels
 

@@ -29,15 +29,15 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, LargeGTError, first_line
 from largegt.io.remote import publish
 from largegt.io.remote_array import RemoteArray
-from largegt.preprocessing.blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
-from largegt.preprocessing.sampling import kernels
-from largegt.preprocessing.sampling.local_nodes import refuse_weights
-from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists
 from largegt.runtime.memory import format_bytes
 from largegt.runtime.progress import Progress
 from largegt.types import OPPOSITE, Array, Direction
 
+from .blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
 from .engine import FEWEST_NODES, Engine
+from .sampling import kernels
+from .sampling.local_nodes import refuse_weights
+from .sampling.neighbor_lists import MappedCSR, NeighborLists
 
 try:
     import ray

@@ -25,13 +25,13 @@ from largegt.data.pair_runs import offsets
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
-from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import format_bytes
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors, selection
 from .cache_key import directions_of
 from .context import ContextFeatures
+from .engine import Engine
 from .extended_graph import Extended
 from .features import NodeFeatures
 from .label_features import TrainingLabels, write_label_contexts, write_label_counts

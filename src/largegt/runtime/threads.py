@@ -70,19 +70,15 @@ def run_ahead(
     a GPU what to do."""
     workers = num_threads(threads)
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[Any]] = deque()
+        begin: Callable[[Any], Any] = task if at_once else lambda item: pool.submit(task, item)
+        end: Callable[[Any], Any] = (lambda made: made) if at_once else Future.result
+        waiting: deque[Any] = deque()
         try:
             for item in items:
-                waiting.append(_done(task, item) if at_once else pool.submit(task, item))
+                waiting.append(begin(item))
                 if len(waiting) > workers:
-                    yield waiting.popleft().result()
+                    yield end(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield end(waiting.popleft())
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _done(task: Callable[[Any], Any], item: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(task(item))
-    return future

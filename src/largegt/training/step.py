@@ -33,8 +33,8 @@ _STEPS_BEFORE_RECORDING = 3
 
 
 class TrainingStep:
-    """`step([batch])` trains on a batch, `step([batch, other])` on two views of its nodes. `loss_sum` is the sum of the
-    training nodes' losses since the last `restart`: this rank's part of it, where there are several."""
+    """`step([batch])` trains on a batch, `step([batch, other])` on two views of its nodes. True: a loss of this
+    epoch is known to be no number."""
 
     def __init__(
         self, accelerator: Accelerator, state: State, head: TaskHead, config: TrainConfig, record: bool,
@@ -45,9 +45,7 @@ class TrainingStep:
         self.accelerator, self.state, self.config, self.num_others = accelerator, state, config, num_others
         self.network = accelerator.distribute(state.model)
         self.head = head.on(device)
-        self.loss_sum = torch.zeros((), device=device)
         self.losses = Losses(device, self.ranks)
-        self.num_nodes = 0
         self.agreement = torch.zeros((), device=device)
         """Weight of the views' agreement; on the device, where a recorded step reads it."""
         can_record = device.type == "cuda" and config.precision != "16-mixed" and self.ranks.size == 1
@@ -57,31 +55,23 @@ class TrainingStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: list[TokenBatch] = []
 
-    def restart(self) -> None:
-        """A new epoch begins."""
-        self.loss_sum.zero_()
-        self.losses.restart()
-        self.num_nodes = 0
-
-    def __call__(self, views: Sequence[TokenBatch], num_nodes: int | None = None) -> None:
+    def __call__(self, views: Sequence[TokenBatch], num_nodes: int | None = None) -> bool:
         """`num_nodes` are the training nodes of the whole batch, of which a rank has only its part."""
-        size = len(views[0])
-        num_nodes = size - self.num_others if num_nodes is None else num_nodes
-        self.num_nodes += num_nodes
-        self.ranks.idle = self.ranks.shares(num_nodes)[self.ranks.rank] == 0
+        self.ranks.idle = num_nodes is not None and self.ranks.shares(num_nodes)[self.ranks.rank] == 0
         if not self._record:
-            self._compute(views, num_nodes)
-        elif size != self.config.batch_size + self.num_others or views[0].multiplicity is not None:
-            self._compute_aside(views, num_nodes)
+            self._compute(views)
+        elif len(views[0]) != self.config.batch_size + self.num_others or views[0].multiplicity is not None:
+            self._compute_aside(views)
         else:
             self._fill_buffers(views)
             if self._num_steps < _STEPS_BEFORE_RECORDING:
                 self._num_steps += 1
-                self._compute_aside(self._buffers, num_nodes)
+                self._compute_aside(self._buffers)
             else:
-                self._replay(num_nodes)
+                self._replay()
+        return self.losses.look()
 
-    def _compute(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
+    def _compute(self, views: Sequence[TokenBatch]) -> None:
         optimizer, scaler, average = self.state.optimizer, self.state.scaler, self.state.average
         optimizer.zero_grad()
         outputs = [self._forward(view) for view in views]
@@ -96,8 +86,7 @@ class TrainingStep:
         if average is not None:
             average.update()
         self.state.model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
-        self.loss_sum += loss.detach() * num_nodes
-        self.losses.add(total)
+        self.losses.add(loss)
 
     def _forward(self, view: TokenBatch) -> NodeOutput:
         with self.accelerator.autocast():
@@ -116,13 +105,13 @@ class TrainingStep:
         apart = self.head.disagreement(others, self.config.consistency_confidence).mean()
         return loss, loss + self.agreement * apart
 
-    def _compute_aside(self, views: Sequence[TokenBatch], num_nodes: int) -> None:
+    def _compute_aside(self, views: Sequence[TokenBatch]) -> None:
         """On the stream that is recorded from: gradients must not remember another one."""
         assert self._aside is not None
         now = torch.cuda.current_stream()
         self._aside.wait_stream(now)
         with torch.cuda.stream(self._aside):
-            self._compute(views, num_nodes)
+            self._compute(views)
         now.wait_stream(self._aside)
 
     def _fill_buffers(self, views: Sequence[TokenBatch]) -> None:
@@ -133,20 +122,20 @@ class TrainingStep:
             for buffer, tensor in zip(buffers.tensors(), view.tensors(), strict=True):
                 buffer.copy_(tensor)
 
-    def _replay(self, num_nodes: int) -> None:
+    def _replay(self) -> None:
         """The step of what is in the buffers."""
         if self._graph is None:
             try:
-                self._graph = self._recorded(num_nodes)
+                self._graph = self._recorded()
             except RuntimeError as error:
                 warnings.warn(f"steps are not replayed, since recording failed: {first_line(error)}", stacklevel=3)
                 self._record = False
-                self._compute(self._buffers, num_nodes)
+                self._compute(self._buffers)
                 self._buffers = []
                 return
         self._graph.replay()
 
-    def _recorded(self, num_nodes: int) -> torch.cuda.CUDAGraph:
+    def _recorded(self) -> torch.cuda.CUDAGraph:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         now = torch.cuda.current_stream()
@@ -154,7 +143,7 @@ class TrainingStep:
         before = random.clone_state()
         try:
             with torch.cuda.graph(graph, pool, stream=self._aside, capture_error_mode="thread_local"):
-                self._compute(self._buffers, num_nodes)
+                self._compute(self._buffers)
         except BaseException:
             random.graphsafe_set_state(before)  # it would go on as if recorded, and refuse every later dropout
             torch.cuda.set_stream(now)

@@ -195,7 +195,8 @@ class Trainer:
         """Train on every batch once, validate, and save the result."""
         progress, start = self.progress, time.perf_counter()
         losses = self._train_epoch(start)
-        train_loss = float(self.ranks.sum_(self.step.loss_sum)) / self.step.num_nodes
+        sizes = np.diff(np.minimum(np.arange(len(losses) + 1) * self.config.batch_size, len(self.train_rows)))
+        train_loss = float(np.average(losses, weights=sizes))
         train_s = time.perf_counter() - start
         with self.averaged():
             valid = self._validate(train_loss)
@@ -212,18 +213,19 @@ class Trainer:
     def _train_epoch(self, start: float) -> Array:
         """The loss of every step."""
         config, progress, step = self.config, self.progress, self.step
-        epoch, num_rows = progress.epoch, len(self.train_rows)
-        torch.manual_seed(_mixed_seed(config.seed, epoch, self.ranks.rank))
+        epoch, num_rows, done = progress.epoch, len(self.train_rows), 0
+        own_seed = np.random.SeedSequence([config.seed, epoch, self.ranks.rank])  # ranks drop out other numbers
+        torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0] >> 1))
         self.model.train()
-        step.restart()
+        step.losses.restart()
         for number, batches in enumerate(self.batches.of(epoch), start=epoch * self.steps_per_epoch):
             set_learning_rate(self.state.optimizer, config, number, self.num_steps)
             if config.consistency:
                 step.agreement.fill_(self.batches.weight(number, self.num_steps))
-            step(batches, min(config.batch_size, num_rows - step.num_nodes))
-            if step.losses.look():
+            before, done = done, min(num_rows, done + config.batch_size)
+            if step(batches, done - before):
                 break
-            self.show(self._so_far(), epoch * num_rows + step.num_nodes, config.epochs * num_rows)
+            self.show(self._so_far(), epoch * num_rows + done, config.epochs * num_rows)
             elapsed_s = progress.elapsed_s + time.perf_counter() - start
             if config.budget and self.ranks.first_says(elapsed_s > self.budget_s):
                 progress.stopped = _OUT_OF_TIME
@@ -343,12 +345,6 @@ def save_weights(path: Path, model: nn.Module) -> None:
 
     with disk_errors(path.parent, sum(tensor.nbytes for tensor in model.state_dict().values())):
         save_model(model, str(path))
-
-
-def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
-    """A seed for torch that neighbouring (seed, epoch, rank) do not share; ranks drop out other numbers."""
-    parts = [seed, epoch, rank] if rank else [seed, epoch]
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 # the run folder

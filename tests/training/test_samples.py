@@ -1,4 +1,5 @@
-"""train.draws: test scores and predictions are averaged over as many draws as a run is set to, validation over none."""
+"""Samples of neighbourhoods: fresh ones every epoch (train.resample), test scores and predictions averaged over several
+(train.draws), and batches that are no larger than they may be."""
 
 from __future__ import annotations
 
@@ -11,21 +12,26 @@ import numpy as np
 import pytest
 import torch
 
+from largegt.config.schema import PrepareConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.experiments.reproduce import reproduce
 from largegt.inference.predictor import predict
-from largegt.loader.loader import token_batches
+from largegt.loader.loader import TokenLoader, token_batches
+from largegt.loader.table import TokenTable
 from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import sample_rows
 from largegt.preprocessing.sampling.local_nodes import sample
 from largegt.reporting.groups import open_runs
 from largegt.reporting.settings import listing
 from largegt.training.evaluate import evaluate
+from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, easy_store, history, small, thirds
 
 DRAWS = 3
+FRESH = "train.resample=epoch"
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +110,10 @@ def test_validation_has_one_draw(run: Run, store: GraphStore, tmp_path: Path) ->
 def test_the_preparation_reaches_far_enough(run: Run, store: GraphStore, tmp_path: Path) -> None:
     assert run.prepared().config.tokens.nodes == "reachable"
     sampled = prepare(store, small().prepare)
-    with pytest.raises(ConfigError, match="reachable"):
-        train(sampled, run.config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    for config in (run.config, small(FRESH)):
+        with pytest.raises(ConfigError, match="reachable"):
+            train(sampled, config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
     given = train(run.prepared(), run.config, tmp_path / "given")
     assert given.metrics["test"] == run.metrics["test"]
 
@@ -154,3 +161,91 @@ def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path
                           overrides=[*SMALL, "train.epochs=1", f"train.draws={draws}"])  # fmt: skip
         text = next(file for file in files if file.suffix == ".md").read_text()
         assert ("averaged over 2 draws" in text) == expected
+
+
+def test_every_epoch_trains_on_another_sample(store: GraphStore, tmp_path: Path, monkeypatch: Any) -> None:
+    seen: list[torch.Tensor] = []
+    real = TokenLoader.batches
+
+    def watch(self: TokenLoader, rows: Any, batch_size: int, seed: int | None = None, epoch: int = 0) -> Any:
+        if seed is not None:
+            seen.append(self.table.local_rows_of(torch.from_numpy(np.asarray(rows)), None).clone())
+        return real(self, rows, batch_size, seed, epoch)
+
+    monkeypatch.setattr(TokenLoader, "batches", watch)
+    run = train(store, small(FRESH, "train.epochs=3"), tmp_path / "run")
+    prepared = run.prepared()
+    rows = prepared.split_rows("train")
+    assert len(seen) == 3
+    for epoch, drawn in enumerate(seen):
+        np.testing.assert_array_equal(drawn, sample_rows(store, prepared, rows, epoch).local_rows)
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
+def test_validation_keeps_its_sample(store: GraphStore, tmp_path: Path) -> None:
+    run = train(store, small(FRESH, "train.epochs=2"), tmp_path / "run")
+    again = evaluate(run, "valid")
+    assert again == pytest.approx(run.metrics["valid"])
+
+
+def test_reachable_rows_are_those_within_two_hops(make_store: Any) -> None:
+    """On a path of ten nodes with one label at its end, rows reach two steps; an isolated label reaches everyone."""
+    path = [(v, v + 1) for v in range(9)]
+    labels = np.full(10, -1)
+    labels[0] = 1
+    config = PrepareConfig(local_nodes={"k": 4}, positions={"method": "none"}).reachable()
+    assert prepare(make_store(path, 10, labels=labels), config).token_nodes.tolist() == [0, 1, 2]
+    labels = np.full(11, -1)
+    labels[10] = 1
+    alone = prepare(make_store(path, 11, labels=labels), config)
+    assert alone.token_nodes.tolist() == list(range(11))
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel", "regression"])
+def test_average_is_of_probabilities(task: Any) -> None:
+    head = TaskHead(task, 3 if task in ("multiclass", "multilabel") else 1, None, 0.0, 2.0, 3.0)
+    logits = [torch.randn(5, head.num_outputs) for _ in range(4)]
+    mean = torch.stack([head.probabilities(each) for each in logits]).mean(dim=0)
+    torch.testing.assert_close(head.probabilities(head.average(logits)), mean, atol=1e-6, rtol=1e-5)
+
+
+def test_no_draws_is_refused(store: GraphStore, tmp_path: Path) -> None:
+    run = train(store, small("train.epochs=1"), tmp_path / "run")
+    with pytest.raises(ConfigError, match="draws"):
+        evaluate(run, draws=0)
+
+
+def test_batches_are_no_larger_than_they_may_be(
+    store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(store, small("train.epochs=2"), tmp_path / "run")
+    expected, sizes = evaluate(run, "test"), []
+    real = TokenLoader.batches
+
+    def watched(self: TokenLoader, rows: Any, batch_size: int, *more: Any) -> Any:
+        sizes.append((batch_size, self.bytes_per_node))
+        return real(self, rows, batch_size, *more)
+
+    monkeypatch.setattr(TokenLoader, "batches", watched)
+    evaluate(run, "test")
+    prepared = run.prepared()
+    per_node = prepared.k * 3 * prepared.num_features * 4
+    assert prepared.label_counts.shape[1] == 0
+    assert sizes == [(run.config.train.eval_batch_size, per_node)]
+    monkeypatch.setattr("largegt.training.evaluate._FEWEST", 2)
+    for room, wanted in ((5 * per_node, 5), (per_node // 2, 2)):
+        monkeypatch.setattr("largegt.training.evaluate._BATCH_BYTES", room)
+        sizes.clear()
+        assert evaluate(run, "test") == pytest.approx(expected, rel=1e-5)
+        assert sizes == [(wanted, per_node)]
+
+
+def test_what_a_node_takes(store: GraphStore) -> None:
+    """Its tokens, and the labels around its local nodes."""
+    config = small("model.label_surroundings=true", "prepare.local_nodes.k=9")
+    prepared = prepare(store, config.preparation)
+    loader = TokenLoader(TokenTable(prepared), torch.device("cpu"))
+    token, told = 3 * prepared.num_features * 4, 8 * prepared.label_counts.shape[1]
+    assert told > 0
+    assert loader.bytes_per_node == 9 * (token + told)
