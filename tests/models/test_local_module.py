@@ -136,31 +136,6 @@ def test_target_half_of_an_additive_readout_cancels() -> None:
     torch.testing.assert_close(module.read(h, None), expected)
 
 
-def test_hop_embeddings_tell_hops_and_the_node_itself_apart() -> None:
-    module = module_of()
-    hops = module.hop_vectors(4)
-    own, others = module.hop_embedding
-    assert torch.equal(hops[:3], own)
-    for j in (1, 2, 3):
-        assert torch.equal(hops[3 * j : 3 * j + 3], others)
-    tokens = make_batch(b=1, k=2).tokens
-    swapped = tokens[:, [0, 2, 1, 3, 4, 5]]
-    assert not torch.allclose(module(tokens), module(swapped))
-    plain = module_of(hop_embeddings=False)
-    assert plain.hop_embedding is None
-    torch.testing.assert_close(plain(tokens), plain(swapped))
-
-
-def test_order_of_the_local_nodes_does_not_matter() -> None:
-    module = module_of(num_layers=2)
-    tokens = make_batch(b=2, k=4).tokens
-    order = torch.tensor([0, 3, 1, 2])
-    mixed = tokens.view(2, 4, 3, 5)[:, order].reshape(2, 12, 5)
-    torch.testing.assert_close(module(tokens), module(mixed))
-    own_moved = tokens.view(2, 4, 3, 5)[:, [1, 0, 2, 3]].reshape(2, 12, 5)
-    assert not torch.allclose(module(tokens), module(own_moved))
-
-
 def test_normal_init_is_as_published() -> None:
     module = LocalModule(50, ModelConfig(hidden=64, init="normal"))
     weights = torch.cat([m.weight.flatten() for m in module.modules() if isinstance(m, torch.nn.Linear)])

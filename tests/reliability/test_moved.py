@@ -37,22 +37,25 @@ def _works(folder: Path, home: Path) -> None:
     assert Run.open(folder / "runs" / "a").store_path.resolve() == (folder / "data" / "g").resolve()
 
 
-def test_copied_together(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home, tmp_path / "copy")
-    _works(tmp_path / "copy", home)
-
-
-def test_moved_together_and_the_old_place_is_gone(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home, tmp_path / "first")
-    (tmp_path / "first").rename(tmp_path / "second")
-    _works(tmp_path / "second", home)
-    shutil.rmtree(tmp_path / "second" / "data" / "g" / "prepared")  # made again where it is now
-    assert evaluate(tmp_path / "second" / "runs" / "a") == final(home / "runs" / "a")["test"]
-
-
-def test_a_run_moved_alone_finds_its_store_where_it_was(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "a", tmp_path / "elsewhere" / "b")
-    assert evaluate(tmp_path / "elsewhere" / "b") == final(home / "runs" / "a")["test"]
+@pytest.mark.parametrize("way", ["copied", "moved", "run alone", "link"])
+def test_it_works_where_it_is_now(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    expected = final(home / "runs" / "a")["test"]
+    if way == "run alone":  # it finds its store where it was
+        shutil.copytree(home / "runs" / "a", tmp_path / "elsewhere" / "b")
+        assert evaluate(tmp_path / "elsewhere" / "b") == expected
+        return
+    if way == "link":
+        (tmp_path / "linked").symlink_to(home / "runs" / "a")
+        monkeypatch.chdir(tmp_path)
+        assert evaluate("linked") == expected
+        return
+    shutil.copytree(home, tmp_path / "now")
+    if way == "moved":
+        (tmp_path / "now").rename(tmp_path / "later")
+    folder = tmp_path / ("now" if way == "copied" else "later")
+    _works(folder, home)
+    shutil.rmtree(folder / "data" / "g" / "prepared")  # made again where it is now
+    assert evaluate(folder / "runs" / "a") == expected
 
 
 def test_a_store_that_is_gone_is_named(home: Path, tmp_path: Path) -> None:
@@ -68,14 +71,6 @@ def test_a_store_that_is_gone_is_named(home: Path, tmp_path: Path) -> None:
     text[place] = f'store = "{home / "data" / "g"}"'
     config.write_text("\n".join(text) + "\n")
     assert evaluate(tmp_path / "alone" / "a") == final(home / "runs" / "a")["test"]
-
-
-def test_a_run_through_a_link_and_from_another_folder(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "linked").symlink_to(home / "runs" / "a")
-    monkeypatch.chdir(tmp_path)
-    assert evaluate("linked") == final(home / "runs" / "a")["test"]
 
 
 def test_a_moved_run_is_gone_on_with(home: Path, tmp_path: Path) -> None:
