@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash import Zygote
 
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
@@ -84,17 +82,12 @@ def test_a_moved_run_is_gone_on_with(home: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "first") not in (run / "config.toml").read_text()
 
 
-def test_read_only_media(home: Path, tmp_path: Path, request: Any) -> None:
+def test_read_only_media(home: Path, tmp_path: Path, read_only: Any) -> None:
     """Reading writes nothing: inspect, evaluate, predict and report work where nothing can be written."""
     media = tmp_path / "media"
     shutil.copytree(home, media)
     before = left_in(media)
-    zygote: Zygote = request.getfixturevalue("mounting" if os.geteuid() == 0 else "zygote")
-    make, undo = f"chmod -R a-w {media}", f"chmod -R u+w {media}"
-    if os.geteuid() == 0:  # who may write everywhere
-        make, undo = f"mount --bind {media} {media} && mount -o remount,ro,bind {media}", f"umount {media}"
-    zygote.shell(make)
-    try:
+    with read_only(media) as zygote:
         for command in (
             ("inspect", media / "data" / "g", "--verify"), ("inspect", media / "runs" / "a"),
             ("evaluate", media / "runs" / "a"), ("predict", media / "runs" / "a", "--out", tmp_path / "p.csv"),
@@ -102,7 +95,5 @@ def test_read_only_media(home: Path, tmp_path: Path, request: Any) -> None:
         ):  # fmt: skip
             ended = zygote.run(*command, "--json")
             assert ended.code == 0, (command, ended.err)
-    finally:
-        zygote.shell(undo)
     assert left_in(media) == before
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + GraphStore.open(home / "data" / "g").num_nodes
