@@ -24,8 +24,7 @@ import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.threads import num_threads
-from largegt.training.accelerator import make_accelerator
-from largegt.training.setup import build_model, make_loader
+from largegt.training.setup import build_model, make_accelerator, make_loader
 
 
 def seeds_per_s(batches: Iterator[Any], device: torch.device) -> float:

@@ -40,10 +40,10 @@ from ray.cluster_utils import Cluster
 
 import largegt as lg
 from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
+from largegt.preprocessing.engine import Engine
+from largegt.preprocessing.ray_engine import RayEngine, start_shards
 from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
-from largegt.runtime.engine import Engine
 from largegt.runtime.memory import format_bytes, held_bytes
-from largegt.runtime.ray_engine import RayEngine, start_shards
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 
@@ -235,10 +235,17 @@ def rates(store: Any, shards: int, num_nodes: int) -> None:
     def load(first: int, last: int, out: np.ndarray) -> None:
         out[:] = x[first:last]
 
-    block_sums(NeighborSums(neighbors, range(10), load, width), lambda a, b, c: None, 1 << 30, 1)  # compiles
+    block_sums(
+        NeighborSums(neighbors, range(10), load, width, range(store.num_nodes)), lambda a, b, c: None, 1 << 30, 1
+    )  # compiles
     for memory in (1 << 30, x.nbytes // 3):
         start = time.perf_counter()
-        block_sums(NeighborSums(neighbors, range(store.num_nodes), load, width), lambda a, b, c: None, memory, 1)
+        block_sums(
+            NeighborSums(neighbors, range(store.num_nodes), load, width, range(store.num_nodes)),
+            lambda a, b, c: None,
+            memory,
+            1,
+        )
         elapsed_s, edges = time.perf_counter() - start, len(neighbors.indices) + store.num_nodes
         print(
             f"sums, width {width}, memory {format_bytes(memory)}: {store.num_nodes / elapsed_s:,.0f} rows/s, "

@@ -2,7 +2,8 @@
 
     python bench/column_kinds.py nodes.csv edges.csv --epochs 10 --seeds 2 --model largegt-local mlp --out DIR
 
-The kinds are those that `largegt ingest` infers; a column that it ignores is in no variant. Every variant is a store of
+The kinds are those that `largegt ingest` infers; a column that it ignores is in no variant, and numbers on a log scale are
+there without it too. Every variant is a store of
 its own with the same labels and the same split, and is trained with seeds 0, 1, … of weights, order and local nodes.
 LargeGT has the recipe `plain` with K=8 and hidden 64, which a CPU trains in about a minute, unless `--recipe` names
 another; other models have their own recipe. `mlp` reads the features of a node alone, so that its scores are about the
@@ -26,6 +27,7 @@ from largegt.config.schema import Config
 from largegt.data.columns import Column
 from largegt.data.store import GraphStore
 
+WITHOUT_LOG = "number, none on a log scale"
 SMALL = ("prepare.local_nodes.k=8", "model.hidden=64")
 
 
@@ -35,8 +37,11 @@ def variants_of(columns: Sequence[Column]) -> dict[str, list[str]]:
     for column in columns:
         if column.width:
             by_kind.setdefault(column.kind, []).append(column.name)
-    numbers = by_kind.pop("number", [])
+    plain, logs = by_kind.pop("number", []), by_kind.pop("log", [])
+    numbers = [*plain, *logs]
     variants = {"number": numbers} if numbers else {}
+    if logs:
+        variants[WITHOUT_LOG] = numbers
     for kind, names in sorted(by_kind.items()):
         variants[f"number + {kind}" if numbers else kind] = [*numbers, *names]
     if len(by_kind) > 1:
@@ -57,7 +62,9 @@ def stores_of(nodes: str, edges: str, label: str, out: Path) -> dict[str, tuple[
         source = lg.sources.files(
             edges, nodes=nodes, label=label, feature_columns=[glob.escape(name) for name in names]
         )
-        store = lg.ingest(source, out / "stores" / variant.replace(" + ", "-"), config, True)
+        kinds = tuple(f"{name}=number" for name in names) if variant == WITHOUT_LOG else ()
+        own = config.model_copy(update={"kinds": kinds})
+        store = lg.ingest(source, out / "stores" / variant.replace(" + ", "-"), own, True)
         same = np.array_equal(store.split, every.split) and np.array_equal(store.labels, every.labels)
         assert same, "variants differ in their labels or split"
         stores[variant] = (names, store)

@@ -56,7 +56,7 @@ def main() -> None:
     def sums(memory: int) -> float:
         begin = time.perf_counter()
         width = features.shape[1]
-        wanted = NeighborSums(neighbors, range(store.num_nodes), load, width)
+        wanted = NeighborSums(neighbors, range(store.num_nodes), load, width, range(store.num_nodes))
         block_sums(wanted, lambda first, last, sums: None, memory)
         return time.perf_counter() - begin
 

@@ -46,14 +46,14 @@ _SERVE = "--serve"
 _IMPORTED = (
     "largegt.cli", "largegt.inference.predictor", "largegt.training.trainer", "largegt.experiments.reproduce",
     "largegt.reporting.page", "largegt.auto.tuning.tune", "torch.utils.tensorboard.writer",
-    "matplotlib.figure", "pyarrow.parquet", "pyarrow.csv",
+    "pyarrow.parquet", "pyarrow.csv",
 )  # fmt: skip
 _TINY = {
     "data.parts.EDGE_CHUNK_ROWS": 400, "data.parts._FEATURE_CHUNK_BYTES": 3000,
     "data.nodes._CHUNK_ROWS": 70, "data.pair_runs._BUCKET_PAIRS": 300,
     "data.pair_runs._MOST_BUCKETS": 6, "data.csr._LEAST_RUN": 700, "data.csr._MOST_RUN": 2500,
     "data.csr._LEAST_PIECE": 150, "data.csr._WINDOW_EDGES": 800, "data.edge_reading._FEW_EDGES": 500,
-    "runtime.engine.SEGMENT_NODES": 40, "preprocessing.pipeline.SEGMENT_NODES": 40,
+    "preprocessing.engine.SEGMENT_NODES": 40, "preprocessing.pipeline.SEGMENT_NODES": 40,
     "inference.predictor._SEGMENT_ROWS": 64, "inference.predictor._GROUP_ROWS": 32,
     "inference.predictor._NUMBERS_AT_ONCE": 64,
 }  # fmt: skip
@@ -279,12 +279,12 @@ def _say_phases(file: Path, pause_s: float) -> None:
 
     say("begin")
     import_module("largegt.runtime.progress").console_progress = progress  # type: ignore[attr-defined]
-    loop, log = import_module("largegt.training.trainer"), import_module("largegt.training.log")
+    loop = import_module("largegt.training.trainer")
     within(import_module("largegt.training.evaluate").Scorer, "scores", "validate")
     within(loop, "save_weights", "save weights")
     within(loop, "save_checkpoint", "save checkpoint")
     within(loop.Trainer, "finish", "final scores")
-    within(log.RunLog, "write", "log")
+    within(loop, "write_history", "log")
     folder = import_module("largegt.io.array_writer")
     within(folder.ArrayWriter, "commit", "commit")
     within(folder.ArrayWriter, "finish", "finish the folder")

@@ -24,7 +24,7 @@ import scipy.sparse as sp
 
 from largegt.datasets.synthetic import synthesize
 from largegt.preprocessing.sampling import sampler
-from largegt.preprocessing.sampling.local_nodes import _both_ways, local_nodes
+from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.runtime.threads import num_threads, run_chunks
 
 
@@ -108,7 +108,7 @@ def compare(picture: Path) -> None:
         graph = power_law(num_nodes, degree)
         graph.setdiag(False)
         graph.eliminate_zeros()
-        csr = _both_ways(graph, "both")
+        csr = both_ways(graph, "both")
         nodes = np.random.default_rng(1).permutation(num_nodes)[:5000]
         mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, sampler.BY_LISTING)
         plain, nnz = by_scipy(graph, nodes, k) if num_nodes <= 50_000 else (float("nan"), 0)
@@ -120,7 +120,7 @@ def compare(picture: Path) -> None:
     times = []
     graph = power_law(100_000, 50, exponent=2.5)
     for factor in (1.0, 10.0):
-        csr = _both_ways(with_larger_hubs(graph, factor), "both")
+        csr = both_ways(with_larger_hubs(graph, factor), "both")
         nodes = np.arange(100_000)
         rows = np.empty((len(nodes), 100), np.int32)
         elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 3)
@@ -129,7 +129,7 @@ def compare(picture: Path) -> None:
     print(f"  ratio {times[1] / times[0]:.2f}")
 
     graph = power_law(100_000, 50)
-    csr = _both_ways(graph, "both")
+    csr = both_ways(graph, "both")
     rows = np.empty((100_000, 100), np.int32)
     there = csr[0].nbytes + csr[1].nbytes + rows.nbytes
     extra = extra_bytes(csr, np.arange(100_000), rows)
@@ -146,7 +146,7 @@ def draw(picture: Path) -> None:
     """Cost per node against the number of two-hop paths, for each way and the chosen one."""
     from matplotlib.figure import Figure
 
-    csr = _both_ways(power_law(100_000, 50), "both")
+    csr = both_ways(power_law(100_000, 50), "both")
     degree = np.diff(csr[0])
     paths = np.zeros(len(degree), np.int64)
     has = degree > 0
@@ -206,7 +206,7 @@ def products(scale: float) -> None:
     """A synthetic graph like ogbn-products (2.45M nodes, 61.9M undirected edges, heavy tail); all nodes, K=100."""
     with tempfile.TemporaryDirectory() as folder:
         store = synthesize("ogbn-products", f"{folder}/g", scale)
-        csr = tuple(np.array(part) for part in _both_ways(store, "both"))
+        csr = tuple(np.array(part) for part in both_ways(store, "both"))
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
     nodes, rows = np.arange(len(degree)), np.empty((len(degree), 100), np.int32)

@@ -21,8 +21,8 @@ from largegt.config.schema import PositionsConfig
 from largegt.data.store import GraphStore
 from largegt.datasets.synthetic import synthesize
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.positional_encoding import write_positions
-from largegt.runtime.engine import Engine
 from largegt.runtime.memory import held_bytes
 
 

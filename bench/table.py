@@ -21,9 +21,8 @@ import torch
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
 from largegt.loader import table as table_module
-from largegt.training.accelerator import make_accelerator
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_loader, make_optimizer
+from largegt.training.setup import build_model, make_accelerator, make_loader, make_optimizer
 
 
 def prepared_graph(args: argparse.Namespace, config: lg.Config) -> Path:

@@ -170,7 +170,8 @@ def test_column_kinds_compares_variants_of_a_company(tmp_path: Path, capsys: pyt
     for model, first in (("largegt-local", 0), ("mlp", len(rows) // 2)):
         table = {row[0]: row[1:] for row in rows[first : first + len(rows) // 2]}
         others = ["number + boolean", "number + category", "number + date", "number + text"]
-        assert list(table) == ["variant", "number", *others, "all"], model
+        assert list(table) == ["variant", "number", column_kinds.WITHOUT_LOG, *others, "all"], model
+        assert table[column_kinds.WITHOUT_LOG][:2] == table["number"][:2]
         assert [int(table[name][0]) for name in ("number", "number + boolean", "all")] == [3, 4, 10]
         features = [int(table[name][1]) for name in ("number", *others, "all")]
         assert features[-1] == sum(features[1:-1]) - 3 * features[0]

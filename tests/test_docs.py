@@ -212,6 +212,14 @@ def run_line(line: str, lg: Cli) -> None:
 # messages
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))], ids=str)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Paths are from the project, its package or its page."""
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", page.read_text(encoding="utf-8"))
+    places = (ROOT, ROOT / "src" / "largegt", page.parent)
+    assert [path for path in named if not any((place / path).is_file() for place in places)] == []
+
+
 @cache
 def messages() -> list[str]:
     """Every string of the source, with … for what is put into it."""

@@ -15,15 +15,15 @@ import torch
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
-from largegt.errors import ConfigError, InputError
 from largegt.inference.embed import embed, nearest_nodes
+from largegt.inference.predictor import predict
 from largegt.loader.loader import token_batches
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.prepared import sample_rows
 from largegt.reporting.page import report
 from largegt.training.run import Run
 from largegt.training.trainer import train
-from run_helpers import Cli, homophilous, left_in, one_thread, small, thirds  # noqa: F401
+from run_helpers import Cli, homophilous, left_in, one_thread, refusal, small, thirds  # noqa: F401
 
 NAMES = np.array([f"n{number:03d}|<b>" for number in np.random.default_rng(1).permutation(150)])
 
@@ -75,8 +75,6 @@ def test_vectors_are_those_of_the_model(part: str, run: Run) -> None:
 
 
 def test_the_head_makes_the_prediction_of_the_joined_vector(run: Run) -> None:
-    from largegt.inference.predictor import predict
-
     model = run.load_model(run.prepared())
     assert isinstance(model, LargeGT)
     with torch.no_grad():
@@ -112,11 +110,7 @@ def test_draws_are_averaged(run: Run) -> None:
 
 def test_files_say_what_the_table_says(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written in several groups."""
-    import sys
-
-    from largegt.inference.predictor import predict
-
-    monkeypatch.setattr(sys.modules[predict.__module__], "_GROUP_ROWS", 40)
+    monkeypatch.setattr("largegt.inference.predictor._GROUP_ROWS", 40)
     for suffix in (".parquet", ".npy", ".npz"):
         out = tmp_path / f"e{suffix}"
         table = embed(run, out)
@@ -150,27 +144,26 @@ def test_the_nearest_are_those_of_a_search_written_out(split: str | None, run: R
     assert [row["label"] for row in found] == [store.label_of(node) for node in best]
 
 
-def test_more_than_there_are(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("model", "asked", "said"),
+    [
+        (None, {"part": "locl"}, "did you mean 'local'"),
+        (None, {"out": "e.csv"}, ".parquet, .npy, .npz"),
+        (None, {"ids": [NAMES[0]], "split": "test"}, "not both"),
+        ("mlp", {}, "is a mlp"),
+        ("largegt-local", {"part": "global"}, "has no global part"),
+    ],
+)
+def test_what_is_refused(model: str | None, asked: dict[str, Any], said: str, run: Run, tmp_path: Path) -> None:
+    if model is not None:
+        run = train(run.store(), small(f"model.name={model}", "train.epochs=1"), tmp_path / "run")
+    assert said in refusal(lambda: embed(run, **asked))
+
+
+def test_what_has_no_nearest_nodes(run: Run) -> None:
+    assert "has no node 'nobody'" in refusal(lambda: nearest_nodes(run, "nobody"))
+    assert "at least 1" in refusal(lambda: nearest_nodes(run, NAMES[0], top=0))
     assert nearest_nodes(run, NAMES[5], top=1000).num_rows == 149
-
-
-def test_what_is_refused(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'local'"):
-        embed(run, part="locl")
-    with pytest.raises(ConfigError, match=r"\.parquet, \.npy, \.npz"):
-        embed(run, tmp_path / "e.csv")
-    with pytest.raises(ConfigError, match="not both"):
-        embed(run, ids=[NAMES[0]], split="test")
-    with pytest.raises(InputError, match="has no node 'nobody'"):
-        nearest_nodes(run, "nobody")
-    with pytest.raises(ConfigError, match="at least 1"):
-        nearest_nodes(run, NAMES[0], top=0)
-    mlp = train(run.store(), small("model.name=mlp", "train.epochs=1"), tmp_path / "mlp")
-    with pytest.raises(ConfigError, match="is a mlp"):
-        embed(mlp)
-    local = train(run.store(), small("model.name=largegt-local", "train.epochs=1"), tmp_path / "local")
-    with pytest.raises(ConfigError, match="has no global part"):
-        embed(local, part="global")
 
 
 def test_the_commands(run: Run, lg: Cli, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import runpy
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,7 @@ EDGES, FEATURES, CLASSES = homophilous()
 NODES = np.arange(len(CLASSES))
 WORDS = np.array(["art", "law", "zoo"])[CLASSES]
 ADJACENCY = scipy.sparse.csr_matrix((np.ones(EDGES.shape[1]), (EDGES[0], EDGES[1])), shape=(150, 150))
+LIKE_DATA = SimpleNamespace(edge_index=EDGES, x=FEATURES, num_nodes=150)
 QUICK: dict[str, Any] = {
     "k": 4, "hidden": 8, "epochs": 4, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu",
     "settings": {"prepare.positions.dim": 3, "train.draws": 1, "train.resample": "never"},
@@ -215,7 +217,7 @@ def test_it_is_pickled_whole(fitted: Any, work: Path) -> None:
     twin = pickle.loads(pickle.dumps(fitted))
     assert not left_in(work)
     np.testing.assert_array_equal(twin.predict_proba(NODES), expected)
-    assert twin._fitted.run.path.is_relative_to(work)
+    assert twin._fitted.run.is_relative_to(work)
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(twin))))
     np.testing.assert_array_equal(again.predict_proba(NODES), expected)
     np.testing.assert_array_equal(copy.deepcopy(again).set_params(graph=None).predict(NODES), fitted.predict(NODES))
@@ -303,6 +305,7 @@ def test_a_user_s_preparation_is_used(work: Path, stages: list[str]) -> None:
         ({"graph": scipy.sparse.eye(3, 4)}, [0, 1], [0, 1], "square"),
         ({"graph": np.ones((5, 5))}, [0, 1], [0, 1], r"edge_index \[2, E\]"),
         ({"features": FEATURES[:, 0]}, [0, 1], [0, 1], r"expected \[N, d\]"),
+        ({"graph": LIKE_DATA}, [0, 1], [0, 1], "features were given twice"),
         ({}, FEATURES, CLASSES, "features belong to the constructor"),
         ({}, [0, 150], [0, 1], "no node 150"),
         ({}, [0, 1.5], [0, 1], "not a whole number"),
@@ -311,6 +314,8 @@ def test_a_user_s_preparation_is_used(work: Path, stages: list[str]) -> None:
         ({}, [], [], "names no node"),
         ({}, [0, 1], [1, 1], "one class only"),
         ({}, [0, 1, 2], [0, 1, np.nan], "NaN"),
+        ({}, [0, 1], np.array([[0, 2], [1, 1]]), "several classes of many values"),
+        ({"kind": lg.LargeGTRegressor}, [0, 1], ["a", "b"], "must be one number per node"),
         ({}, [0, 1, 1], [0, 1, 0], "named twice"),
         ({}, np.ones(9, dtype=bool), [0] * 9, "mask of 9 entries"),
         ({"validation_fraction": 1.0}, [0, 1], [0, 1], "validation_fraction"),
@@ -335,6 +340,12 @@ def test_samples_that_cannot_be_are_value_errors_and_not_fitted_is_scikit_learns
         quick().fit([0, 1, 2], [0, 1, 2], validation=([2], [2]))
     with pytest.raises(SampleError, match="not in y"):
         quick().fit([0, 1], [0, 1], validation=([2], [2]))
+    with pytest.raises(SampleError, match="must be a pair"):
+        quick().fit([0, 1], [0, 1], validation=5)
+    with pytest.raises(SampleError, match="another shape than y"):
+        quick().fit([0, 1], [0, 1], validation=([2], [[0, 1]]))
+    with pytest.raises(lg.LargeGTError, match="has its own features"):
+        quick(easy_store(work / "g")).fit([0, 1], [0, 1])
 
 
 def test_without_scikit_learn_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

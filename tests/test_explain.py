@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from html import unescape
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from browser_helpers import CHROMIUM, answer, browse, driven
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.explanation.attribution import Attribution
@@ -29,7 +28,6 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import HOSTILE_COLUMN, Cli, easy_store, homophilous, left_in, one_thread, small, table_store  # noqa: F401
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVERYTHING = (
     "model.name=largegt-full", "model.label_tokens=true", "model.label_contexts=2", "model.num_layers=2",
     "model.hop_embeddings=true", "model.residual=true", "prepare.local_nodes.k=6", "train.draws=2",
@@ -233,11 +231,7 @@ def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(Attribution, "integrated", kept)
     explain(run, 12)
     [one] = asked
-    carried, _ = real(one)
     way = one.inputs.map(torch.sub, one.baseline)
-
-    def score(inputs: Inputs) -> float:
-        return float(one.score(one.model.logits(inputs, one.bias_dt)[None])[0])
 
     num_steps, small_bit = 60, 1e-4
     for name in ("tokens", "told", "weights", "around", "own"):
@@ -246,11 +240,11 @@ def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.
             place = (step + 0.5) / num_steps
             here = one.baseline.map(lambda base, step, place=place: base + place * step, way)
             low, high = (
-                score(Inputs(**{**vars(here), name: getattr(here, name) + sign * small_bit * getattr(way, name)}))
+                one.score_of(replace(here, **{name: getattr(here, name) + sign * small_bit * getattr(way, name)}))
                 for sign in (-1, 1)
             )
             total += (high - low) / (2 * small_bit) / num_steps
-        assert float(getattr(carried, name).sum()) == pytest.approx(total, abs=1e-2), name
+        assert float(getattr(one.carried, name).sum()) == pytest.approx(total, abs=1e-2), name
 
 
 def test_attention_is_beside_and_sums_to_at_most_one(found: Explanation) -> None:
@@ -349,19 +343,10 @@ def test_the_page_fits_a_phone_and_answers(found: Explanation, tmp_path: Path) -
       const place = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
       dot.dispatchEvent(new PointerEvent('pointermove', place));
       const size = document.querySelector('svg.around').getBoundingClientRect();
-      document.title = JSON.stringify([wide, Math.min(size.width, size.height), tip.textContent]);
+      return [wide, Math.min(size.width, size.height), tip.textContent];
     """
-    text = re.sub(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", found.html())
-    page = tmp_path / "page.html"
-    page.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=500,2000", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert title is not None
-    wide, size, said = json.loads(unescape(title[1]))
+    page = found.write(tmp_path / "page.html")
+    wide, size, said = answer(browse(driven(page, tmp_path / "driven.html", script), tmp_path))  # type: ignore[misc]
     assert wide == 0
     assert size > 300
     assert said.split("\n")[0] in {str(each.node) for each in found.local_nodes}

@@ -11,6 +11,7 @@ import torch
 import largegt as lg
 from largegt.errors import ConfigError
 from largegt.loader import loader, table
+from largegt.loader.pinned_gather import pinned
 from largegt.loader.table import Place
 from largegt.runtime.distributed import ALONE
 from largegt.training.evaluate import Scorer
@@ -54,7 +55,7 @@ def config_of(*settings: str, recipe: str = "plain") -> lg.Config:
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Where token rows lie."""
     if request.param == "unpinned":
-        monkeypatch.setattr(table, "_pinned", lambda host, _: host)
+        monkeypatch.setattr(table, "pinned", lambda host, _: host)
     return "host" if request.param == "unpinned" else request.param
 
 
@@ -157,14 +158,14 @@ def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, place: 
 
 def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> None:
     host = torch.ones(1000, 3, 8)
-    view = table._pinned(host, torch.device("cuda"))
+    view = pinned(host, torch.device("cuda"))
     assert view.is_cuda
     assert float(view.sum()) == host.numel()
     with pytest.warns(UserWarning, match="could not be pinned"):
-        assert table._pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
+        assert pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
     assert float(torch.ones(5, device="cuda").sum()) == 5
     del view
-    assert table._pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
+    assert pinned(host, torch.device("cuda")).is_cuda, "given back with the last tensor"
 
 
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def peak_of(*command: str) -> int:
     process = subprocess.Popen([*LARGEGT, *command, "--json"], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, memory._fields(f"/proc/{process.pid}/status").get("RssAnon", 0))
+        peak = max(peak, 1024 * memory._facts(f"/proc/{process.pid}/status").get("RssAnon", 0))
         time.sleep(0.001)
     assert process.returncode == 0
     return peak

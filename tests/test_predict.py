@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
-from largegt.data.sources import arrays
-from largegt.errors import ConfigError, InputError, LargeGTError
+from largegt.data.sources import arrays, files
+from largegt.errors import InputError
 from largegt.inference.predictor import predict
 from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
 from largegt.training.trainer import train
-from run_helpers import easy_store, homophilous, left_in, one_thread, small, thirds  # noqa: F401
+from run_helpers import easy_store, homophilous, left_in, one_thread, refusal, small, thirds  # noqa: F401
 
 COLORS = np.array(["blue", "green", "red"])
 
@@ -65,26 +66,13 @@ def test_nodes_asked_for_come_in_that_order_repeats_and_all(run: Run) -> None:
         assert row["probability"] == pytest.approx(every[n]["probability"], abs=1e-5)
 
 
-def test_ids_may_be_written_as_text(run: Run) -> None:
+def test_ids_may_be_written_as_text_one_or_none_at_all(run: Run) -> None:
+    """A newcomer writes ids="alice": it is one node, and not its letters."""
     ids = [str(value) for value in run.store().ids_of(np.array([4, 2]))]
     assert [str(value) for value in predict(run.path, ids=ids)["node"].to_pylist()] == ids
-
-
-def test_no_ids_are_no_predictions(run: Run) -> None:
+    assert [str(value) for value in predict(run.path, ids=ids[0])["node"].to_pylist()] == ids[:1]
     table = predict(run.path, ids=[])
-    assert table.num_rows == 0
-    assert table.column_names == ["node", "label", "probability"]
-
-
-def test_one_id_is_not_a_list_of_letters(run: Run) -> None:
-    """A newcomer writes ids="alice": it is one node, or a clear refusal, and never its letters."""
-    one = str(run.store().ids_of(np.array([12]))[0])
-    try:
-        said = [str(value) for value in predict(run.path, ids=one)["node"].to_pylist()]
-    except LargeGTError as error:
-        said = [str(error)]
-    assert len(said) == 1
-    assert one in said[0]
+    assert (table.num_rows, table.column_names) == (0, ["node", "label", "probability"])
 
 
 def test_nodes_that_were_not_prepared_are_predicted(run: Run) -> None:
@@ -127,23 +115,18 @@ def test_the_label_is_the_likeliest_class(run: Run) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".npz"])
 def test_files_say_what_the_table_says(suffix: str, run: Run, tmp_path: Path) -> None:
+    """In the last bits too: tests/reliability/test_streamed_predictions.py."""
     out = tmp_path / "deep" / "er" / f"p{suffix}"
     table = predict(run.path, out, all_probabilities=True)
     assert left_in(out.parent) == [out.name]
     if suffix == ".parquet":
         assert pq.read_table(out).equals(table)
         return
-    if suffix == ".csv":
-        with open(out, newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-    else:
-        with np.load(out, allow_pickle=False) as archive:
-            columns = {name: archive[name].tolist() for name in archive.files}
+    columns = dict(np.load(out)) if suffix == ".npz" else pacsv.read_csv(out).to_pydict()
     assert list(columns) == table.column_names
-    assert [str(value) for value in columns["node"]] == [str(value) for value in table["node"].to_pylist()]
-    assert columns["label"] == table["label"].to_pylist()
-    assert np.array(columns["probability"], dtype=float) == pytest.approx(table["probability"].to_numpy(), rel=1e-6)
+    assert list(map(str, columns["node"])) == list(map(str, table["node"].to_pylist()))
+    assert list(columns["label"]) == table["label"].to_pylist()
+    assert columns["probability"] == pytest.approx(table["probability"].to_numpy(), rel=1e-6)
 
 
 def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Path) -> None:
@@ -156,49 +139,27 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Pa
     assert out.read_text().startswith('"node"')
 
 
-@pytest.mark.parametrize("name", ["p.txt", "p", "p.parquet.gz", "p.json"])
-def test_a_wrong_suffix_is_refused_at_once(name: str, run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\.parquet, \.csv, \.npz"):
-        predict(run.path, tmp_path / name)
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        *(({"out": name}, ".parquet, .csv, .npz") for name in ("p.txt", "p", "p.parquet.gz", "p.json")),
+        *(({"ids": [unknown]}, str(unknown)) for unknown in ("nobody", 10**6, -1000, "", None, 2.5)),
+        ({"split": "dev"}, "train, valid, test"),
+        ({"ids": [1], "split": "test"}, "not both"),
+        ({"device": "banana"}, "banana"),
+    ],
+)
+def test_what_cannot_be_predicted_is_named(asked: dict[str, Any], said: str, run: Run, tmp_path: Path) -> None:
+    assert said in refusal(lambda: predict(run.path, **asked | {"out": tmp_path / asked.get("out", "p.csv")}))
     assert left_in(tmp_path) == []
-
-
-@pytest.mark.parametrize("unknown", ["nobody", 10**6, -1000, "", None, 2.5])
-def test_an_unknown_id_is_named(unknown: Any, run: Run, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        predict(run.path, tmp_path / "p.csv", ids=[unknown])
-    assert str(unknown) in str(caught.value)
-    assert left_in(tmp_path) == []
-
-
-def test_an_unknown_split(run: Run) -> None:
-    with pytest.raises(InputError, match="train, valid, test"):
-        predict(run.path, split="dev")
-
-
-def test_ids_and_a_split_together_are_refused(run: Run) -> None:
-    """One of the two would be ignored in silence."""
-    with pytest.raises(LargeGTError):
-        predict(run.path, ids=run.store().ids_of(np.array([1])), split="test")
-
-
-def test_an_unknown_device(run: Run) -> None:
-    with pytest.raises(ConfigError, match="banana"):
-        predict(run.path, device="banana")
 
 
 def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
     """A multi-label column may be called `node`: it must not take the place of the ids."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-
-    from largegt.data.sources import files
-
     edges, features, classes = homophilous()
-    pacsv.write_csv(pa.table({"source": edges[0], "target": edges[1]}), tmp_path / "edges.csv")
     columns = {"id": np.arange(150) + 1000, "node": (classes == 0).astype(int), "other": (classes == 1).astype(int)}
     columns |= {f"f{c}": features[:, c] for c in range(5)}
-    pacsv.write_csv(pa.table(columns | {}), tmp_path / "nodes.csv")
+    pacsv.write_csv(pa.table(columns), tmp_path / "nodes.csv")
     pacsv.write_csv(pa.table({"source": edges[0] + 1000, "target": edges[1] + 1000}), tmp_path / "edges.csv")
     source = files(
         tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv", id="id", label="node,other", feature_columns="f*"

@@ -9,6 +9,7 @@ import runpy
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -159,9 +160,9 @@ def test_what_a_batch_holds_and_the_order_of_epochs() -> None:
 
 
 def test_loaders_of_a_graph_share_its_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = importlib.import_module("largegt.preprocessing.pipeline")
-    real, calls = home.WRITE["tokens"], []
-    monkeypatch.setitem(home.WRITE, "tokens", lambda *args: (calls.append(1), real(*args)))
+    write = importlib.import_module("largegt.preprocessing.pipeline").WRITE
+    real, calls = write["tokens"], []
+    monkeypatch.setitem(write, "tokens", lambda *args: (calls.append(1), real(*args)))
     data = a_graph()
     for mask in (data.train_mask, data.val_mask, data.test_mask):
         lg.pyg.loader(data, mask, k=4)
@@ -210,6 +211,7 @@ def test_nothing_is_left_behind(work: Path) -> None:
         (lambda: lg.pyg.loader(a_graph(), batch_size=0), "batch_size is 0"),
         (lambda: lg.pyg.loader(a_graph(CLASSES[:9])), "y has 9 entries"),
         (lambda: lg.pyg.loader(a_graph(None), k=4).model(), "has no y"),
+        (lambda: lg.pyg.loader(SimpleNamespace(edge_index=EDGES, num_nodes=150, y=["a"] * 150)), "expected classes"),
         (lambda: lg.pyg.token_batch(a_graph(), [0]), "LargeGTTransform"),
         (lambda: lg.pyg.model_for(a_graph(), 3), "LargeGTTransform"),
     ],

@@ -219,7 +219,7 @@ def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> Non
 
 def test_a_shard_reads_only_its_range(bucket: str, tmp_path: Path, asked: list[tuple[str, int, int]]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
-    from largegt.runtime.ray_engine import Shard
+    from largegt.preprocessing.ray_engine import Shard
 
     here = ingested(tmp_path / "g")
     ingested(f"{bucket}/g")

@@ -8,10 +8,9 @@ import torch
 
 from largegt.config.schema import Config
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, make_loader
+from largegt.training.setup import build_model, make_accelerator, make_loader
 from largegt.training.step import TrainingStep
 
 

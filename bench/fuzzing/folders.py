@@ -17,19 +17,19 @@ import numpy as np
 import torch
 
 from largegt.cli.inspection import inspect
+from largegt.cli.verification import verify
 from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.data.versions import clean, earlier_states, register
-from largegt.errors import LargeGTError
+from largegt.errors import FormatError, LargeGTError
 from largegt.io.checksums import sealed
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import State, load_checkpoint
 from largegt.training.run import Run
-from largegt.training.setup import build_model
+from largegt.training.setup import build_model, make_accelerator
 from largegt.training.trainer import train
 
 from .cases import ACCEPTED, RIGHT, Wrong
@@ -80,7 +80,7 @@ class ManifestTarget:
             lambda: facts.update(inspect(self._folder)),
             lambda: _read_store(GraphStore.open(self._folder)),
             lambda: clean(self._folder, dry_run=True),
-            lambda: inspect(self._folder, verify=True),
+            lambda: _refuse_damaged(self._folder),
         ]
         if name == "words":
             attempts += [
@@ -172,6 +172,11 @@ class CheckpointTarget:
             raise Wrong(f"an impossible number of epochs was resumed from: {progress.epoch!r}")
 
 
+def _refuse_damaged(folder: Path) -> None:
+    for damage in verify(folder).damaged:
+        raise FormatError(str(damage))
+
+
 def _has(file: Path, data: bytes) -> bool:
     return file.is_file() and file.read_bytes() == data
 
@@ -205,7 +210,7 @@ def _harm(folder: Path, rng: random.Random) -> None:
 
 
 def harm_json(file: Path, rng: random.Random) -> None:
-    if not file.exists():
+    if not file.is_file():
         return
     if rng.random() < 0.3:
         file.write_bytes(damaged(file.read_bytes(), rng))

@@ -16,7 +16,7 @@ from largegt.errors import ConfigError
 from largegt.inference.predictor import predict
 from largegt.models.baselines.loader import NeighborLoader
 from largegt.preprocessing.pipeline import prepare
-from largegt.training.checksums import put_text
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.setup import build_model, make_loader
 from largegt.training.trainer import train
@@ -150,8 +150,9 @@ def test_scores_over_all_neighbors_and_over_samples_of_all_of_them_agree(
 ) -> None:
     run = train(store, config_of(name, "model.fanouts=-1,-1", "train.eval_batch_size=16"), tmp_path / "run")
     full = evaluate(run.path)
-    file = run.path / "config.toml"
-    put_text(run.path, file, file.read_text().replace('inference = "full"', 'inference = "sampled"'))
+    text = (run.path / "config.toml").read_text()
+    with replacing(run.path) as folder:
+        (folder / "config.toml").write_text(text.replace('inference = "full"', 'inference = "sampled"'))
     assert evaluate(run.path) == pytest.approx(full, abs=1e-6)
 
 

@@ -78,7 +78,7 @@ def test_the_table_of_columns_is_safe_and_fits_a_terminal(
         {**plain, "column": "x" * 1000, "distinct": 123_456_789},
         *({**plain, "column": f"c{number}", "distinct": 1, "notes": ["a note"]} for number in range(100)),
     ]
-    show.columns("columns", columns)
+    show.Result(None, show.columns("columns", columns)).show()
     lines = capsys.readouterr().out.splitlines()
     assert "\x1b" not in "".join(lines)
     assert f"note: {SHOWN}: looks like {SHOWN}" in lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largegt.data import workers
+from largegt.runtime import workers
 
 
 @dataclass(frozen=True)

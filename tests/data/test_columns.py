@@ -335,7 +335,7 @@ def test_hostile_json(change: dict[str, Any]) -> None:
 
 
 def test_wrong_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose one of number, boolean, category, date, text, vector, ignore"):
+    with pytest.raises(ConfigError, match="choose one of number, log, boolean, category, date, text, vector, ignore"):
         ColumnOptions(kinds={"a": "categroy"})
     with pytest.raises(ConfigError, match="did you mean 'city'"):
         fit(tmp_path, {"city": ["a"]}, kinds={"citty": "text"})
@@ -359,3 +359,25 @@ def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later
     features(fitted, {"c": pa.array(cells, pa.string())})
     features(fitted, {"c": pa.array(later, pa.string())})
     assert Columns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
+
+
+def test_numbers_with_heavy_tails_are_on_a_log_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    money = np.round(rng.lognormal(6, 1.5, 400), 2)
+    money[::7] *= -1
+    cells = {"money": list(money), "text": [str(cell) for cell in money], "age": list(rng.normal(40, 9, 400)),
+             "rare": [int(row % 50 == 0) for row in range(400)], "few": [None] * 390 + [1.0] * 9 + [1e6]}  # fmt: skip
+    fitted = fit(tmp_path, cells)
+    assert [column.kind for column in fitted.columns] == ["log", "log", "number", "number", "number"]
+    size = np.abs(money).mean()
+    found = features(fitted, cells)
+    np.testing.assert_allclose(found[:, 0], np.sign(money) * np.log1p(np.abs(money) / size), rtol=1e-6)
+    assert np.array_equal(found[:, 0], found[:, 1])
+    parts = [features(fitted, {name: some[at : at + 3] for name, some in cells.items()}) for at in range(0, 399, 3)]
+    assert np.array_equal(np.concatenate(parts), found[:399])
+    assert fit(tmp_path, cells, kinds={"money": "number"}).columns[0].kind == "number"
+    given = fit(tmp_path, {"age": ["1", "", "3"]}, kinds={"age": "log"})
+    np.testing.assert_allclose(features(given, {"age": ["1", ""]})[:, 0], np.log1p([0.5, 1.0]), rtol=1e-6)
+    for kind in ("log", "number"):
+        with pytest.raises(InputError, match="no numbers"):
+            fit(tmp_path, {"c": ["a", "b"]}, kinds={"c": kind})

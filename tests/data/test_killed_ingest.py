@@ -16,9 +16,9 @@ from graph_helpers import left_behind
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.data.workers import Threads
 from largegt.errors import InputError
 from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
 NUM_NODES, NUM_EDGES = 300, 2500

@@ -22,8 +22,8 @@ import largegt
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.data.workers import Threads
 from largegt.errors import ConfigError, InputError
+from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
 
@@ -62,7 +62,7 @@ def test_what_an_engine_refuses(tmp_path: Path) -> None:
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
-from largegt.runtime.ray_engine import RayEngine  # noqa: E402
+from largegt.preprocessing.ray_engine import RayEngine  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ import os, signal, sys
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.runtime.ray_engine import RayEngine
+from largegt.preprocessing.ray_engine import RayEngine
 
 def die(stage, done, total):
     if stage == sys.argv[4] and done:

@@ -20,8 +20,8 @@ from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
 from largegt.data.tables import Table
-from largegt.data.workers import Threads
 from largegt.errors import InputError
+from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
 ENDS = (np.random.default_rng(0).random((2, 2000)) ** 2 * 300).astype(np.int64)
@@ -194,3 +194,12 @@ def test_whole_numbers_of_both_signs_in_json_lines(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text('{"u": -1, "v": 9223372036854775808}\n')
     with pytest.raises(InputError, match="9223372036854775808"):
         ingest(sources.files(tmp_path / "e.jsonl"), tmp_path / "h")
+
+
+def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
+    """One group at a time is in memory."""
+    rows = 9000
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 1000, dtype=np.float32)), 1000)
+    pq.write_table(pa.table({"id": np.arange(rows), "v": vectors}), tmp_path / "n.parquet")
+    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id", "v"], 1 << 28, 1)
+    assert pq.read_metadata(tmp_path / "staged.parquet").num_row_groups > 1

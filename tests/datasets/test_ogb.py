@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
-import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from largegt.datasets.ogb import ogbn_papers100m, ogbn_products
 from largegt.datasets.registry import ingest_config
 from largegt.errors import InputError
 from largegt.io.array_writer import ArrayWriter
-from largegt.training.trainer import train
-from run_helpers import one_thread, small  # noqa: F401
 
 PAPERS_FORMS = [
     {"compressed": True},
@@ -150,39 +147,6 @@ def test_a_stopped_ingest_of_papers_goes_on_to_the_same_bytes(
     assert again.fingerprint == whole.fingerprint
 
 
-@pytest.mark.parametrize("compressed", [True, False])
-def test_streaming_papers_holds_a_chunk_not_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressed: bool
-) -> None:
-    """64 MB of features and 32 MB of edges go by within 8 MB: chunks are 1 MB of features, 0.3 MB of edges."""
-    num_nodes, num_edges, width = 125_000, 2_000_000, 128
-    rng = np.random.default_rng(0)
-    made = Made(
-        edges=np.tile(rng.integers(0, num_nodes, (2, 1000)), num_edges // 1000),
-        features=np.tile(rng.normal(size=(125, width)).astype(np.float32), (num_nodes // 125, 1)),
-        labels=np.arange(num_nodes) % 5,
-        splits={name: np.arange(at, num_nodes, 3) for at, name in enumerate(("train", "valid", "test"))},
-    )
-    write_papers(tmp_path / "ogbn_papers100M", made, compressed=compressed)
-    edge_sum, feature_sum = int(made.edges.sum()), float(made.features.sum(dtype=np.float64))
-    del made
-    monkeypatch.setattr("largegt.data.parts.EDGE_CHUNK_ROWS", 10_000)
-    monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 1 << 20)
-    ogbn_papers100m(tmp_path)  # what is imported and compiled once is not counted
-    tracemalloc.start()
-    try:
-        source = ogbn_papers100m(tmp_path)
-        assert source.features is not None
-        found_edges = sum(int(chunk.sources.sum() + chunk.targets.sum()) for chunk in source.edges.chunks())
-        found_features = sum(float(block.sum(dtype=np.float64)) for block in source.features.chunks())
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found_edges == edge_sum
-    assert found_features == pytest.approx(feature_sum)
-    assert peak < 8_000_000, f"{peak / 1e6:.1f} MB"
-
-
 _INGEST = """
 import sys, threading, time
 import largegt as lg
@@ -291,18 +255,3 @@ def test_an_archive_without_an_array_says_which_it_has(tmp_path: Path) -> None:
     (folder / "raw" / "data.npz").write_bytes(b"no zip")
     with pytest.raises(InputError, match=r"data\.npz cannot be read: File is not a zip file"):
         ogbn_papers100m(tmp_path)
-
-
-# both
-
-
-@pytest.mark.parametrize(
-    ("write", "load", "name"),
-    [(write_products, ogbn_products, "ogbn-products"), (write_papers, ogbn_papers100m, "ogbn-papers100M")],
-)
-def test_an_epoch_is_trained(tmp_path: Path, write: Any, load: Any, name: str) -> None:
-    write(tmp_path / name.replace("-", "_"), random_graph())
-    store = ingest(load(tmp_path), tmp_path / "store", ingest_config(name), threads=1)
-    run = train(store, small("train.epochs=1"), tmp_path / "run")
-    assert 0 <= run.metrics["test"]["accuracy"] <= 1
-    assert run.metrics["dataset"] == name

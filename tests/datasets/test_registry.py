@@ -11,8 +11,9 @@ from dataset_files import check_store, random_graph, write_papers, write_patents
 
 from largegt.datasets import registry
 from largegt.datasets.registry import DATASETS, dataset, ingest_config, ingest_dataset, listing, source
-from largegt.datasets.synthetic import SHAPES
 from largegt.errors import ConfigError, InputError
+from largegt.training.trainer import train
+from run_helpers import one_thread, small  # noqa: F401
 
 NAMES = list(DATASETS)
 
@@ -25,15 +26,10 @@ def write(name: str, root: Path, made: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_facts_are_those_of_the_synthetic_shapes(name: str) -> None:
-    shape, known = SHAPES[name], dataset(name)
-    for field in ("num_nodes", "num_edges", "directed", "num_features", "num_classes"):
-        assert getattr(known, field) == getattr(shape, field), field
-    if name != "snap-patents":
-        assert " / ".join(f"{size:,}" for size in shape.split_sizes) in known.split
-    assert ingest_config(name).undirected is (not known.directed)
-    assert ingest_config(name, feature_dtype="float16").feature_dtype == "float16"
-    assert ingest_config(name).name == name
+def test_ingest_takes_what_the_dataset_is(name: str) -> None:
+    config = ingest_config(name, feature_dtype="float16")
+    assert (config.name, config.undirected, config.feature_dtype) == (name, not dataset(name).directed, "float16")
+    assert ingest_config(name, name="mine").name == "mine"
 
 
 def test_names_are_found_whatever_their_case_and_the_nearest_is_offered() -> None:
@@ -56,7 +52,7 @@ def test_the_listing_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_dataset_is_ingested_by_its_name(tmp_path: Path, name: str) -> None:
+def test_every_dataset_is_ingested_by_its_name_and_trained_on(tmp_path: Path, name: str) -> None:
     made = random_graph(classes=5)
     write(name, tmp_path, made)
     seen = []
@@ -65,6 +61,9 @@ def test_every_dataset_is_ingested_by_its_name(tmp_path: Path, name: str) -> Non
         made.labels, made.splits = np.arange(120) // 24, store.splits
     check_store(store, made, undirected=name == "ogbn-products")
     assert "read edges" in seen
+    run = train(store, small("train.epochs=1"), tmp_path / "run")
+    assert 0 <= run.metrics["test"]["accuracy"] <= 1
+    assert run.metrics["dataset"] == name
 
 
 @pytest.mark.parametrize("name", NAMES)

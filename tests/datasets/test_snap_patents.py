@@ -16,8 +16,6 @@ from largegt.data.ingest import ingest
 from largegt.datasets.registry import ingest_config
 from largegt.datasets.snap_patents import even_quantile_classes, snap_patents
 from largegt.errors import InputError
-from largegt.training.trainer import train
-from run_helpers import one_thread, small  # noqa: F401
 
 YEARS = 1963.0 + np.random.default_rng(5).integers(0, 37, 120)
 
@@ -184,10 +182,3 @@ def test_sparse_features_are_never_dense_as_a_whole(tmp_path: Path, monkeypatch:
         tracemalloc.stop()
     assert total == pytest.approx(float(sparse.sum()), rel=1e-6)
     assert peak < 20_000_000, f"{peak / 1e6:.1f} MB"
-
-
-def test_an_epoch_is_trained(tmp_path: Path) -> None:
-    write_patents(tmp_path / "snap_patents", random_graph(), YEARS)
-    store = ingest(snap_patents(tmp_path), tmp_path / "store", ingest_config("snap-patents"), threads=1)
-    run = train(store, small("train.epochs=1"), tmp_path / "run")
-    assert 0 <= run.metrics["test"]["accuracy"] <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tracemalloc
 from pathlib import Path
@@ -11,18 +10,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from largegt import cli
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.datasets.synthetic import (
-    SHAPES,
-    SyntheticEdges,
-    SyntheticFeatures,
-    SyntheticGraph,
-    ingest_config,
-    synthetic,
-)
+from largegt.datasets.registry import dataset
+from largegt.datasets.synthetic import SyntheticEdges, SyntheticFeatures, SyntheticGraph, ingest_config, synthetic
 from largegt.errors import ConfigError
+from run_helpers import Cli
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -97,7 +90,7 @@ def test_a_class_is_its_communitys_but_for_strays() -> None:
     ranks = np.arange(graph.num_nodes) * layout.back % layout.size
     community = np.searchsorted(layout.community_start, ranks, side="right") - 1
     strays = graph.classes() != layout.community_class[community]
-    assert 0.5 * graph.shape.strays < strays.mean() < graph.shape.strays
+    assert 0.5 * graph.character.strays < strays.mean() < graph.character.strays
     assert np.array_equal(
         layout.community_class[community], np.searchsorted(layout.class_start, ranks, side="right") - 1
     )
@@ -109,7 +102,7 @@ def test_a_class_is_its_communitys_but_for_strays() -> None:
 @pytest.mark.parametrize("like", NAMES)
 @pytest.mark.parametrize("scale", [1e-7, 0.0001, 0.003])
 def test_counts_follow_the_scale_and_splits_are_exact(like: str, scale: float) -> None:
-    shape, source = SHAPES[like], synthetic(like, scale)
+    shape, source = dataset(like), synthetic(like, scale)
     assert source.num_nodes is not None
     assert source.labels is not None
     assert source.splits is not None
@@ -154,7 +147,7 @@ def test_homophily_is_the_datasets(like: str, seed: int) -> None:
     graph = SyntheticGraph(like, SMALL[like], seed)
     sources_, targets = all_edges(graph)
     classes = graph.classes()
-    assert (classes[sources_] == classes[targets]).mean() == pytest.approx(SHAPES[like].homophily, abs=0.03)
+    assert (classes[sources_] == classes[targets]).mean() == pytest.approx(graph.character.homophily, abs=0.03)
     assert not (sources_ == targets).any()
 
 
@@ -199,7 +192,7 @@ def test_features_tell_some_of_the_class_and_neighbours_more(like: str, scale: f
     def score(rows: np.ndarray) -> float:
         """Nearest class mean, columns brought to one scale: means of one half, right answers in the other."""
         rows = rows / rows.std(axis=0)
-        means = np.stack([rows[half & (classes == c)].mean(axis=0) for c in range(graph.shape.num_classes)])
+        means = np.stack([rows[half & (classes == c)].mean(axis=0) for c in range(graph.dataset.num_classes)])
         nearest = (rows[~half] @ means.T - (means**2).sum(axis=1) / 2).argmax(axis=1)
         return float((nearest == classes[~half]).mean())
 
@@ -259,23 +252,6 @@ def test_a_store_and_the_files_ingested_are_the_same(tmp_path: Path) -> None:
         assert np.array_equal(store.splits[name], other.splits[name])
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["largegt", *(str(word) for word in words)])
-    try:
-        cli.main()
-    except SystemExit as leave:
-        return int(leave.code or 0)
-    return 0
-
-
-def test_the_verb_makes_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["synthesize", "--like", "snap-patents", "--scale", "0.0005", "--out", tmp_path / "s"]
-    assert call(monkeypatch, *words, "--set", "feature_dtype=float16", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["nodes"] == 1462
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -287,16 +263,8 @@ def test_the_verb_makes_a_store(
         (["--like", "snap-patents", "--set", "feature_dtyp=float16"], ["feature_dtype"]),
     ],
 )
-def test_the_verb_refuses_in_one_line(
-    options: list[str],
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert call(monkeypatch, "synthesize", "--out", tmp_path / "s", *options) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
+def test_the_verb_refuses_in_one_line(options: list[str], words: list[str], lg: Cli, tmp_path: Path) -> None:
+    code, out, err = lg("synthesize", "--out", tmp_path / "s", *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert all(word in err for word in words), err
     assert not list(tmp_path.iterdir())

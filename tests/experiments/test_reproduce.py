@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,10 +15,12 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.experiments import plan
 from largegt.experiments import reproduce as module
-from largegt.experiments.output import Cell, Table, places, spread
+from largegt.experiments.figures import Panel, save_figure
 from largegt.experiments.paper import DATASETS, DELTA_MODELS, EPOCH_SECONDS, ORIGINALS, OUR_MODELS, TEST_ACCURACY
 from largegt.experiments.plan import Experiment
 from largegt.experiments.reproduce import EXPERIMENTS, reproduce
+from largegt.pages.charts import Axis, Dot, Line
+from largegt.pages.tables import Ranked, Table
 from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 
@@ -44,7 +49,7 @@ def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) ->
     assert [row["Model"] for row in rows] == ["MLP", "GraphSAGE-δ", "LargeGT-local"]
     for model, row in zip(models, rows, strict=True):
         found = [Run.open(tmp_path / "runs" / f"{model}-seed{seed}").metrics["test"]["accuracy"] for seed in (0, 1)]
-        assert row["Test accuracy"] == spread(found)
+        assert row["Test accuracy"] == f"{100 * mean(found):.2f}±{100 * stdev(found):.2f}"
     assert "the paper" not in rows[0], "this is no dataset of the paper"
     assert files[1].read_text().count("**") == 2
     best = max(rows, key=lambda row: float(row["Test accuracy"].split("±")[0]))
@@ -85,7 +90,7 @@ def test_curves_watch_the_test_split_and_change_nothing(store: GraphStore, tmp_p
     files = reproduce("fig-curves", store.path, tmp_path, runs=1, models=["mlp", "largegt-full"], overrides=QUICK)
     rows = rows_of(files[0])
     assert [row["Model"] for row in rows] == ["MLP", "MLP", "LargeGT-full", "LargeGT-full"]
-    experiment = Experiment.make(store.path, tmp_path, 1, None, ["largegt-full"], QUICK)
+    experiment = Experiment.make(store.path, tmp_path, 1, ["largegt-full"], QUICK)
     alone = experiment.run("largegt-full", 0)
     assert history(alone.path) == history(tmp_path / "runs" / "largegt-full-watched-seed0")
     best = alone.metrics["best_epoch"]
@@ -104,7 +109,7 @@ def test_every_experiment_leaves_its_files(store: GraphStore, tmp_path: Path, mo
     assert "-watched-" not in page
     assert all(file.stat().st_size > 50 for file in files)
     extended = rows_of(tmp_path / "table-extended.csv")
-    assert [row["Original: test accuracy"] == "–" for row in extended] == [False, False, True]
+    assert [row["Original: test accuracy"] == "" for row in extended] == [False, False, True]
     assert [row["K"] for row in rows_of(tmp_path / "fig-k.csv")] == ["3", "5"]
     assert Run.open(tmp_path / "runs" / "largegt-full-k5-seed0").config.prepare.local_nodes.k == 5
     assert Run.open(tmp_path / "runs" / "graphsage-original-seed0").config.model.fanouts == (15, 10, 5)
@@ -114,7 +119,7 @@ def test_the_papers_numbers_stand_beside_ours(
     store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "open_dataset", lambda _: store)
-    experiment = Experiment.make("ogbn-products", tmp_path, 1, None, ["graphsage", "largegt-full"], QUICK)
+    experiment = Experiment.make("ogbn-products", tmp_path, 1, ["graphsage", "largegt-full"], QUICK)
     assert experiment.family == "ogbn-products"
     assert experiment.config("graphsage").train.learning_rate == 3e-3
     rows = rows_of(module.table_main(experiment)[0])
@@ -148,22 +153,30 @@ def test_the_papers_tables_are_whole() -> None:
     assert set(ORIGINALS["ogbn-products"]) == set(DELTA_MODELS)
     for family in ("ogbn-products", "snap-patents", ""):
         assert set(plan.default_models(family)) == every
-    assert plan.default_models("ogbn-papers100M") == ("goat-full", "largegt-full")
+    assert plan.default_models("ogbn-papers100M") == ["goat-full", "largegt-full"]
 
 
 def test_tables_in_every_format() -> None:
-    table = Table("t", "A & B", ("Model", "100%"), ((Cell("a_b|c"), Cell("1.0±0.1", "first")), (Cell("d"), Cell("2"))))
-    assert table.to_csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
-    assert "| a_b\\|c | **1.0±0.1** |" in table.to_markdown()
-    latex = table.to_latex()
+    table = Table("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
+    assert table.csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
+    assert "| a_b\\|c | **1.0±0.1** |" in table.markdown()
+    latex = table.latex()
     assert r"\caption{A \& B}" in latex
     assert r"a\_b\textbar{}c & \textbf{1.0$\pm$0.1} \\" in latex
     assert latex.count("{") == latex.count("}")
 
 
-def test_places_and_spread() -> None:
-    assert places([3.0, 1.0, None, 2.0, 3.0, 0.0]) == ["first", "third", "", "second", "first", ""]
-    assert places([3.0, 1.0, 2.0], larger_is_better=False) == ["third", "first", "second"]
-    assert spread([0.5, 0.6]) == "55.00±7.07"
-    assert spread([0.5]) == "50.00"
-    assert spread([]) == "–"
+def test_figures_are_svg_and_need_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [Line(name, [1, 2], [0.5, 0.7], style, [0.1, 0.1]) for style, name in enumerate(("a<b", "c"))]
+    panels = [
+        Panel(Axis("x"), Axis("y"), lines),
+        Panel(Axis("s", log=True), Axis(""), rows=[("m", [Dot("here", 3.0, 0.0, 0)])]),
+    ]
+    files = save_figure(tmp_path / "f", "t", panels)
+    assert [file.suffix for file in files] == [".svg", ".pdf", ".png"]
+    root = ElementTree.fromstring(files[0].read_text())
+    assert [one.tag.rpartition("}")[2] for one in root] == ["style", "rect", "svg", "svg"]
+    assert "a<b" in [one.text for one in root.iter() if one.tag.endswith("}text")], "lines are named"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert save_figure(tmp_path / "g", "t", panels) == [tmp_path / "g.svg"]
+    assert (tmp_path / "g.svg").read_bytes() == files[0].read_bytes()

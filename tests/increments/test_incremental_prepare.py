@@ -141,7 +141,7 @@ def test_rows_made_for_another_choice_of_rows_are_not_taken(tmp_path: Path) -> N
 
     def merged(before: list[int], writer: ArrayWriter) -> None:
         rows = np.array(before)
-        merge(writer, "x", rows, earlier, lambda which, scratch: scratch.save("x", wanted[which]))
+        merge(writer, ["x"], rows, lambda _, at: earlier[at], lambda which, scratch: scratch.save("x", wanted[which]))
 
     with stopped_at(ArrayWriter, "commit", 3), ArrayWriter(tmp_path / "p", "prepared", identity="p") as writer:
         writer.commit()
@@ -207,7 +207,7 @@ def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: b
     ], "to the bit, degrees too"
     assert own.fingerprint != prepared.fingerprint
     assert own.tokens.tolist() != prepared.tokens.tolist()
-    rows = NodeFeatures(store, True).rows(slice(0, store.num_nodes))
+    rows = NodeFeatures(store, True).rows(range(store.num_nodes))
     np.testing.assert_array_equal(prepared.tokens[:, 0], (rows - scale[0]) * scale[1])
     assert prepared.as_of == State(old.fingerprint, 150, old.num_edges, old.directed) == earlier_states(store)[0]
     again = prepare(store, settings, threads=1, as_of=old.fingerprint)

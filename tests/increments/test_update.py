@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import CHANGED, WORDS, arrays_of, assert_same, fitted_as, grown
+from grown_graphs import CHANGED, arrays_of, assert_same, fitted_as, grown
 from test_incremental_prepare import SETTINGS, config
 from test_incremental_prepare import assert_same as assert_same_preparation
 
 from largegt.cli.verification import verify
-from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest

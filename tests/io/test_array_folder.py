@@ -92,7 +92,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     file.write_bytes(good[:-1] + b"\x09")
     assert [(damage.file, damage.reason) for damage in folder.damages()] == [(file, "does not match its checksum")]
     with pytest.raises(FormatError, match="checksum"):
-        folder.check(["values"])
+        folder.verify(["values"])
     with pytest.raises(FormatError, match="checksum"):
         ArrayFolder(tmp_path / "f", "store")
     np.save(file, np.arange(4))
@@ -124,7 +124,7 @@ def test_manifests_that_cannot_be_trusted(tmp_path: Path) -> None:
         (sealed({**manifest, "version": 5}), "make the folder again"),
         (sealed({**manifest, "fingerprint": "../../../x"}), "incomplete"),
         (sealed({**manifest, "arrays": None}), "incomplete"),
-        (sealed({**manifest, "arrays": {"../up": entry}}), "no plain name"),
+        (sealed({**manifest, "arrays": {"../up": entry}}), "does not describe"),
         (sealed({**manifest, "arrays": {"values": {**entry, "shape": "3"}}}), "does not describe"),
         (sealed({**manifest, "arrays": {"values": {**entry, "file": "../x.npy"}}}), "does not describe"),
         (sealed({**manifest, "arrays": {"values": {**entry, "checksum": "xxh3:../x"}}}), "does not describe"),

@@ -93,11 +93,7 @@ def test_a_node_without_a_row_is_refused_at_once(prepared: Prepared) -> None:
 def test_a_mask_is_not_taken_for_node_numbers(prepared: Prepared) -> None:
     mask = np.zeros(60, dtype=bool)
     mask[[5, 6]] = True
-    try:
-        found = nodes_of(token_batches(prepared, nodes=mask))
-    except InputError:
-        return
-    assert found == [5, 6]
+    assert nodes_of(token_batches(prepared, nodes=mask)) == [5, 6]
 
 
 @pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": -1}, {"seed": -1}])

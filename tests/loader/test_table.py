@@ -16,6 +16,7 @@ from largegt.errors import ConfigError
 from largegt.loader import table as module
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import TokenLoader, token_batches
+from largegt.loader.pinned_gather import pinned
 from largegt.loader.table import Place, TokenTable, choose_place
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
@@ -123,7 +124,7 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
     host = torch.ones(4, 3, 2)
     with pytest.warns(UserWarning, match=r"could not be pinned \(out of memory\): they stay"):
-        assert module._pinned(host, CPU) is host
+        assert pinned(host, CPU) is host
 
 
 def test_training_is_the_same_from_every_place(prepared: Prepared, tmp_path: Path) -> None:

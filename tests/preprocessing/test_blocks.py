@@ -19,7 +19,8 @@ def rows_of(dense: np.ndarray, self_loops: bool) -> Neighbors:
 
 
 def sums(neighbors: Neighbors, nodes: Any, sources: Any, x: np.ndarray, memory: int, **more: Any) -> np.ndarray:
-    loads = x if sources is None else x[sources]
+    sources = range(len(x)) if sources is None else sources
+    loads = x[sources]
     out = np.full((len(nodes), x.shape[1]), np.nan, dtype=np.float32)
 
     def load(first: int, last: int, into: np.ndarray) -> None:
@@ -88,7 +89,10 @@ def test_sources_are_loaded_once_when_they_fit(monkeypatch: pytest.MonkeyPatch) 
         seen: list[tuple[int, int]] = []
         neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
         block_sums(
-            NeighborSums(neighbors, range(50), load, 4), lambda low, high, _: seen.append((low, high)), memory, 1
+            NeighborSums(neighbors, range(50), load, 4, range(50)),
+            lambda low, high, _: seen.append((low, high)),
+            memory,
+            1,
         )
         return seen
 
@@ -106,4 +110,4 @@ def test_an_error_behind_the_scenes_is_raised() -> None:
 
     neighbors = rows_of(1.0 - np.eye(50, dtype=np.float32), False)
     with pytest.raises(OSError, match="no room"):
-        block_sums(NeighborSums(neighbors, range(50), lambda first, last, into: None, 4), finish, 500)
+        block_sums(NeighborSums(neighbors, range(50), lambda first, last, into: None, 4, range(50)), finish, 500)

@@ -14,8 +14,8 @@ from largegt.data.ingest import ingest
 from largegt.data.precision import decode
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.context import ContextFeatures, context_names
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.features import NodeFeatures, feature_scale
-from largegt.runtime.engine import Engine
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 

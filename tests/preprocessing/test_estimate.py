@@ -111,7 +111,7 @@ def test_less_memory_is_said_to_hold_less(store: Any, monkeypatch: pytest.Monkey
 def test_laplacian_is_said_to_hold_what_it_is_refused_for(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "held_bytes", lambda: 0)
     positions = estimate(store, config_of("all", "float32", "laplacian")).stages[2]
-    assert positions.memory_bytes == laplacian_bytes(3000, 5)
+    assert positions.memory_bytes == laplacian_bytes(store, 5)
     assert positions.disk_bytes == 3000 * 5 * 4
     assert positions.elapsed_s > 0
 

@@ -14,8 +14,8 @@ from largegt.data.labels import num_label_columns
 from largegt.data.store import GraphStore
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.label_features import TrainingLabels, write_label_contexts
-from largegt.runtime.engine import Engine
 from oracles import label_scale
 
 GRAPHS = {
@@ -45,8 +45,7 @@ def walked(store: GraphStore, node: int, hops: int) -> np.ndarray:
     """One walk after the other, in plain loops."""
     indptr, indices = store.csr("both")
     around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(store.num_nodes)]
-    train = set(store.splits["train"].tolist())
-    labels = np.asarray(store.labels)
+    train, labels = store.splits["train"].tolist(), np.asarray(store.labels)
     width = num_label_columns(store.task, store.num_outputs)
     rows = np.zeros((hops, width + 1))
     for hop in range(hops):
@@ -56,7 +55,9 @@ def walked(store: GraphStore, node: int, hops: int) -> np.ndarray:
         for end, p in ends:
             if end in train and end != node:
                 rows[hop, width] += p
-                if labels.ndim == 2:
+                if store.task == "regression":
+                    rows[hop, 0] += p * label_scale.steps(node, end, train, labels) / 32
+                elif labels.ndim == 2:
                     rows[hop, :width] += p * labels[end]
                 else:
                     rows[hop, int(labels[end])] += p
@@ -65,59 +66,42 @@ def walked(store: GraphStore, node: int, hops: int) -> np.ndarray:
     return rows
 
 
+def labels_of(task: str) -> np.ndarray:
+    rng = np.random.default_rng(2)
+    if task == "regression":  # a value far out counts as eight standard deviations
+        labels = rng.normal(100, 10, size=60)
+        labels[4] = 1e5
+        labels[:4:2] -= 1e5
+        return labels
+    return rng.integers(2, size=(60, 4)) if task == "multilabel" else rng.integers(2 + (task != "binary"), size=60)
+
+
 @pytest.mark.parametrize("hops", [1, 2])
-@pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_against_walks(graph: str, directed: bool, hops: int, tmp_path: Path) -> None:
-    labels = np.random.default_rng(1).integers(3, size=60)
-    store = store_of(GRAPHS[graph], labels, tmp_path / "g", directed)
+@pytest.mark.parametrize(
+    ("graph", "task", "directed"),
+    [
+        *((graph, "multiclass", directed) for graph in GRAPHS for directed in (False, True)),
+        *(("random", task, False) for task in ("binary", "multilabel", "regression")),
+    ],
+)
+def test_against_walks(graph: str, task: str, directed: bool, hops: int, tmp_path: Path) -> None:
+    store = store_of(GRAPHS[graph], labels_of(task), tmp_path / "g", directed)
+    assert store.task == task
     nodes = np.array([0, 1, 5, 6, 7, 30, 58, 59])
     found = written(store, nodes, hops, tmp_path / "p")
     assert found.dtype == np.float16
     for node, row in zip(nodes, found, strict=True):
-        assert np.allclose(row, walked(store, node, hops), atol=1e-3), node
-
-
-@pytest.mark.parametrize("kind", ["binary", "multilabel"])
-def test_other_tasks_against_walks(kind: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    labels = rng.integers(2, size=60) if kind == "binary" else rng.integers(2, size=(60, 4))
-    store = store_of(GRAPHS["random"], labels, tmp_path / "g")
-    assert store.task == kind
-    found = written(store, np.arange(60), 2, tmp_path / "p")
-    for node in range(60):
-        assert np.allclose(found[node], walked(store, node, 2), atol=1e-3), node
-
-
-def test_values_of_a_regression_against_walks(tmp_path: Path) -> None:
-    """Their mean over walks, standardised; a value far out counts as eight standard deviations."""
-    labels = np.random.default_rng(2).normal(100, 10, size=60)
-    labels[4] = 1e5
-    labels[:4:2] -= 1e5
-    store = store_of(GRAPHS["random"], labels, tmp_path / "g")
-    assert store.task == "regression"
-    train, kept = range(0, 60, 2), np.asarray(store.labels)
-    indptr, indices = store.csr("both")
-    around = [indices[indptr[i] : indptr[i + 1]].tolist() for i in range(60)]
-    found = written(store, np.arange(60), 2, tmp_path / "p")
-    for node in range(60):
-        two = [(k, 1 / len(around[j])) for j in around[node] for k in around[j]]
-        for hop, ends in enumerate(([(j, 1.0) for j in around[node]], two)):
-            known = [(k, p) for k, p in ends if k % 2 == 0 and k != node]
-            mass = sum(p for _, p in known)
-            mean = sum(p * label_scale.steps(node, k, train, kept) / 32 for k, p in known) / mass if mass else 0.0
-            assert np.allclose(found[node, hop], [mean, mass / max(1, len(around[node]))], atol=2e-3), (node, hop)
+        assert np.allclose(row, walked(store, node, hops), atol=2e-3), node
 
 
 def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
-    labels = np.random.default_rng(2).normal(100, 10, size=60)
+    labels = labels_of("regression")
     before = written(store_of(GRAPHS["random"], labels, tmp_path / "g"), np.arange(60), 2, tmp_path / "p")
     for node in range(0, 60, 2):
         changed = labels.copy()
         changed[node] += 1e5
-        after = written(
-            store_of(GRAPHS["random"], changed, tmp_path / f"g{node}"), np.arange(60), 2, tmp_path / f"p{node}"
-        )
+        store = store_of(GRAPHS["random"], changed, tmp_path / f"g{node}")
+        after = written(store, np.arange(60), 2, tmp_path / f"p{node}")
         assert np.array_equal(after[node], before[node])
         assert not np.array_equal(after, before)
 
@@ -161,7 +145,7 @@ def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None
 
 
 def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, monkeypatch: Any) -> None:
-    from largegt.runtime import engine as module
+    from largegt.preprocessing import engine as module
 
     monkeypatch.setattr(module, "SEGMENT_NODES", 7)
     store = store_of(GRAPHS["random"], np.arange(60) % 3, tmp_path / "g")

@@ -1,4 +1,5 @@
-"""Which local nodes are neighbours, and the labels around them: against plain loops, by anyone, after a kill."""
+"""Which local nodes are neighbours, and the labels around them. What batches make of the counts is checked against
+plain loops in loader/test_label_inputs.py."""
 
 from __future__ import annotations
 
@@ -16,37 +17,26 @@ from largegt.config.schema import (
     PrepareConfig,
     TokensConfig,
 )
-from largegt.data.labels import num_label_columns
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import TrainingLabels, write_label_counts
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared, sample_rows
-from largegt.runtime.engine import Engine
-from oracles import label_scale
 from run_helpers import small
 
 NUM = 60
-TASKS = ["multiclass", "binary", "multilabel", "regression"]
 
 
-def labels_of(task: str) -> np.ndarray:
-    rng = np.random.default_rng(1)
-    if task == "multilabel":
-        return rng.integers(0, 2, (NUM, 3)).astype(np.float32)
-    if task == "regression":
-        return rng.normal(5.0, 3.0, NUM).astype(np.float32)
-    return rng.integers(0, 2 if task == "binary" else 4, NUM)
-
-
-def store_of(path: Path, task: str = "multiclass", directed: bool = False, edges: Any = None) -> GraphStore:
-    edges = np.random.default_rng(0).integers(0, NUM - 2, size=(2, 110)) if edges is None else edges
+def store_of(path: Path, directed: bool = False) -> GraphStore:
+    rng = np.random.default_rng(0)
+    edges, labels = rng.integers(0, NUM - 2, size=(2, 110)), rng.integers(0, 4, NUM)
     splits = {"train": np.arange(0, NUM, 2), "valid": np.arange(1, NUM, 4), "test": np.arange(3, NUM, 4)}
-    source = lg.sources.arrays(edges, np.ones((NUM, 2), dtype=np.float32), labels_of(task), splits)
-    return lg.ingest(source, path, lg.IngestConfig(undirected=not directed, task=task))
+    source = lg.sources.arrays(edges, np.ones((NUM, 2), dtype=np.float32), labels, splits)
+    return lg.ingest(source, path, lg.IngestConfig(undirected=not directed))
 
 
 def config_of(k: int = 9, rows: Any = "sampled", hops: int = 0, **local_nodes: Any) -> PrepareConfig:
@@ -70,19 +60,6 @@ def around(store: GraphStore) -> list[set[int]]:
 
 def unpacked(prepared: Prepared) -> np.ndarray:
     return np.unpackbits(np.asarray(prepared.near), axis=1, count=prepared.k, bitorder="little").astype(bool)
-
-
-def counted(store: GraphStore, node: int) -> list[float]:
-    """Labels around a node, one neighbour after the other; without the values of a regression."""
-    train, near = set(store.splits["train"].tolist()), around(store)[node]
-    row = np.zeros(num_label_columns(store.task, store.num_outputs))
-    for other in near & train:
-        label = store.labels[other]
-        if store.task == "multilabel":
-            row += np.asarray(label) > 0
-        elif store.task != "regression":
-            row[int(label)] += 1
-    return [*row, len(near & train), len(near)]
 
 
 @pytest.mark.parametrize("directed", [False, True])
@@ -116,28 +93,6 @@ def test_other_draws_say_it_too(tmp_path: Path) -> None:
         assert drawn.near[n].tolist() == [other in lists[node] for other in local.tolist()]
     plain = prepare(store, PrepareConfig(tokens=TokensConfig(nodes="reachable")))
     assert sample_rows(store, plain, every, 3).near is None
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("directed", [False, True])
-def test_labels_are_counted_around_every_token_node(tmp_path: Path, task: str, directed: bool) -> None:
-    store = store_of(tmp_path / "g", task, directed)
-    prepared = prepare(store, config_of())
-    for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
-        wanted = counted(store, node)
-        skip = 1 if task == "regression" else 0
-        assert row.tolist()[2 * skip :] == wanted[skip:]
-    assert prepared.label_counts.dtype == (np.int32 if task == "regression" else np.int16)
-
-
-def test_values_are_counted_in_whole_steps_of_either_scale(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "g", "regression")
-    prepared, lists = prepare(store, config_of()), around(store)
-    train, labels = store.splits["train"], np.asarray(store.labels)
-    for row, node in zip(prepared.label_counts, prepared.token_nodes.tolist(), strict=True):
-        known = set(lists[node]) & set(train.tolist())
-        for half, reader in enumerate((train[1], train[0])):
-            assert row[half] == sum(label_scale.steps(reader, other, train, labels) for other in known)
 
 
 def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:

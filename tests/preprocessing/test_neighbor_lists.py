@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import largegt as lg
 from largegt.errors import InputError
 from largegt.preprocessing.sampling import sampler
-from largegt.preprocessing.sampling.local_nodes import _both_ways, local_nodes
+from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists
 from largegt.preprocessing.sampling.remote import BUFFER_BYTES, fetched_rows, portions
 from oracles.graphs import SIX_NODES
@@ -77,7 +77,7 @@ def both(name: str, direction: Any) -> tuple[tuple[np.ndarray, ...], MappedCSR]:
     edges, num_nodes = GRAPHS[name]
     edges = np.asarray(edges).reshape(-1, 2)
     matrix = sp.coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(num_nodes, num_nodes))
-    csr = _both_ways(matrix, direction)
+    csr = both_ways(matrix, direction)
     return csr, MappedCSR(*csr[:2], MappedCSR(*csr[2:]))
 
 

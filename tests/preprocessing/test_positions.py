@@ -15,8 +15,8 @@ from largegt.config.schema import PositionsConfig
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing import laplacian as laplacian_home
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.positional_encoding import _skip_gram_loss, _walks, node2vec, write_positions
-from largegt.runtime.engine import Engine
 from oracles import walks as oracle
 from oracles.context import adjacency
 from oracles.graphs import SIX_NODES

@@ -27,18 +27,18 @@ from largegt.config.schema import (
 )
 from largegt.errors import ConfigError
 from largegt.io import remote
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
-from largegt.runtime.engine import Engine
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from largegt.runtime import engine as engines  # noqa: E402
-from largegt.runtime import ray_engine as home  # noqa: E402
-from largegt.runtime.ray_engine import RayEngine, RayShards, start_shards  # noqa: E402
+from largegt.preprocessing import engine as engines  # noqa: E402
+from largegt.preprocessing import ray_engine as home  # noqa: E402
+from largegt.preprocessing.ray_engine import RayEngine, RayShards, start_shards  # noqa: E402
 
 MACHINE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 SOON = {"health_check_period_ms": 1_000, "health_check_timeout_ms": 3_000, "health_check_failure_threshold": 3}
@@ -280,7 +280,7 @@ def test_an_address_where_nobody_is_is_one_line(address: str, monkeypatch: pytes
 
 def test_without_ray_the_extra_is_named(store: Any, lg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "largegt.runtime.ray_engine")
+    monkeypatch.delitem(sys.modules, "largegt.preprocessing.ray_engine")
     refused = lg("prepare", store.path, "--engine", "ray")
     assert refused.code == 2
     assert "pip install 'largegt[ray]'" in refused.err

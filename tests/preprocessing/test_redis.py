@@ -21,11 +21,11 @@ from list_helpers import answers_alike
 import largegt as lg
 from largegt.config.schema import LocalNodesConfig, PrepareConfig
 from largegt.errors import ConfigError, InputError
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling import redis_lists as home
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
-from largegt.runtime.engine import Engine
 
 redis = pytest.importorskip("redis", reason="the client is not installed: pip install 'largegt[redis]'")
 pytestmark = pytest.mark.skipif(

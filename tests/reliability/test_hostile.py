@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from optuna.distributions import CategoricalDistribution
 
-from largegt.auto.tuning.output import Tuned, _markdown
-from largegt.auto.tuning.page import write_tuning_page
-from largegt.auto.tuning.space import Choices, Space
-from largegt.auto.tuning.study import Trial
+from largegt.auto.tuning.output import Trial, Tuned, notes
+from largegt.auto.tuning.output import page as tuning_page
+from largegt.auto.tuning.space import Space
 from largegt.cli.inspection import inspect
 from largegt.config.schema import Config
 from largegt.data.ingest import ingest
@@ -36,13 +36,14 @@ from largegt.data.store import GraphStore
 from largegt.data.tables import Table as SourceTable
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
-from largegt.experiments.figures import bars
-from largegt.experiments.output import Cell, Table
+from largegt.experiments.figures import Panel, save_figure
 from largegt.experiments.page import page as experiment_page
 from largegt.inference.predictor import predict
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
-from largegt.pages.style import SCRIPT
+from largegt.pages.charts import Axis, Dot, Line
+from largegt.pages.tables import Ranked, Table
+from largegt.pages.template import SCRIPT
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
@@ -365,20 +366,25 @@ def test_every_string_in_a_tuning_is_only_shown(tmp_path: Path) -> None:
         Trial(number, state, {name: EVIL}, 0.5 + number / 10, 3, 1.0, EVIL, EVIL)
         for number, state in enumerate(("finished", "finished", "pruned"))
     ]
-    space = Space("default", (), {name: Choices((EVIL, "b"))}, {name: "b"}, {name: "b"})
+    space = Space("default", (), {name: CategoricalDistribution((EVIL, "b"))}, {name: "b"}, {name: "b"})
     tuned = Tuned(tmp_path, EVIL, tmp_path / EVIL, EVIL, 1.0, space, trials, trials[:2], {EVIL: 0.5}, 1, [], EVIL)
-    write_tuning_page(tuned)
+    tuned.page.write_text(tuning_page(tuned), encoding="utf-8")
     assert _harmless(tuned.page).text.count(EVIL) > 5
-    assert "<" not in _markdown(tuned)
-    assert "\\|" in _markdown(replace(tuned, dataset="a|b"))
+    assert "<" not in notes(tuned)
+    assert "\\|" in notes(replace(tuned, dataset="a|b"))
 
 
 def test_every_string_in_a_table_or_figure_is_only_shown(tmp_path: Path) -> None:
     command = r"\input{/etc/passwd} $\frac{"
-    table = Table("t", EVIL, (command, EVIL), ((Cell(command), Cell(EVIL, "first")),))
-    assert "<" not in table.to_markdown()
-    assert r"\input" not in table.to_latex()
-    assert all(file.stat().st_size for file in bars({"a": 1.0, "b": 2.0}, {}, f"{EVIL} {command}", tmp_path / "f"))
+    table = Table(EVIL, (command, EVIL), ((command, Ranked(EVIL, 1)),))
+    assert "<" not in table.markdown()
+    assert r"\input" not in table.latex()
+    panel = Panel(Axis(EVIL), Axis(command), rows=[(EVIL, [Dot(EVIL, 1.0, 0.5, 0)])])
+    files = save_figure(
+        tmp_path / "f", f"{EVIL} {command}", [panel, Panel(Axis(EVIL), Axis(EVIL), [Line(EVIL, [1, 2], [1, 2], 0)])]
+    )
+    assert all(file.stat().st_size for file in files)
+    assert EVIL not in files[0].read_text()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from run_helpers import SMALL, easy_store
 ROOT = Path(__file__).parents[2]
 
 BETWEEN_OWN_PROCESSES = {
-    "src/largegt/runtime/ray_engine.py": "calls and results between its own processes, as Ray itself sends them",
+    "src/largegt/preprocessing/ray_engine.py": "calls and results between its own processes, as Ray itself sends them",
 }
 """Modules that may pickle, and why: none of them reads a file."""
 

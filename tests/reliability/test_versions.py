@@ -30,7 +30,7 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checksums import put_text
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401
@@ -367,7 +367,8 @@ def test_a_predictable_temporary_name_is_no_way_out(copy: Path, outside: Path, n
     train(copy / "g", small("train.epochs=1", f"model.name={config}"), copy / "run", overwrite=True)
     assert _tree(outside) == before
     (copy / "run" / f".{name}.partial-{os.getpid()}").symlink_to(outside / "secret")
-    put_text(copy / "run", copy / "run" / name, "{}")
+    with replacing(copy / "run") as folder:
+        (folder / name).write_text("{}")
     assert _tree(outside) == before
     assert not (copy / "run" / name).is_symlink()
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from browser_helpers import CHROMIUM, answer, browse, driven
 from largegt.reporting.page import report
 from largegt.training.trainer import train
 from run_helpers import easy_store, one_thread, small  # noqa: F401
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 _LOCAL = ("file:", "data:", "about:", "chrome:", "devtools:")
@@ -27,36 +25,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("mlp", "largegt-full")
     runs = [train(store, small(f"model.name={name}"), folder / name).path for name in names]
     return report(runs, folder / "page.html", title="<script>document.title = 'owned'</script>")
-
-
-def browse(page: Path, folder: Path, *flags: str) -> str:
-    """The page's DOM after its script has run, in a browser that can reach nothing."""
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-         "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}",
-         "--virtual-time-budget=4000", "--window-size=1280,2000", *flags, "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return done.stdout
-
-
-def driven(page: Path, out: Path, script: str) -> Path:
-    """The same page with one more script, which writes what it finds into the title."""
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", text)
-    more = f"<script>document.title = JSON.stringify((() => {{{script}}})())</script></body>"
-    out.write_text(text.replace("</body>", more), encoding="utf-8")
-    return out
-
-
-def answer(dom: str) -> object:
-    from html import unescape
-
-    match = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    assert match is not None
-    return json.loads(unescape(match[1]))
 
 
 def test_charts_draw_and_no_request_leaves(page: Path, tmp_path: Path) -> None:
@@ -107,8 +75,8 @@ def test_hovering_answers(page: Path, tmp_path: Path) -> None:
         return tip.hidden ? '' : tip.textContent;
       };
       const lines = document.querySelector('svg.chart[data-x]');
-      const cells = document.querySelector('svg.chart[data-cells]');
-      const dots = document.querySelector('svg.chart [data-tip]');
+      const cells = document.querySelector('svg.chart .heat');
+      const dots = document.querySelector('svg.chart [data-tip]:not(.heat)');
       const map = document.querySelector('svg.chart[data-map]'), group = map.querySelector('.points');
       const [x, y] = group.getAttribute('d').slice(1).split(' ').map(parseFloat);
       const there = new DOMPoint(x, y).matrixTransform(map.getScreenCTM());

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from largegt.pages.charts import log_ticks, ticks
+from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.reporting import tallies
 
 
@@ -112,7 +113,7 @@ def test_homophily_and_its_bins() -> None:
     for node in nodes:
         known = [v for v in neighbours[node] if labels[v] >= 0]
         wanted.append(sum(labels[v] == labels[node] for v in known) / len(known) if known else math.nan)
-    share = tallies.homophily(indptr, indices, labels, nodes)
+    share = tallies.homophily(MappedCSR(indptr, indices), labels, nodes)
     np.testing.assert_allclose(share, wanted)
     right = rng.random(len(nodes)) < 0.5
     found = tallies.by_share(share, right)
@@ -133,7 +134,7 @@ def test_label_scores_and_roc_auc() -> None:
     truth[::7, 1] = np.nan
     truth[:, 2] = 0
     probability = rng.integers(0, 10, (60, 3)) / 10  # with ties
-    found = tallies.label_scores(truth, probability, ["a", "b", "c"])
+    found = tallies.label_scores(truth, probability)
     for c, label in enumerate(found):
         pairs = [(t, p) for t, p in zip(truth[:, c], probability[:, c], strict=True) if not math.isnan(t)]
         hits = sum(t == 1 and p >= 0.5 for t, p in pairs)

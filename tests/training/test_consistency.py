@@ -17,7 +17,7 @@ from largegt.runtime.distributed import Ranks
 from largegt.training.batches import EpochBatches, check_consistency
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader
-from run_helpers import check_resumed, homophilous, one_thread, small  # noqa: F401
+from run_helpers import check_resumed, homophilous, small
 
 FRESH = ("train.resample=epoch", "model.dropout=0.2")
 WITH = ("train.consistency=1", "train.consistency_nodes=20")
@@ -124,25 +124,16 @@ def test_nodes_that_nothing_is_sure_of_are_left_alone() -> None:
     assert all(each.grad is not None and not each.grad[1].any() and each.grad[0].any() for each in logits)
 
 
-def test_confidence_of_one_label_is_that_of_two_classes() -> None:
+@pytest.mark.parametrize("confidence", [0.0, 0.7])
+def test_disagreement_of_one_label_is_that_of_two_classes(confidence: float) -> None:
     logits = [torch.tensor([[0.3], [-1.2]]), torch.tensor([[1.0], [-0.9]])]
     both = [torch.cat([torch.zeros(2, 1), each], dim=1) for each in logits]
-    expected = head_of("multiclass", 2).disagreement(both, 0.7)
-    assert (expected > 0).tolist() == [False, True]
-    torch.testing.assert_close(head_of("binary", 1).disagreement(logits, 0.7), expected)
-    torch.testing.assert_close(head_of("multilabel", 1).disagreement(logits, 0.7), expected)
+    expected = head_of("multiclass", 2).disagreement(both, confidence)
+    assert (expected > 0).tolist() == [not confidence, True]
+    torch.testing.assert_close(head_of("binary", 1).disagreement(logits, confidence), expected)
+    torch.testing.assert_close(head_of("multilabel", 1).disagreement(logits, confidence), expected)
     flat = [each.T for each in logits]  # as two labels of one node: each on its own
-    torch.testing.assert_close(head_of("multilabel", 2).disagreement(flat, 0.7), expected.mean()[None])
-
-
-def test_disagreement_of_one_label_is_that_of_two_classes() -> None:
-    logits = [torch.tensor([[0.3], [-1.2]]), torch.tensor([[1.0], [-0.2]])]
-    both = [torch.cat([torch.zeros(2, 1), each], dim=1) for each in logits]
-    expected = head_of("multiclass", 2).disagreement(both)
-    torch.testing.assert_close(head_of("binary", 1).disagreement(logits), expected)
-    torch.testing.assert_close(head_of("multilabel", 1).disagreement(logits), expected)
-    twice = [torch.cat([each, each], dim=1) for each in logits]
-    torch.testing.assert_close(head_of("multilabel", 2).disagreement(twice), expected)
+    torch.testing.assert_close(head_of("multilabel", 2).disagreement(flat, confidence), expected.mean()[None])
 
 
 def test_disagreement_of_values_is_their_variance() -> None:

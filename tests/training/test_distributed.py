@@ -41,7 +41,7 @@ from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from largegt.types import MODEL_NAMES
-from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small  # noqa: F401
+from run_helpers import SMALL, Killed, final, history, left_in, small
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
@@ -171,7 +171,7 @@ def _tasks(ranks: Ranks) -> list[dict[str, float]]:
         for some, of in zip(logits[mine].split(3), labels[mine].split(3), strict=True):
             if len(of):
                 scores.add(some, of)
-        found.append(scores.result_of(ranks))
+        found.append(scores.result(ranks))
     return found
 
 
@@ -209,11 +209,6 @@ def tasks() -> list[tuple[TaskHead, Tensor, Tensor]]:
         (TaskHead(task, outputs[task], None, 0.1, 0.5, 2.0), torch.randn(30, outputs[task], generator=generator), of)  # type: ignore[arg-type]
         for task, of in labels.items()
     ]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("ranks") / "g")
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,9 @@ from largegt.reporting.settings import listing
 from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
 from largegt.training.trainer import train
-from run_helpers import SMALL, Cli, easy_store, history, one_thread, small, thirds  # noqa: F401
+from run_helpers import SMALL, Cli, easy_store, history, small, thirds
 
 DRAWS = 3
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("draws") / "g")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 import largegt as lg
 from largegt.loader.loader import TokenLoader
 from largegt.loader.table import TokenTable
-from run_helpers import easy_store, one_thread, small  # noqa: F401
+from run_helpers import easy_store, small
 
 
 def test_batches_are_no_larger_than_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

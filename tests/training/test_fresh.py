@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,9 @@ import largegt as lg
 from largegt.errors import ConfigError
 from largegt.preprocessing.prepared import sample_rows
 from largegt.training.metrics import TaskHead
-from run_helpers import easy_store, small, stopped_at
+from run_helpers import small
 
 FRESH = "train.resample=epoch"
-
-
-def lines(run: lg.Run) -> list[dict[str, Any]]:
-    """metrics.jsonl without the timings."""
-    text = (run.path / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_s")} for line in text]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> lg.GraphStore:
-    return easy_store(tmp_path / "g")
 
 
 def test_every_epoch_trains_on_another_sample(store: lg.GraphStore, tmp_path: Path, monkeypatch: Any) -> None:
@@ -58,15 +46,6 @@ def test_validation_keeps_its_sample(store: lg.GraphStore, tmp_path: Path) -> No
     assert again == pytest.approx(run.metrics["valid"])
 
 
-def test_resumed_equals_unbroken(store: lg.GraphStore, tmp_path: Path) -> None:
-    whole = lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "whole")
-    with stopped_at(TaskHead, "loss", 8, KeyboardInterrupt):
-        lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "broken")
-    resumed = lg.train(store, small(FRESH, "train.epochs=4"), tmp_path / "broken", resume=True)
-    assert lines(resumed) == lines(whole)
-    assert resumed.metrics["test"] == whole.metrics["test"]
-
-
 def test_a_prepared_with_sampled_rows_only_cannot_be_resampled(store: lg.GraphStore, tmp_path: Path) -> None:
     prepared = lg.prepare(store, small().prepare)
     with pytest.raises(ConfigError, match="reachable"):
@@ -85,26 +64,6 @@ def test_reachable_rows_are_those_within_two_hops(make_store: Any) -> None:
     labels[10] = 1
     alone = lg.prepare(make_store(path, 11, labels=labels), config)
     assert alone.token_nodes.tolist() == list(range(11))
-
-
-def test_draws_average_probabilities(store: lg.GraphStore, tmp_path: Path) -> None:
-    run = lg.train(store, small("train.epochs=2"), tmp_path / "run")
-
-    def of(draws: int) -> np.ndarray:
-        table = lg.predict(run, split="test", all_probabilities=True, draws=draws)
-        return np.stack([table[name].to_numpy() for name in table.column_names if name.startswith("probability_")], 1)
-
-    one, two, three = of(1), of(2), of(3)
-    np.testing.assert_allclose(three.sum(axis=1), 1.0, atol=1e-5)
-    assert not np.allclose(one, two)
-    second, third = 2 * two - one, 3 * three - 2 * two  # each draw's own probabilities
-    for each in (second, third):
-        np.testing.assert_allclose(each.sum(axis=1), 1.0, atol=1e-4)
-        assert each.min() > -1e-4
-    assert not np.allclose(second, third)
-    truth = lg.GraphStore.open(store.path).labels[store.splits["test"]]
-    accuracy = float((three.argmax(axis=1) == truth).mean())
-    assert lg.evaluate(run, draws=3)["accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel", "regression"])

@@ -11,16 +11,11 @@ import pytest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.training.trainer import train
-from run_helpers import easy_store, final, history, left_in, one_thread, small  # noqa: F401
+from run_helpers import final, history, left_in, small
 
 pytest.importorskip("ray.train.torch", reason="Ray Train is not installed", exc_type=ImportError)
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=37")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("ray") / "g")
 
 
 @pytest.fixture(scope="module")

@@ -16,36 +16,31 @@ import torch
 
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, LargeGTError
-from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.training import trainer
-from largegt.training.accelerator import Accelerator
 from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.log import RunLog
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
+from largegt.training.setup import Accelerator
 from largegt.training.trainer import train
-from run_helpers import SMALL, Killed, easy_store, final, history, left_in, one_thread, small, stopped_at  # noqa: F401
+from run_helpers import SMALL, easy_store, final, history, left_in, small, stopped_at
 
 # dropout, batch norm, the codebook and a schedule: everything that has a state
 STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.patience=6")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("resume") / "g")
-
-
-@pytest.fixture(scope="module")
-def prepared(store: GraphStore) -> Prepared:
-    return prepare(store, small().prepare)
-
-
-@pytest.fixture(scope="module", params=[1, 3])
-def alone(request: pytest.FixtureRequest, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that nothing happened to, with a checkpoint every epoch and every third."""
-    config = small(*STATEFUL, f"train.checkpoint_every={request.param}")
-    return train(prepared, config, tmp_path_factory.mktemp("alone") / "run")
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("train.checkpoint_every=1",), ("train.checkpoint_every=3",),
+        ("train.checkpoint_every=1", "train.weight_average=0.8", "train.resample=epoch"),
+    ],
+    ids=["often", "seldom", "averaged and resampled"],
+)  # fmt: skip
+def alone(request: pytest.FixtureRequest, store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nothing happened to."""
+    return train(store, small(*STATEFUL, *request.param), tmp_path_factory.mktemp("alone") / "run")
 
 
 def same(one: Path, other: Path) -> None:
@@ -67,32 +62,22 @@ def same(one: Path, other: Path) -> None:
     ],
 )
 def test_a_run_that_failed_there_and_was_resumed_equals_one_left_alone(
-    where: Any, name: str, call: int, alone: Run, prepared: Prepared, tmp_path: Path
+    where: Any, name: str, call: int, alone: Run, store: GraphStore, tmp_path: Path
 ) -> None:
     with stopped_at(where, name, call):
-        train(prepared, alone.config, tmp_path / "run")
+        train(store, alone.config, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()
     torch.manual_seed(99)
-    train(prepared, alone.config, tmp_path / "run", resume=True)
+    train(store, alone.config, tmp_path / "run", resume=True)
     same(tmp_path / "run", alone.path)
     assert not [name for name in left_in(tmp_path / "run") if "partial" in name]
 
 
-def test_a_run_killed_twice(prepared: Prepared, alone: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_twice(store: GraphStore, alone: Run, tmp_path: Path) -> None:
     for epochs in (3, 2):
-        with monkeypatch.context() as patch:
-            real, calls = RunLog.add, [0]
-
-            def fail(self: RunLog, entry: Any, real: Any = real, calls: Any = calls, most: int = epochs) -> None:
-                calls[0] += 1
-                if calls[0] > most:
-                    raise Killed
-                real(self, entry)
-
-            patch.setattr(RunLog, "add", fail)
-            with pytest.raises(Killed):
-                train(prepared, alone.config, tmp_path / "run", resume=True)
-    train(prepared, alone.config, tmp_path / "run", resume=True)
+        with stopped_at(RunLog, "add", epochs + 1):
+            train(store, alone.config, tmp_path / "run", resume=True)
+    train(store, alone.config, tmp_path / "run", resume=True)
     same(tmp_path / "run", alone.path)
 
 
@@ -177,18 +162,11 @@ def test_resume_on_another_store_is_refused(prepared: Prepared, tmp_path: Path) 
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
-def test_tensorboard_shows_each_epoch_once_after_a_resume(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_shows_each_epoch_once_after_a_resume(prepared: Prepared, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def fail(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "save_checkpoint", fail)
-        with pytest.raises(Killed):
-            train(prepared, small(), tmp_path / "run")
+    with stopped_at(trainer, "save_checkpoint", 1):
+        train(prepared, small(), tmp_path / "run")
     time.sleep(1.1)  # event files are named by the second
     train(prepared, small(), tmp_path / "run", resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

@@ -15,18 +15,18 @@ from largegt.config.schema import Config, ModelConfig, TrainConfig
 from largegt.errors import ConfigError
 from largegt.models.baselines.feature_models import MLP
 from largegt.models.largegt.model import LargeGT
-from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.accelerator import make_accelerator, precision_of
 from largegt.training.evaluate import evaluate
-from largegt.training.setup import build_model, make_loader, make_optimizer, set_learning_rate
+from largegt.training.setup import (
+    build_model,
+    make_accelerator,
+    make_loader,
+    make_optimizer,
+    precision_of,
+    set_learning_rate,
+)
 from largegt.training.trainer import train
-from run_helpers import easy_store, history, one_thread, small  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare(easy_store(tmp_path_factory.mktemp("setup") / "g"), small().prepare)
+from run_helpers import history, small
 
 
 def rates(config: TrainConfig, num_steps: int) -> list[float]:

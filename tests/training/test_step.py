@@ -10,10 +10,9 @@ from torch.amp import GradScaler
 
 from largegt.loader.loader import token_batches
 from largegt.preprocessing.pipeline import prepare
-from largegt.training.accelerator import make_accelerator
 from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead
-from largegt.training.setup import build_model, set_learning_rate
+from largegt.training.setup import build_model, make_accelerator, set_learning_rate
 from largegt.training.step import TrainingStep
 from run_helpers import easy_store, small
 

@@ -14,13 +14,12 @@ from largegt.config.schema import TrainConfig
 from largegt.data.store import GraphStore
 from largegt.inference.predictor import predict
 from largegt.preprocessing.pipeline import prepare
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer, evaluate
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
-from largegt.training.setup import make_loader
+from largegt.training.setup import make_accelerator, make_loader
 from largegt.training.trainer import train
-from run_helpers import easy_store, homophilous, one_thread, small, thirds  # noqa: F401
+from run_helpers import easy_store, homophilous, small, thirds
 
 NAN = float("nan")
 

@@ -13,32 +13,19 @@ from torch import nn
 
 from largegt.data.store import GraphStore
 from largegt.errors import FormatError
-from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training import trainer
 from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
 from largegt.training.ema import WeightAverage
-from largegt.training.evaluate import Scorer, evaluate
-from largegt.training.metrics import TaskHead
+from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
-from run_helpers import easy_store, final, history, one_thread, small, stopped_at  # noqa: F401
+from run_helpers import history, small
 
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
 AVERAGED = ("train.weight_average=0.8", "model.norm=batch", "model.dropout=0.2", "train.epochs=6")
 
 Weights = dict[str, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
-    return easy_store(tmp_path_factory.mktemp("average") / "g")
-
-
-@pytest.fixture(scope="module")
-def prepared(store: GraphStore) -> Prepared:
-    return prepare(store, small().prepare)
 
 
 @pytest.fixture(scope="module")
@@ -144,33 +131,6 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
     ends = [torch.load(run.path / "checkpoints" / "last.pt", weights_only=True) for run in (alone, plain)]
     assert all(torch.equal(ends[0]["model"][name], value) for name, value in ends[1]["model"].items())
     assert ("average" in ends[0], "average" in ends[1]) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "call"),
-    [
-        (TaskHead, "loss", 8),  # in the middle of an epoch
-        (Scorer, "scores", 3),  # with the averaged weights in place
-        (trainer, "save_weights", 2),
-        (trainer, "save_checkpoint", 2),
-        (trainer.Trainer, "finish", 1),
-    ],
-)
-def test_a_resumed_run_has_the_same_bits(
-    where: Any, name: str, call: int, prepared: Prepared, alone: Run, tmp_path: Path
-) -> None:
-    with stopped_at(where, name, call):
-        train(prepared, alone.config, tmp_path / "run")
-    torch.manual_seed(99)
-    train(prepared, alone.config, tmp_path / "run", resume=True)
-    assert history(tmp_path / "run") == history(alone.path)
-    assert final(tmp_path / "run") == final(alone.path)
-    one, other = (run / "model.safetensors" for run in (tmp_path / "run", alone.path))
-    assert one.read_bytes() == other.read_bytes()
-    ends = [torch.load(run / "checkpoints" / "last.pt", weights_only=True) for run in (tmp_path / "run", alone.path)]
-    assert torch.equal(*(end["average"]["num_steps"] for end in ends))
-    for tensor_name, value in ends[1]["average"]["weights"].items():
-        assert torch.equal(ends[0]["average"]["weights"][tensor_name], value)
 
 
 def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:

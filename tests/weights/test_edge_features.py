@@ -16,10 +16,10 @@ from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
-from largegt.data.workers import Threads
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.pipeline import prepare
+from largegt.runtime.workers import Threads
 from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
@@ -41,7 +41,7 @@ def test_means_at_each_node(graph: Any, tmp_path: Path, undirected: bool) -> Non
         expected = edge_means(graph.edges, values, 30, "both" if undirected else direction)
         assert np.array_equal(store.edge_features(direction), expected.astype(np.float32))
     assert store.num_edge_features == 3
-    assert inspect(store.path, verify=True)["edge_features"] == "edge feature 0, edge feature 1, edge feature 2"
+    assert inspect(store.path)["edge_features"] == "edge feature 0, edge feature 1, edge feature 2"
 
 
 @pytest.mark.parametrize(

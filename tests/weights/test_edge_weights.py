@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.cli.inspection import inspect
+from largegt.cli.verification import verify
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.kernels import SUM_BLOCK
 from largegt.data.store import GraphStore
-from largegt.data.workers import Threads
 from largegt.errors import FormatError, InputError
 from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.workers import Threads
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes
 
@@ -223,7 +224,8 @@ def test_other_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
 
 def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     store = ingest(sources.arrays(graph.edges, num_nodes=30, weights=graph.weights), tmp_path / "g")
-    facts = inspect(tmp_path / "g", verify=True)
+    assert not verify(tmp_path / "g").damaged
+    facts = inspect(tmp_path / "g")
     assert facts["least_weight"] == pytest.approx(store.weights.min())
     assert facts["largest_weight"] == pytest.approx(store.weights.max())
     assert facts["mean_weight"] == pytest.approx(store.weights.mean())
@@ -235,7 +237,6 @@ def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[-2] ^= 0x40
     file.write_bytes(raw)
-    with pytest.raises(FormatError, match="both_weights"):
-        inspect(tmp_path / "g", verify=True)
+    assert "both_weights" in str(*verify(tmp_path / "g").damaged)
     with pytest.raises(FormatError, match="both_weights"):
         GraphStore.open(tmp_path / "g").check("both")

@@ -13,9 +13,9 @@ from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.runtime.engine import Engine
 from oracles import context
 from oracles.weighted import along, token_rows, weight_matrix
 

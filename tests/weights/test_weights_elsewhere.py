@@ -19,7 +19,7 @@ import largegt as lg
 from largegt.cli import app
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
-from largegt.integrations.store_cache import GraphInput
+from largegt.integrations.store_cache import read_graph
 
 FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "plain", "random_state": 0}
 
@@ -65,7 +65,7 @@ def test_a_classifier_takes_the_values_of_a_matrix_when_asked(graph: Any) -> Non
     assert np.array_equal(ones.predict_proba(nodes), said[False]), "a matrix of ones has no weights"
     assert lg.LargeGTClassifier().get_params()["edge_weights"] is False
     with pytest.raises(InputError, match="an edge_index has no weights"):
-        GraphInput.of(graph.edges, edge_weights=True)
+        read_graph(graph.edges, edge_weights=True)
     with pytest.raises(InputError, match="row 0, counted from 0, is -"):
         lg.LargeGTClassifier(-matrix, x, edge_weights=True, **FAST).fit(nodes, y)
 

@@ -40,29 +40,8 @@ _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 class _Verbs(TyperGroup):
-    """Verbs that a signal or a slip in the command ends with one line and the code that shells expect."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=_ORDER.index)
-
-    def make_context(self, *args: Any, **rest: Any) -> Any:
-        try:
-            return super().make_context(*args, **rest)
-        except _UsageError as error:
-            if type(error).__name__ == "NoArgsIsHelpError":  # no word at all: the help is the answer
-                raise
-            raise SystemExit(_misread(error)) from None
-
-    def invoke(self, ctx: Any) -> Any:
-        _how_to_go_on.clear()
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning  # type: ignore[assignment]
-                return super().invoke(ctx)
-        except _UsageError as error:
-            raise SystemExit(_misread(error)) from None
-        except KeyboardInterrupt as error:
-            raise SystemExit(_stopped(error)) from None
 
 
 app = typer.Typer(
@@ -97,20 +76,36 @@ def main() -> None:
         check_address_space()
         _check_words(sys.argv[1:])
         try:
-            app(prog_name="largegt")  # also by `python -m largegt`: completion and advice name what one types
-        except SystemExit:
-            _flush()
-            raise
+            code = app(
+                prog_name="largegt", standalone_mode=False
+            )  # the name that is typed, also for `python -m largegt`
+        except _UsageError as error:
+            code = _misread(error)
+        _flush()
     except LargeGTError as error:
         say_stderr(f"error: {error}")
         _leave_ranks(error)
-        raise SystemExit(2) from None
+        code = 2
     except Exception as error:
         _leave_ranks(error)
         if not (reason := machine_refusal(error, *sys.argv[1:2])):
             raise
         say_stderr(f"error: {reason}")
-        raise SystemExit(2) from None
+        code = 2
+    raise SystemExit(code)
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Within, a verb does its work: a warning is a line, and a signal ends it with a line and the code that shells
+    expect."""
+    _how_to_go_on.clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: say_stderr(f"warning: {' '.join(str(message).split())}")
+            yield
+    except KeyboardInterrupt as error:
+        raise SystemExit(_stopped(error)) from None
 
 
 def _check_words(words: list[str]) -> None:
@@ -133,12 +128,11 @@ def _flush() -> None:
         raise SystemExit(1) from None  # whoever read it has enough
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
-    say_stderr(f"warning: {' '.join(str(message).split())}")
-
-
 def _misread(error: Any) -> int:
     """Say in one line what is wrong with the command, and how it is put right; the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # no word at all: the help is the answer
+        say(error.ctx.get_help())
+        return 2
     said = str(LargeGTError(error.format_message().strip().rstrip(".")))
     verb = error.ctx.command_path if error.ctx is not None else "largegt"
     text = inspect.cleandoc((error.ctx and error.ctx.command.help) or "")

@@ -50,36 +50,26 @@ def settings(context: typer.Context, incomplete: str) -> Offers:
     from largegt.config.describe import describe_settings
     from largegt.config.schema import Config, IngestConfig
 
-    of_ingest = context.info_name in ("ingest", "synthesize")
-    every = describe_settings(IngestConfig if of_ingest else Config)
-    prefix = "ingest." if of_ingest and incomplete.startswith("ingest.") else ""
-    chosen = [(prefix + name, default, about) for name, default, about in every]
-    chosen = [one for one in chosen if one[0].startswith(incomplete.partition("=")[0])]
-    if "=" in incomplete:
-        chosen = [one for one in chosen if one[0] == incomplete.partition("=")[0]]
+    cls: Any = IngestConfig if context.info_name in ("ingest", "synthesize") else Config
+    prefix = "ingest." if cls is IngestConfig and incomplete.startswith("ingest.") else ""
+    wanted, equals, _ = incomplete.partition("=")
+    every = [(prefix + name, default, about) for name, default, about in describe_settings(cls)]
+    chosen = [one for one in every if (one[0] == wanted if equals else one[0].startswith(wanted))]
     if len(chosen) != 1:
         return [(f"{name}={_written(default)}", about) for name, default, about in chosen]
     name, default, about = chosen[0]
-    values = _values(IngestConfig if of_ingest else Config, name.removeprefix(prefix)) or [_written(default)]
+    *tables, leaf = name.removeprefix(prefix).split(".")
+    for table in tables:
+        cls = type(cls.model_fields[table].default)
+    values = _words_of(cls.model_fields[leaf].annotation) or [_written(default)]
     return _beginning(incomplete, [(f"{name}={value}", about) for value in values])
 
 
-def _values(cls: Any, name: str) -> list[str]:
-    """The values of a setting that are words: choices, yes and no; none where it is a number or free text."""
-    *tables, leaf = name.split(".")
-    for table in tables:
-        cls = type(cls.model_fields[table].default)
-    found: list[str] = []
-    waiting = [cls.model_fields[leaf].annotation]
-    while waiting:
-        kind = waiting.pop(0)
-        if kind is bool:
-            found += ["true", "false"]
-        elif isinstance(kind, str):
-            found.append(kind)
-        else:
-            waiting += get_args(kind)
-    return found
+def _words_of(kind: Any) -> list[str]:
+    """The values of a setting of this type that are words: choices, true and false; none for a number or free text."""
+    if kind is bool:
+        return ["true", "false"]
+    return [kind] if isinstance(kind, str) else [word for each in get_args(kind) for word in _words_of(each)]
 
 
 def _written(value: Any) -> str:

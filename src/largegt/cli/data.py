@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from largegt.errors import ConfigError
 from largegt.runtime.text import quoted
 
@@ -54,7 +52,7 @@ def ingest(
         edge_files: Edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst), .arrow, .npy; folders, globs, URLs of them;
             or SQL: "SELECT payer AS source, payee AS target FROM 'tx/*.parquet'".
         edges: The same as EDGES.
-        kinds: Set a column's kind: number, boolean, category, date, text, vector or ignore. Inferred if not
+        kinds: Set a column's kind: number, log, boolean, category, date, text, vector or ignore. Inferred if not
             set.
         missing_markers: Cells that count as missing, separated by commas; by default NA, null, ?, - and the
             like.
@@ -122,7 +120,7 @@ def append(
     if grown.fingerprint == before:
         changes = dict.fromkeys(changes, 0)
     facts = {"store": grown.place, "nodes": grown.num_nodes, "edges": grown.num_edges, **changes}
-    return Result(facts, lambda: show.facts(f"store {grown.place}", facts))
+    return Result(facts, [show.facts(f"store {grown.place}", facts)])
 
 
 @verb()
@@ -147,8 +145,7 @@ def inspect(path: Path, *, verify: bool = False, trust_remote: bool = False) -> 
     if not found.damaged:
         return show.folder(path, found={"verified": True, "verified_bytes": found.num_bytes, "notes": found.notes})
     lines = [*(f"damaged: {damage}" for damage in found.damaged), *(f"note: {note}" for note in found.notes)]
-    show.result(Result({"path": str(path), **found.as_dict()}, lambda: show.say(*lines)))
-    raise typer.Exit(1)
+    return Result({"path": str(path), **found.as_dict()}, lines, exit_code=1)
 
 
 @verb()
@@ -181,7 +178,7 @@ def prepare(
         from largegt.preprocessing.estimate import estimate
 
         found = estimate(opened, config, work.memory, threads).as_dict()
-        return Result(found, lambda: show.preparation(found, f"To prepare {opened.place}"))
+        return Result(found, show.preparation(found, f"To prepare {opened.place}"))
     show.note_stale(opened, config)
     show.note_first_run()
     with show.progress() as progress, redirect_stdout(sys.stderr), goes_on():  # Ray prints there
@@ -227,7 +224,7 @@ def clean(store: Path, *, drop: list[Path] | None = None, dry_run: bool = False)
         f"preparations and stages; {cleaned.num_files} arrays, {format_bytes(cleaned.num_bytes)}"
     )
     facts = {"store": str(place), "dry_run": dry_run, **asdict(cleaned)}
-    return Result(facts, lambda: show.say(*lines))
+    return Result(facts, lines)
 
 
 @verb("redis-load")
@@ -257,4 +254,4 @@ def redis_load(store: Path, url: str, *, direction: str = "both") -> Result:
     next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(lists.url)}"
     line = f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}"
     facts = {"url": lists.url, "num_nodes": lists.num_nodes, "direction": direction}
-    return Result(facts, lambda: show.say(line))
+    return Result(facts, [line])

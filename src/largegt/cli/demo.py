@@ -5,7 +5,6 @@ Leaves in its folder: `graph/` (the store), `runs/` (one run folder per model), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +17,29 @@ from largegt.reporting.page import report
 from largegt.runtime.progress import Progress
 from largegt.training.evaluate import majority_scores
 from largegt.training.trainer import train
-from largegt.types import PathLike
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demo found."""
-
-    scores: dict[str, dict[str, float]]
-    """Accuracy on valid and test: of the majority class, the MLP and LargeGT."""
-    metrics: dict[str, Any]
-    """metrics.json of the LargeGT run."""
-    folder: Path
-    page: Path
 
 
 def demo(
-    out: PathLike = "largegt-demo", seed: int = 0, progress: Progress | None = None, epochs: int | None = None
-) -> DemoResult:
+    folder: Path, seed: int = 0, progress: Progress | None = None, epochs: int | None = None
+) -> tuple[dict[str, dict[str, float]], dict[str, Any], Path]:
     """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left. `epochs` are
-    those of each model, instead of what its recipe says."""
-    folder = Path(out)
+    those of each model, instead of what its recipe says.
+
+    Returns: accuracy on valid and test of the majority class, the MLP and LargeGT; the metrics of LargeGT; the page.
+    """
     seeded = [f"train.seed={seed}", *([] if epochs is None else [f"train.epochs={epochs}"])]
-    store = ingest(
-        demo_source(),
-        folder / "graph",
-        IngestConfig(undirected=True, feature_dtype="float16"),
-        overwrite=True,
-        progress=progress,
-    )
-    config = Config.from_recipe("demo", seeded)
+    settings = IngestConfig(undirected=True, feature_dtype="float16")
+    store = ingest(demo_source(), folder / "graph", settings, overwrite=True, progress=progress)
+    config, mlp = (Config.from_recipe(recipe, seeded) for recipe in ("demo", "demo-mlp"))
     prepared = prepare(store, config.preparation, progress=progress)
     runs = [
-        train(store, Config.from_recipe("demo-mlp", seeded), folder / "runs" / "mlp", overwrite=True,
-              progress=progress),
+        train(store, mlp, folder / "runs" / "mlp", overwrite=True, progress=progress),
         train(prepared, config, folder / "runs" / config.model.name, overwrite=True, progress=progress),
-    ]  # fmt: skip
-    predict(runs[-1].path, folder / "predictions.parquet", split="test", progress=progress, overwrite=True)
-    majority = majority_scores(prepared)
-    scores = {"majority class": majority} | {
-        run.path.name: {split: run.metrics[split]["accuracy"] for split in ("valid", "test")} for run in runs
-    }
-    page = report(
-        [run.path for run in runs],
-        folder / "report.html",
-        title=f"largegt demo: {store.name}",
-        baselines={"majority class": majority},
-        progress=progress,
-    )
-    return DemoResult(scores, runs[-1].metrics, folder, page)
+    ]
+    predict(runs[-1], folder / "predictions.parquet", split="test", progress=progress, overwrite=True)
+    majority = {"majority class": majority_scores(prepared)}
+    scores = {run.path.name: {split: run.metrics[split]["accuracy"] for split in ("valid", "test")} for run in runs}
+    title = f"largegt demo: {store.name}"
+    paths = [run.path for run in runs]
+    page = report(paths, folder / "report.html", title=title, baselines=majority, progress=progress)
+    return majority | scores, runs[-1].metrics, page

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata, util
 from pathlib import Path
@@ -26,6 +27,7 @@ from largegt.runtime.progress import Progress, silent
 
 EXTRAS = {
     "tune": ("optuna", "largegt tune"),
+    "plots": ("matplotlib", "figures of largegt reproduce as PDF and PNG"),
     "sklearn": ("scikit-learn", "LargeGTClassifier, LargeGTRegressor"),
     "pyg": ("torch-geometric", "graphs from and to PyTorch Geometric"),
     "ray": ("ray", "--engine ray"),
@@ -36,7 +38,7 @@ EXTRAS = {
 """Of each extra, the package that it brings and what for."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
 _NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "typer", "rich", "safetensors", "xxhash",
-           "matplotlib", "tensorboard")  # fmt: skip
+           "tensorboard")  # fmt: skip
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SIZES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -83,29 +85,26 @@ class Diagnosis:
         """The facts for people, a line or a few for each section, which is named in its first."""
         found: list[tuple[str, str]] = []
         for section, named in self.facts.items():
-            single = {name: value for name, value in named.items() if not isinstance(value, dict)}
-            texts = [f"{name} {text}" for name, text in single.items()] if section == "extras" else [_words(single)]
-            texts += [
-                f"{name.replace('_', ' ')} {_words(value)}" for name, value in named.items() if isinstance(value, dict)
-            ]
-            first, *others = [text for text in texts if text] or ["none"]
+            nested = {name: value for name, value in named.items() if isinstance(value, dict)}
+            lines = [_words({name: value for name, value in named.items() if name not in nested})]
+            if section == "extras":
+                lines = [f"{name} {text}" for name, text in named.items()]
+            lines += [f"{name.replace('_', ' ')} {_words(value)}" for name, value in nested.items()]
             title = section.removesuffix("_s").replace("_", " ") + (", s" if section.endswith("_s") else "")
-            found += [(title, first), *(("", text) for text in others)]
+            shown = [line for line in lines if line] or ["none"]
+            found += zip([title, *[""] * len(shown)], shown, strict=False)
         return found
 
 
 def _words(named: dict[str, Any]) -> str:
-    return ", ".join(_part(name, value) for name, value in named.items() if value is not None)
-
-
-def _part(name: str, value: Any) -> str:
-    if name in ("folder", "name"):
-        return str(value)
-    if name.endswith("_bytes"):
-        name, value = name.removesuffix("_bytes"), format_bytes(value)
-    elif isinstance(value, bool):
-        value = "yes" if value else "no"
-    return f"{name.replace('_', ' ')} {value}"
+    words = []
+    for name, value in named.items():
+        shown = ("no", "yes")[value] if isinstance(value, bool) else value
+        if name.endswith("_bytes") and value is not None:
+            name, shown = name.removesuffix("_bytes"), format_bytes(value)
+        if value is not None:
+            words.append(str(shown) if name in ("folder", "name") else f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(words)
 
 
 def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
@@ -154,22 +153,20 @@ def _versions(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _version(package: str) -> str | None:
     """The version of what is installed and can be imported."""
-    try:
-        there = util.find_spec(_MODULES.get(package, package)) is not None
-        return metadata.version(package) if there else None
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
+    with suppress(metadata.PackageNotFoundError, ValueError):
+        if util.find_spec(_MODULES.get(package, package)) is not None:
+            return metadata.version(package)
+    return None
 
 
 def _requirements() -> dict[str, Any]:
     """What our own metadata asks for, by name; nothing where we run from a source folder."""
-    try:
+    with suppress(metadata.PackageNotFoundError, ImportError):
         from packaging.requirements import Requirement
 
         every = [Requirement(line) for line in metadata.requires("largegt") or [] if "extra ==" not in line]
-    except (metadata.PackageNotFoundError, ImportError):
-        return {}
-    return {one.name: one for one in every}
+        return {one.name: one for one in every}
+    return {}
 
 
 def _cpu(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -177,12 +174,12 @@ def _cpu(diagnosis: Diagnosis) -> dict[str, Any]:
 
     cores, allowed = num_threads(None), cpu_limit()
     found: dict[str, Any] = {"cores": os.cpu_count(), "cores_of_process": cores, "cores_of_container": allowed}
+    found |= {name: os.environ[name] for name in _SIZES if name in os.environ}
+    found["torch_threads"] = threads = import_module("torch").get_num_threads()
     if allowed is not None and allowed < cores:
         few = max(1, round(allowed))
         do = f"export OMP_NUM_THREADS={few}, and give prepare --threads {few}: more threads only wait for each other"
         diagnosis.add(f"this container may use {allowed:g} of {cores} cores", do)
-    found |= {name: os.environ[name] for name in _SIZES if name in os.environ}
-    found["torch_threads"] = threads = import_module("torch").get_num_threads()
     if cores > 1 and threads == 1 and allowed is None:
         set_by = next((name for name in _SIZES[:2] if os.environ.get(name) == "1"), None)
         do = f"unset {set_by}, or set it to {cores}" if set_by else f"export OMP_NUM_THREADS={cores}"
@@ -344,22 +341,22 @@ def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
         small = ["prepare.local_nodes.k=8", "model.hidden=16", "train.epochs=1", "train.batch_size=64", "train.draws=1"]
         config = Config.from_recipe("default", small)
         with tempfile.TemporaryDirectory(prefix="largegt-doctor-") as folder:
-            found: dict[str, Any] = {}
-            steps: dict[str, Callable[[], Any]] = {
-                "ingest": lambda: ingest(source, Path(folder, "graph")),
-                "prepare": lambda: prepare(found["ingest"], config.preparation),
-                "train": lambda: train(found["prepare"], config, Path(folder, "run")),
-                "predict": lambda: predict(found["train"], Path(folder, "predictions.parquet")),
+            steps: dict[str, Callable[[Any], Any]] = {
+                "ingest": lambda _: ingest(source, Path(folder, "graph")),
+                "prepare": lambda store: prepare(store, config.preparation),
+                "train": lambda prepared: train(prepared, config, Path(folder, "run")),
+                "predict": lambda run: (run, predict(run, Path(folder, "predictions.parquet"))),
             }
+            made: Any = None
             for number, (step, work) in enumerate(steps.items()):
                 progress(f"self-check: {step}", number, len(steps))
                 begun = time.perf_counter()
-                found[step] = work()
+                made = work(made)
                 elapsed_s[step] = round(time.perf_counter() - begun, 2)
             progress("self-check: done", len(steps), len(steps))
-            step = "the result"
-            assert found["predict"].num_rows == len(labels), "nodes are missing"
-            assert found["train"].metrics["valid"]["loss"] < 10, "it learned nothing"
+            step, (run, table) = "the result", made
+            assert table.num_rows == len(labels), "nodes are missing"
+            assert run.metrics["valid"]["loss"] < 10, "it learned nothing"
     except Exception as error:
         do = "mend what is named above first; if nothing is, this is a bug: report it with `largegt doctor --json`"
         what = f"the self-check failed at {step} ({type(error).__name__}: {first_line(error)})"

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -20,7 +20,7 @@ import typer
 from largegt.errors import ConfigError, nearest
 
 from . import completion, show
-from .app import app
+from .app import app, running
 
 Verb = TypeVar("Verb", bound=Callable[..., show.Result | None])
 
@@ -55,7 +55,6 @@ _COMMON = {
     "never given on this machine.",
 }
 _DETAILS: dict[str, dict[str, Any]] = {
-    "as_json": {"names": ["--json"]},
     "settings": {"names": ["--set"], "metavar": "NAME=VALUE", "autocompletion": completion.settings},
     "kinds": {"names": ["--kind"], "metavar": "COLUMN=KIND"},
     "memory": {"callback": _checked_memory},
@@ -88,66 +87,54 @@ def verb(name: str | None = None, group: typer.Typer = app, is_callback: bool = 
 
 
 def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., None]:
-    """The same function, whose parameters are annotated as Typer wants them."""
-    text, helps = _split_docstring(function)
-    groups: dict[str, Any] = {}
+    """The same function, whose parameters are annotated as Typer wants them; a dataclass stands for its fields."""
+    hints: dict[str, Any] = get_type_hints(function)
+    groups = {name: hints[name] for name in inspect.signature(function).parameters if is_dataclass(hints[name])}
     parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(function)
-    for parameter in inspect.signature(function).parameters.values():
-        kind = hints[parameter.name]
-        if is_dataclass(kind):
-            groups[parameter.name] = kind
-            parameters += _fields_of(kind)
-        else:
-            parameters.append(_described(parameter.replace(annotation=kind), helps.get(parameter.name, "")))
-
-    json_flag = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
-    parameters.append(_described(json_flag, ""))
+    for parameter in _described(function):
+        kind = groups.get(parameter.name)
+        parameters += [parameter] if kind is None else _described(kind)
+    json_flag = Annotated[bool, typer.Option("--json", help=_COMMON["as_json"])]
+    parameters.append(_keyword("as_json", False, json_flag))
 
     def call(as_json: bool, **given: Any) -> None:
         show.is_json = as_json
         for name, cls in groups.items():
             given[name] = cls(**{field.name: given.pop(field.name) for field in fields(cls)})
-        result = function(**given)
-        if result is not None:
-            show.result(result)
+        with running():
+            result = function(**given)
+            if result is not None:
+                result.show()
+                raise typer.Exit(result.exit_code)
 
+    text, _ = _split_docstring(function)
     call.__name__, call.__module__, call.__doc__ = function.__name__, function.__module__, text
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    )
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
 
 
-def _fields_of(cls: Any) -> Iterator[inspect.Parameter]:
-    """A parameter for each field of a dataclass; the docstrings of it and of its bases describe them."""
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _described(thing: Any) -> Iterator[inspect.Parameter]:
+    """The parameters of a function, or the fields of a dataclass, annotated with what Typer needs to know; docstrings
+    describe them, for a dataclass also those of its bases."""
     helps: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        helps |= _split_docstring(base)[1]
-    hints = get_type_hints(cls)
-    for field in fields(cls):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        parameter = inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
-        yield _described(parameter, helps.get(field.name, ""))
-
-
-def _described(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
-    """A parameter whose annotation says what Typer needs to know."""
-    name = parameter.name
-    if parameter.annotation is typer.Context:
-        return parameter
-    details: dict[str, Any] = {"help": text or _COMMON[name], **_DETAILS.get(name, {})}
-    names = details.pop("names", [])
-    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-        info = typer.Argument(**details)
-    else:
-        if parameter.annotation is bool and parameter.default is False and not names:
-            names = [f"--{name.replace('_', '-')}"]  # without its opposite
-        info = typer.Option(*names, **details)
-    return parameter.replace(annotation=Annotated[parameter.annotation, info])
+    for each in reversed(getattr(thing, "__mro__", (thing,))):
+        helps |= _split_docstring(each)[1]
+    hints = get_type_hints(thing)
+    for name, parameter in inspect.signature(thing).parameters.items():
+        kind = hints[name]
+        if kind is not typer.Context and not is_dataclass(kind):
+            details: dict[str, Any] = {"help": helps.get(name) or _COMMON[name], **_DETAILS.get(name, {})}
+            names = details.pop("names", [])
+            if kind is bool and parameter.default is False and not names:
+                names = [f"--{name.replace('_', '-')}"]  # without its opposite
+            is_argument = inspect.isfunction(thing) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+            kind = Annotated[kind, typer.Argument(**details) if is_argument else typer.Option(*names, **details)]
+        yield _keyword(name, parameter.default, kind)
 
 
 def _split_docstring(thing: Any) -> tuple[str, dict[str, str]]:
@@ -214,7 +201,7 @@ class EngineOptions:
 
     def make(self, progress: Any, threads: int | None = None, neighbors: str | None = None) -> Any:
         """The engine to prepare with."""
-        from largegt.runtime.engine import Engine
+        from largegt.preprocessing.engine import Engine
         from largegt.runtime.memory import memory_budget, parse_bytes
 
         if self.is_local:
@@ -223,7 +210,7 @@ class EngineOptions:
             return Engine(memory_budget(self.memory), threads, progress, neighbors)
         if threads is not None:
             raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
-        from largegt.runtime.ray_engine import TASK_BYTES, RayEngine
+        from largegt.preprocessing.ray_engine import TASK_BYTES, RayEngine
 
         task_bytes = parse_bytes(self.memory) if self.memory else TASK_BYTES
         return RayEngine(self.address, self.shards, task_bytes, progress, neighbors)

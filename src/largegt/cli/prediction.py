@@ -65,7 +65,7 @@ def predict(
     shown = written.columns[:6]
     rows = [[_short(row[name]) for name in shown] for row in written.first.to_pylist()]
     title = f"{written.num_rows:,} predictions in {out}"
-    return Result(facts | ({"prepared": reused} if reused else {}), lambda: show.table(title, shown, rows))
+    return Result(facts | ({"prepared": reused} if reused else {}), [show.Table(title, shown, rows)])
 
 
 def _written(options: Any, devices: int, make: Callable[[Any], Any]) -> Any:
@@ -113,7 +113,7 @@ def embed(
         rows = [(one["node"], show.plain(one["label"]), f"{one['similarity']:.4f}") for one in found]
         title, heads = f"Nearest to {nearest} ({part})", ("node", "label", "similarity")
         facts = {"node": nearest, "part": part, "nearest": found}
-        return Result(facts, lambda: show.table(title, heads, rows, left=("label",)))
+        return Result(facts, [show.Table(title, heads, rows, left=("label",))])
     check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
     options = PredictOptions(out=out, ids=node, overwrite=overwrite, **how)
     written = _written(options, devices, lambda o: Embedding(run, o, part))
@@ -121,7 +121,7 @@ def embed(
         return None
     width = written.first.schema.field("embedding").type.list_size
     facts = {"out": str(out), "rows": written.num_rows, "width": width, "part": part}
-    return Result(facts, lambda: show.say(f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}"))
+    return Result(facts, [f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}"])
 
 
 @verb()
@@ -141,18 +141,19 @@ def explain(
         label: The class or label to explain; else what is predicted.
         top: Rows of each table.
     """
-    from largegt.explanation.files import check_explanation_file, write_explanation
+    from largegt.explanation.explanation import SUFFIXES
     from largegt.explanation.node import explain as run_explain
+    from largegt.inference.writers import check_prediction_file
 
     if out is not None:
-        check_explanation_file(out, overwrite)
+        check_prediction_file(out, overwrite, "explanations", SUFFIXES)
     with show.progress() as progress:
         found = run_explain(run, node, label, device, progress, draws, memory)
     lines = found.text(top).rstrip("\n").split("\n")
     if out is not None:
-        write_explanation(found, out)
+        found.write(out)
         lines += ["", f"Written to {out}"]
-    return Result(found.as_dict(), lambda: show.say(*lines))
+    return Result(found.as_dict(), lines)
 
 
 @verb()
@@ -178,5 +179,6 @@ def report(
 
     with show.progress() as progress:
         page = run_report(runs, out, title, look_into=analysis, max_nodes=max_nodes, device=device, progress=progress)
-    line = f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}"
-    return Result({"page": str(page), "runs": len(runs)}, lambda: show.say(line))
+    return Result(
+        {"page": str(page), "runs": len(runs)}, [f"{page} shows {len(runs)} run{'s' if len(runs) > 1 else ''}"]
+    )

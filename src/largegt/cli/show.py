@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largegt.runtime.text import clipped, printable, quoted
+from largegt.runtime.text import clipped, printable
 
 _MANY_STEPS = 100
 _LONG_NAME = 80
@@ -22,20 +22,53 @@ is_json = False
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows under a title. The first column and those named in `left` are aligned left, numbers right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    left: tuple[str, ...] = ()
+
+
+Block = str | Table
+"""A line, or a table."""
+
+
+@dataclass(frozen=True)
 class Result:
-    """What a verb has to show."""
+    """What a verb has found: `value` is shown with --json, the blocks without it."""
 
     value: Any
-    """With --json."""
-    show: Callable[[], None]
-    """Without it."""
+    blocks: Sequence[Block]
+    exit_code: int = 0
+
+    def show(self) -> None:
+        if is_json:
+            print(json.dumps(self.value, indent=1, default=str))  # ASCII: control characters are escaped
+            return
+        for block in self.blocks:
+            if isinstance(block, Table):
+                _print_table(block)
+            else:
+                say(block)
 
 
-def result(found: Result) -> None:
-    if is_json:
-        print(json.dumps(found.value, indent=1, default=str))  # ASCII: control characters are escaped
-    else:
-        found.show()
+def _print_table(table: Table) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(printable(table.title), style="bold"))
+    shown = RichTable(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(table.columns), pad_edge=False)
+    for number, column in enumerate(table.columns):
+        at_left = number == 0 or column in table.left
+        shown.add_column(Text(printable(column)), justify="left" if at_left else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
 
 
 def progress(quiet: bool = False) -> Any:
@@ -44,10 +77,9 @@ def progress(quiet: bool = False) -> Any:
     return console_progress(quiet or is_json)
 
 
-def say(*lines: object) -> None:
-    """Print these lines, nothing in which can steer the terminal."""
-    for line in lines:
-        print(printable(line))
+def say(line: object) -> None:
+    """Print a line, nothing in which can steer the terminal."""
+    print(printable(line))
 
 
 def say_stderr(line: object) -> None:
@@ -56,65 +88,7 @@ def say_stderr(line: object) -> None:
         print(printable(line), file=sys.stderr)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], left: tuple[str, ...] = ()) -> None:
-    """A table under its title. The first column and those named in `left` are aligned left, numbers right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    console.print(Text(printable(title), style="bold"))
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", show_header=any(columns), pad_edge=False)
-    for number, column in enumerate(columns):
-        at_left = number == 0 or column in left
-        shown.add_column(Text(printable(column)), justify="left" if at_left else "right", overflow="fold")
-    for row in rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(shown)
-
-
-def facts(title: str, named: dict[str, Any]) -> None:
-    """One line for each fact."""
-    table(title, ("", ""), [(name.replace("_", " "), plain(value)) for name, value in named.items()])
-
-
-def bars(title: str, counts: dict[str, int]) -> None:
-    """A horizontal bar chart of counts; only the largest of many classes."""
-    shown = list(counts.items())
-    if len(shown) > _MOST_BARS:
-        shown = sorted(shown, key=lambda item: -item[1])[:_MOST_BARS]
-        title = f"{title}, the {_MOST_BARS} largest of {len(counts)}"
-    longest = max((count for _, count in shown), default=0) or 1
-    rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
-    table(title, (" ", "nodes", "  "), rows, left=("  ",))
-
-
-def columns(title: str, found: list[dict[str, Any]]) -> None:
-    """What became of each column of a table, and what to look at; long names are cut, JSON has them whole."""
-    rows = [
-        (clipped(one["column"], _LONG_NAME), one["kind"], clipped(one["used_as"], _LONG_NAME), f"{one['missing']:,}",
-         "" if one["distinct"] is None else f"{one['distinct']:,}")
-        for one in found[:_MOST_COLUMNS]
-    ]  # fmt: skip
-    if len(found) > _MOST_COLUMNS:
-        rows.append((f"… {len(found) - _MOST_COLUMNS} more", "", "largegt inspect --json shows all", "", ""))
-    table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
-    notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in found for note in one["notes"]]
-    say(*notes[:_MOST_COLUMNS])
-    if len(notes) > _MOST_COLUMNS:
-        say(f"… {len(notes) - _MOST_COLUMNS} more notes: largegt inspect --json shows all")
-
-
-def metrics(found: dict[str, Any]) -> None:
-    rows = [
-        (name, *(f"{found[split][name]:.4f}" if name in found[split] else "–" for split in ("valid", "test")))
-        for name in found["valid"] or found["test"]
-    ]
-    title = f"{found['model']} on {found['dataset']}, best epoch {found['best_epoch']} of {found['epochs']}"
-    table(title, ("", "valid", "test"), rows)
-    if found["stopped"]:
-        say(f"Stopped early: {found['stopped']}.")
+# what a folder holds
 
 
 def folder(
@@ -127,34 +101,72 @@ def folder(
 
     path = shown(local_path(path)) if is_url(path) else path
     named = inspect(path, estimate=estimate) | (found or {})
-    return Result(named | {"path": str(path)}, lambda: _folder(path, named, before))
-
-
-def _folder(path: Path | str, named: dict[str, Any], before: Sequence[str]) -> None:
-    say(*before)
     single = {
         name: value for name, value in named.items()
         if not isinstance(value, dict) and name not in ("kind", "columns", "edge_columns") and value != []
     }  # fmt: skip
-    facts(f"{named['kind']} {path}", single)
+    blocks: list[Block] = [*before, facts(f"{named['kind']} {path}", single)]
     for name, title in (("columns", "columns of the nodes"), ("edge_columns", "columns of the edges")):
         if named.get(name):
-            columns(title, named[name])
-    for name in ("splits", "classes", "degrees"):
-        if isinstance(named.get(name), dict):
-            bars(name, named[name])
+            blocks += columns(title, named[name])
+    blocks += [
+        bars(name, named[name]) for name in ("splits", "classes", "degrees") if isinstance(named.get(name), dict)
+    ]
     if "preparation" in named:
-        preparation(named["preparation"], "To prepare it as the default recipe says")
+        blocks += preparation(named["preparation"], "To prepare it as the default recipe says")
     if "metrics" in named:
-        metrics(named["metrics"])
+        blocks += metrics(named["metrics"])
+    return Result(named | {"path": str(path)}, blocks)
 
 
-def preparation(found: dict[str, Any], title: str) -> None:
+def facts(title: str, named: dict[str, Any]) -> Table:
+    """One row for each fact."""
+    return Table(title, ("", ""), [(name.replace("_", " "), plain(value)) for name, value in named.items()])
+
+
+def bars(title: str, counts: dict[str, int]) -> Table:
+    """A horizontal bar chart of counts; only the largest of many classes."""
+    shown = list(counts.items())
+    if len(shown) > _MOST_BARS:
+        shown = sorted(shown, key=lambda item: -item[1])[:_MOST_BARS]
+        title = f"{title}, the {_MOST_BARS} largest of {len(counts)}"
+    longest = max((count for _, count in shown), default=0) or 1
+    rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
+    return Table(title, (" ", "nodes", "  "), rows, left=("  ",))
+
+
+def columns(title: str, found: list[dict[str, Any]]) -> list[Block]:
+    """What became of each column of a table, and what to look at; long names are cut, JSON has them whole."""
+    rows = [
+        (clipped(one["column"], _LONG_NAME), one["kind"], clipped(one["used_as"], _LONG_NAME), f"{one['missing']:,}",
+         "" if one["distinct"] is None else f"{one['distinct']:,}")
+        for one in found[:_MOST_COLUMNS]
+    ]  # fmt: skip
+    if len(found) > _MOST_COLUMNS:
+        rows.append((f"… {len(found) - _MOST_COLUMNS} more", "", "largegt inspect --json shows all", "", ""))
+    table = Table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
+    notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in found for note in one["notes"]]
+    more = [f"… {len(notes) - _MOST_COLUMNS} more notes: largegt inspect --json shows all"]
+    return [table, *notes[:_MOST_COLUMNS], *(more if len(notes) > _MOST_COLUMNS else [])]
+
+
+def metrics(found: dict[str, Any]) -> list[Block]:
+    rows = [
+        (name, *(f"{found[split][name]:.4f}" if name in found[split] else "–" for split in ("valid", "test")))
+        for name in found["valid"] or found["test"]
+    ]
+    title = f"{found['model']} on {found['dataset']}, best epoch {found['best_epoch']} of {found['epochs']}"
+    return [
+        Table(title, ("", "valid", "test"), rows),
+        *([f"Stopped early: {found['stopped']}."] if found["stopped"] else []),
+    ]
+
+
+def preparation(found: dict[str, Any], title: str) -> list[Block]:
     """What a preparation will take, stage by stage."""
+    from largegt.pages.markup import duration
     from largegt.runtime.memory import format_bytes
 
-    if found["already_prepared"]:
-        say("It is prepared already; this is what it would take again.")
     rows = [
         (one["name"], *(format_bytes(one[f"{what}_bytes"]) for what in ("disk", "scratch", "memory")),
          duration(one["elapsed_s"]))
@@ -163,31 +175,20 @@ def preparation(found: dict[str, Any], title: str) -> None:
     total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
              format_bytes(found["memory_bytes"]), duration(found["elapsed_s"]))  # fmt: skip
     title = f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows"
-    table(title, ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total])
+    blocks: list[Block] = [Table(title, ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total])]
+    if found["already_prepared"]:
+        blocks.insert(0, "It is prepared already; this is what it would take again.")
     if found["peak_disk_bytes"] > found["free_disk_bytes"]:
-        say(f"This does not fit: {format_bytes(found['free_disk_bytes'])} are free on that disk.")
-
-
-def tuned(found: Any) -> None:
-    """The best trials, what made a difference, the final runs, and what to do next."""
-    shown = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
-    differs = "differs from the recipe (its value)"
-    heads = ("trial", f"valid {found.metric}", "epochs", differs)
-    table(f"The best of {found.num_done} trials on {found.dataset}", heads, shown, left=(differs,))
-    if found.importances:
-        shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
-        say(f"What made a difference: {', '.join(shares)}")
-    if found.num_prepared:
-        say(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
-    if found.stopped:
-        say(f"Ended early: {found.stopped}; a longer --budget goes on.")
-    if found.final:
-        say("", f"The best settings with {len(found.final)} seeds: {found.final_in_words()}")
-    say("", f"Look at all trials: {found.page}")
-    say(f"Next: largegt train {quoted(found.store)} --recipe {quoted(found.recipe)} --out runs/best")
+        blocks.append(f"This does not fit: {format_bytes(found['free_disk_bytes'])} are free on that disk.")
+    return blocks
 
 
 # notes on standard error
+
+
+def _note(line: str) -> None:
+    if not is_json:
+        say_stderr(line)
 
 
 def note_stale(store: Any, config: Any) -> None:
@@ -195,27 +196,27 @@ def note_stale(store: Any, config: Any) -> None:
     from largegt.preprocessing.cache_key import is_prepared
     from largegt.preprocessing.prepared import stale_note
 
-    if not is_json and not is_prepared(store, config) and (note := stale_note(store, config)):
-        say_stderr(f"note: {note}; preparing what changed")
+    if not is_prepared(store, config) and (note := stale_note(store, config)):
+        _note(f"note: {note}; preparing what changed")
 
 
 def note_few_steps(store: Any, config: Any) -> None:
     """That a training whose batches hold all there is ends before it has learned much."""
-    num_nodes, train = len(store.splits["train"]), config.train
-    if not is_json and 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
-        from largegt.auto.choose import small_batch
+    from largegt.auto.choose import small_batch
 
-        advice = f"--set train.batch_size={small_batch(num_nodes)}"
-        if config.model.name.startswith("largegt"):
-            advice = f"--recipe auto, or {advice}"
-        steps = f"{num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is few"
-        say_stderr(f"note: {steps}: {advice}")
+    num_nodes, train = len(store.splits["train"]), config.train
+    if 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:
+        auto = "--recipe auto, or " if config.model.name.startswith("largegt") else ""
+        _note(
+            f"note: {num_nodes:,} training nodes are one batch, so there are {train.epochs} steps in all, which is "
+            f"few: {auto}--set train.batch_size={small_batch(num_nodes)}"
+        )
 
 
 def note_reused(reused: dict[str, tuple[int, int]]) -> None:
     """Of a store that has grown: what its preparation kept of an earlier one."""
-    for name, (kept, made) in ({} if is_json else reused).items():
-        say_stderr(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
+    for name, (kept, made) in reused.items():
+        _note(f"{name}: {made:,} rows computed, {kept:,} kept from an earlier preparation")
 
 
 def note_first_run() -> None:
@@ -226,26 +227,21 @@ def note_first_run() -> None:
 
     kept_in = kernel_folder()
     if kept_in is not None and not is_compiled(kept_in):
-        say_stderr(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {kept_in}")
+        _note(f"note: the first run compiles its kernels, once, some 15 s; they are kept in {kept_in}")
 
 
 def note_training(store: Any, config: Any, out: Any) -> None:
     """At a terminal: what begins, where its result will be, how to stop it. The progress bar shows the time left."""
-    if is_json or not sys.stderr.isatty():
-        return
-    what = f"{config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes"
     most, budget = config.train.epochs, config.train.budget
     how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
-    say_stderr(f"Training {what}, {how_long}. The run will be in {out}; Ctrl-C stops it, --resume goes on.")
+    if sys.stderr.isatty():
+        _note(
+            f"Training {config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes, {how_long}. "
+            f"The run will be in {out}; Ctrl-C stops it, --resume goes on."
+        )
 
 
 # values in words
-
-
-def duration(elapsed_s: float) -> str:
-    if elapsed_s < 90:
-        return f"{elapsed_s:.0f} s" if elapsed_s >= 1 else "under 1 s"
-    return f"{elapsed_s / 60:.0f} min" if elapsed_s < 5400 else f"{elapsed_s / 3600:.1f} h"
 
 
 def plain(value: Any) -> str:

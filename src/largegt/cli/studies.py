@@ -74,7 +74,7 @@ def datasets(context: typer.Context, *, root: Path = Path("datasets")) -> Result
         for row in found
     ]  # fmt: skip
     heads = ("name", "nodes", "edges", "features / classes", "download", "where")
-    return Result(found, lambda: show.table("Datasets", heads, rows, left=("where",)))
+    return Result(found, [show.Table("Datasets", heads, rows, left=("where",))])
 
 
 @verb(group=datasets_app)
@@ -95,7 +95,7 @@ def download(name: str, *, root: Path = Path("datasets"), url: str | None = None
     digest = dataset(name).checksum or noted_digest(dataset(name).target(root))
     lines = [f"Checksum of the download: {digest}"] if digest else []
     lines.append(f"{name} is in {folder}. Next: largegt datasets ingest {name} --root {quoted(root)} --out data/{name}")
-    return Result({"folder": str(folder), "checksum": digest}, lambda: show.say(*lines))
+    return Result({"folder": str(folder), "checksum": digest}, lines)
 
 
 @verb("ingest", datasets_app)
@@ -129,7 +129,8 @@ def reproduce(
 
     Example:  largegt reproduce all --dataset data/g --runs 2 --models graphsage,largegt-full --set train.epochs=10
 
-    Each is written as CSV, Markdown and LaTeX, figures also as SVG, PDF and PNG, and report.html shows all of them.
+    Each is written as CSV, Markdown and LaTeX, figures also as SVG (with matplotlib, pip install 'largegt\\[plots]', as
+    PDF and PNG too), and report.html shows all of them.
     What is finished is not trained again: the same command goes on where it stopped.
 
     Args:
@@ -147,17 +148,13 @@ def reproduce(
     with show.progress() as progress, goes_on():
         files = run_reproduce(what, dataset, out, num_runs, budget, chosen, settings or [], like, progress)
 
-    def shown() -> None:
-        for file in files:
-            if file.suffix == ".md":
-                show.say(*file.read_text(encoding="utf-8").split("\n"))
-        show.say(f"{len(files)} files in {out}: {', '.join(file.name for file in files)}")
-
-    return Result({"files": [str(file) for file in files]}, shown)
+    tables = [line for file in files if file.suffix == ".md" for line in file.read_text(encoding="utf-8").split("\n")]
+    line = f"{len(files)} files in {out}: {', '.join(file.name for file in files)}"
+    return Result({"files": [str(file) for file in files]}, [*tables, line])
 
 
 @verb()
-def doctor(*, quick: bool = False) -> None:
+def doctor(*, quick: bool = False) -> Result:
     """Say whether this machine can do the work, and what to do about what is in the way.
 
     Looks at versions, cores, memory, disk, GPUs, optional packages and what numba keeps. Tries bfloat16 on the CPU and
@@ -172,13 +169,12 @@ def doctor(*, quick: bool = False) -> None:
     with show.progress() as progress:
         found = diagnose(quick, progress)
 
-    def shown() -> None:
-        show.table(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",))
-        show.say(*(f"{'stops' if problem.stops else 'note'}: {problem}" for problem in found.problems))
-        show.say("This machine can do the work." if found.works else "Nothing will work before that is mended.")
-
-    show.result(Result(found.as_dict(), shown))
-    raise typer.Exit(0 if found.works else 1)
+    blocks = [
+        show.Table(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",)),
+        *(f"{'stops' if problem.stops else 'note'}: {problem}" for problem in found.problems),
+        "This machine can do the work." if found.works else "Nothing will work before that is mended.",
+    ]
+    return Result(found.as_dict(), blocks, exit_code=0 if found.works else 1)
 
 
 @verb()
@@ -198,18 +194,15 @@ def settings(section: str | None = None, *, recipes: bool = False) -> Result:
 
     if recipes:
         heads = ("name", "what it is")
-
-        def shown() -> None:
-            for dataset, about in recipes_by_dataset().items():
-                show.table(f"Recipes for {dataset}", heads, list(about.items()), left=heads)
-
-        return Result(recipe_about(), shown)
+        tables = [
+            show.Table(f"Recipes for {dataset}", heads, list(about.items()), left=heads)
+            for dataset, about in recipes_by_dataset().items()
+        ]
+        return Result(recipe_about(), tables)
     every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
     chosen = [item for item in every if item[0].startswith(section or "")]
     if not chosen:
         raise ConfigError(f"no setting begins with {section!r}{nearest(section or '', [name for name, _, _ in every])}")
     rows = [(name, show.plain(default), text) for name, default, text in chosen]
-    return Result(
-        {name: {"default": default, "help": text} for name, default, text in chosen},
-        lambda: show.table("Settings", ("name", "default", "meaning"), rows, left=("meaning",)),
-    )
+    value = {name: {"default": default, "help": text} for name, default, text in chosen}
+    return Result(value, [show.Table("Settings", ("name", "default", "meaning"), rows, left=("meaning",))])

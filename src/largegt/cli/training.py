@@ -29,23 +29,16 @@ def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None 
 
     show.note_first_run()
     with show.progress() as progress:
-        found = run_demo(out, seed, progress, epochs)
-    metrics = found.metrics
-    lines = (
-        "",
+        scores, metrics, page = run_demo(out, seed, progress, epochs)
+    rows = [(name, f"{score['valid']:.4f}", f"{score['test']:.4f}") for name, score in scores.items()]
+    return Result({"scores": scores, "metrics": metrics, "page": str(page)}, [
+        show.Table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows), "",
         f"LargeGT trained {metrics['epochs']} epochs in {metrics['train_time_s']:.0f} s; kept epoch "
         f"{metrics['best_epoch']}.",
-        f"Look at the learning curves: {found.page}",
-        f"Predictions of the test nodes: {found.folder / 'predictions.parquet'}",
+        f"Look at the learning curves: {page}",
+        f"Predictions of the test nodes: {out / 'predictions.parquet'}",
         "Your own graph next: largegt ingest --help",
-    )
-
-    def shown() -> None:
-        rows = [(name, f"{s['valid']:.4f}", f"{s['test']:.4f}") for name, s in found.scores.items()]
-        show.table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows)
-        show.say(*lines)
-
-    return Result({"scores": found.scores, "metrics": metrics, "page": str(found.page)}, shown)
+    ])  # fmt: skip
 
 
 @verb()
@@ -125,12 +118,8 @@ def train(
     if is_silent:
         return None
     where = finished.path
-
-    def shown() -> None:
-        show.metrics(finished.metrics)
-        show.say("", f"The run is in {where}. Next: largegt predict {quoted(where)} --out predictions.parquet")
-
-    return Result(finished.metrics, shown)
+    next_step = f"The run is in {where}. Next: largegt predict {quoted(where)} --out predictions.parquet"
+    return Result(finished.metrics, [*show.metrics(finished.metrics), "", next_step])
 
 
 def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, Any]:
@@ -193,7 +182,23 @@ def tune(
             store, out, trials, budget, search=search or [], only=only, final=final, seed=seed, progress=progress,
             memory=memory, overrides=configuration.settings or [], **asked,
         )  # fmt: skip
-    return Result(found.as_dict(), lambda: show.tuned(found))
+    best = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
+    differs = "differs from the recipe (its value)"
+    heads = ("trial", f"valid {found.metric}", "epochs", differs)
+    blocks: list[show.Block] = [
+        show.Table(f"The best of {found.num_done} trials on {found.dataset}", heads, best, left=(differs,))
+    ]
+    if found.importances:
+        shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
+        blocks.append(f"What made a difference: {', '.join(shares)}")
+    if found.num_prepared:
+        blocks.append(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
+    if found.stopped:
+        blocks.append(f"Ended early: {found.stopped}; a longer --budget goes on.")
+    if found.final:
+        blocks += ["", f"The best settings with {len(found.final)} seeds: {found.final_in_words()}"]
+    next_step = f"Next: largegt train {quoted(found.store)} --recipe {quoted(found.recipe)} --out runs/best"
+    return Result(found.as_dict(), [*blocks, "", f"Look at all trials: {found.page}", next_step])
 
 
 @verb()
@@ -217,4 +222,4 @@ def evaluate(
     if is_silent:
         return None
     rows = [(name, f"{score:.4f}") for name, score in scores.items()]
-    return Result(scores, lambda: show.table(f"{run}, {split}", ("metric", "value"), rows))
+    return Result(scores, [show.Table(f"{run}, {split}", ("metric", "value"), rows)])

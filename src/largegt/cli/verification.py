@@ -7,9 +7,9 @@ and nothing that is missing is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,12 @@ _MOST_NAMED = 5
 class Verified:
     """What a verification found."""
 
+    progress: Progress | None = None
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What has no checksum to be compared with, or was not there."""
     num_files: int = 0
     num_bytes: int = 0
-
-    def count(self, num_bytes: int, num_files: int = 1) -> None:
-        self.num_files += num_files
-        self.num_bytes += num_bytes
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -54,6 +51,94 @@ class Verified:
             "bytes": self.num_bytes,
         }
 
+    def count(self, num_bytes: int, num_files: int = 1) -> None:
+        self.num_files += num_files
+        self.num_bytes += num_bytes
+
+    def note(self, what: str, names: list[str]) -> None:
+        if names:
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            self.notes.append(f"{what}: {', '.join(names[:_MOST_NAMED])}{more}")
+
+    @contextmanager
+    def blaming(self, file: Path) -> Iterator[None]:
+        """An error within is damage to this file."""
+        try:
+            yield
+        except LargeGTError as error:
+            self.damaged.append(Damage(file, str(error).removeprefix(f"{file} ").partition(";")[0]))
+
+    def read_folder(self, path: Path, kind: str) -> None:
+        """All versions of a folder; of a store also its preparations. Where no byte is damaged, it is opened too."""
+        named = {MANIFEST}
+        for manifest in manifest_files(path):
+            remote.refresh(path, str(manifest.relative_to(path)))
+            version = None if manifest.name == MANIFEST else manifest.stem
+            self.count(manifest.stat().st_size)
+            with self.blaming(manifest):
+                folder = ArrayFolder(path, kind, version, check=False)
+                arrays = {entry["file"]: name for name, entry in folder.manifest["arrays"].items()}
+                new = [name for file, name in arrays.items() if file not in named]
+                named |= set(arrays)
+                self.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
+                bounds = store.bounds_of(folder) if kind == "store" else prepared.bounds_of(folder)
+                self.damaged += folder.damages(new, self.progress, bounds)
+                if not self.damaged and kind == "store":  # numbers that point into other arrays are looked at
+                    store.GraphStore.open(path, version).verify_numbers(self.progress)
+                elif not self.damaged and kind == "prepared":
+                    prepared.Prepared.open(path)
+        files = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
+        self.note(f"{path} has files that no version names", sorted(files - named))
+        if kind == "store":
+            self._read_parts_of_store(path)
+
+    def _read_parts_of_store(self, path: Path) -> None:
+        """The runs that are registered in a store, its stages and its preparations."""
+        for ref in sorted((path / REFS).glob("*.json")):
+            with self.blaming(ref):
+                read_ref(ref)
+            self.count(ref.stat().st_size if ref.exists() else 0)
+        top = path / PREPARED
+        for stage in (*(top / name for name in remote.names(top)), top):
+            for folder in remote.folders(stage):
+                if (folder / MANIFEST).is_file() or remote.url_of(folder) is not None:
+                    self.read_folder(folder, _kind(folder))
+
+    def read_run(self, path: Path) -> None:
+        own, config, analysis = path / checksums.FILE, path / "config.toml", path / "analysis.json"
+        with self.blaming(own):
+            names = [name for name in checksums.noted(path) if (path / name).is_file()]
+            for name in (*names, *([checksums.FILE] if own.is_file() else [])):
+                self.count((path / name).stat().st_size)
+            self.damaged += checksums.damages(path)
+            self.note(f"{path} has files without a checksum", checksums.unchecked(path))
+        if analysis.is_file():
+            with self.blaming(analysis):
+                read_sealed(analysis, "largegt report makes it again")
+                self.count(analysis.stat().st_size)
+        if any(damage.file in (config, own) for damage in self.damaged):
+            self.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
+            return
+        with self.blaming(config):
+            self._read_data_of(Run.open(path))
+
+    def _read_data_of(self, run: Run) -> None:
+        """The store of a run, which must have the version it was trained on, and its preparations."""
+        try:
+            if not (run.store_path / MANIFEST).is_file():
+                raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
+            before = len(self.damaged)
+            self.read_folder(run.store_path, "store")
+            if len(self.damaged) > before:
+                return
+            path = prepared_path(run.store(), run.config.preparation)
+            if not path.exists():
+                raise InputError(
+                    f"the preparation of {run.path} is no longer at {path}; it is made again when it is needed"
+                )
+        except InputError as error:
+            self.notes.append(str(error))
+
 
 def verify(path: PathLike, progress: Progress | None = None) -> Verified:
     """Compare everything at `path` with its checksums."""
@@ -61,13 +146,13 @@ def verify(path: PathLike, progress: Progress | None = None) -> Verified:
     remote.refresh(path)
     if not path.exists():
         raise InputError(f"{remote.shown(path)} does not exist")
-    found = Verified()
+    found = Verified(progress)
     if (path / "config.toml").is_file():
-        _run(path, found, progress)
+        found.read_run(path)
     elif _is_folder(path):
         for stage in _stages(path) if _kind(path) == "prepared" else []:
-            _folder(stage, "stage", found, progress)
-        _folder(path, _kind(path), found, progress)
+            found.read_folder(stage, "stage")
+        found.read_folder(path, _kind(path))
     else:
         raise FormatError(f"{remote.shown(path)} is neither a store, nor a preparation, nor a run of largegt")
     return found
@@ -95,114 +180,3 @@ def _stages(path: Path) -> list[Path]:
         return []
     folders = [path.parent / str(stage) / str(key) for stage, key in stages]
     return [folder for folder in folders if not leaves(path.parent, folder) and _is_folder(folder)]
-
-
-def _folder(path: Path, kind: str, found: Verified, progress: Progress | None) -> None:
-    """All versions of a folder; of a store also its preparations. Where no byte is damaged, it is opened too."""
-    named = {MANIFEST}
-    for manifest in manifest_files(path):
-        remote.refresh(path, str(manifest.relative_to(path)))
-        version = None if manifest.name == MANIFEST else manifest.stem
-        found.count(manifest.stat().st_size)
-        try:
-            folder = ArrayFolder(path, kind, version, check=False)
-        except (FormatError, InputError) as error:
-            found.damaged.append(Damage(manifest, _reason(error, manifest)))
-            continue
-        arrays = {entry["file"]: name for name, entry in folder.manifest["arrays"].items()}
-        new = [name for file, name in arrays.items() if file not in named]
-        named |= set(arrays)
-        found.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
-        found.damaged += folder.damages(new, progress, _bounds(folder, kind))
-        if not found.damaged:
-            _sound(manifest, found, partial(_open, path, kind, version, progress))
-    files = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
-    if extra := sorted(files - named):
-        found.notes.append(f"{path} has files that no version names: {_named(extra)}")
-    if kind == "store":
-        _parts_of_store(path, found, progress)
-
-
-def _parts_of_store(path: Path, found: Verified, progress: Progress | None) -> None:
-    """The runs that are registered in a store, its stages and its preparations."""
-    for ref in sorted((path / REFS).glob("*.json")):
-        _sound(ref, found, partial(read_ref, ref))
-        found.count(ref.stat().st_size if ref.exists() else 0)
-    top = path / PREPARED
-    for stage in (*(top / name for name in remote.names(top)), top):
-        for folder in remote.folders(stage):
-            if (folder / MANIFEST).is_file() or remote.url_of(folder) is not None:
-                _folder(folder, _kind(folder), found, progress)
-
-
-def _bounds(folder: ArrayFolder, kind: str) -> dict[str, int]:
-    return store.bounds_of(folder) if kind == "store" else prepared.bounds_of(folder)
-
-
-def _open(path: Path, kind: str, version: str | None, progress: Progress | None) -> None:
-    """Open it as its readers do; numbers that point into other arrays are looked at."""
-    if kind == "store":
-        store.GraphStore.open(path, version).verify_numbers(progress)
-    elif kind == "prepared":
-        prepared.Prepared.open(path)
-
-
-def _run(path: Path, found: Verified, progress: Progress | None) -> None:
-    own = path / checksums.FILE
-    try:
-        names = [name for name in checksums.noted(path) if (path / name).is_file()]
-        for name in (*names, *([checksums.FILE] if own.is_file() else [])):
-            found.count((path / name).stat().st_size)
-        found.damaged += checksums.damages(path)
-        if others := checksums.unchecked(path):
-            found.notes.append(f"{path} has files without a checksum: {_named(others)}")
-    except FormatError as error:
-        found.damaged.append(Damage(own, _reason(error, own)))
-    analysis = path / "analysis.json"
-    if analysis.is_file():
-        _sound(analysis, found, lambda: _sealed(analysis, found))
-    config = path / "config.toml"
-    if any(damage.file in (config, own) for damage in found.damaged):
-        found.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
-        return
-    _sound(config, found, lambda: _data_of(Run.open(path), found, progress))
-
-
-def _data_of(run: Run, found: Verified, progress: Progress | None) -> None:
-    """The store of a run, which must have the version it was trained on, and its preparations."""
-    try:
-        if not (run.store_path / MANIFEST).is_file():
-            raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
-        before = len(found.damaged)
-        _folder(run.store_path, "store", found, progress)
-        if len(found.damaged) > before:
-            return
-        path = prepared_path(run.store(), run.config.preparation)
-        if not path.exists():
-            raise InputError(
-                f"the preparation of {run.path} is no longer at {path}; it is made again when it is needed"
-            )
-    except InputError as error:
-        found.notes.append(str(error))
-
-
-def _sealed(file: Path, found: Verified) -> None:
-    read_sealed(file, "largegt report makes it again")
-    found.count(file.stat().st_size)
-
-
-def _sound(file: Path, found: Verified, work: Callable[[], object]) -> None:
-    """Count an error of `work` as damage to this file."""
-    try:
-        work()
-    except LargeGTError as error:
-        found.damaged.append(Damage(file, _reason(error, file)))
-
-
-def _reason(error: LargeGTError, file: Path) -> str:
-    return str(error).removeprefix(f"{file} ").partition(";")[0]
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMED])
-    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")

@@ -29,10 +29,8 @@ class Settings(BaseModel):
         """TOML has no null: `"none"` is how a recipe or an override says it, where the field can be empty."""
         if not isinstance(tree, dict):
             return tree
-        return {
-            key: None if value == "none" and key in cls.model_fields and _can_be_none(cls, key) else value
-            for key, value in tree.items()
-        }
+        can_be_none = [key for key, field in cls.model_fields.items() if type(None) in get_args(field.annotation)]
+        return {key: None if value == "none" and key in can_be_none else value for key, value in tree.items()}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -46,25 +44,12 @@ class Settings(BaseModel):
                 raise ValueError(f"{str(one).lower()} is not a value that it takes")
             if isinstance(one, int) and abs(one) >= 2**63:
                 raise ValueError("a whole number must fit 64 bits with sign")
-            if isinstance(one, str) and not _is_writable(one):
+            if isinstance(one, str) and any("\ud800" <= letter <= "\udfff" for letter in one):  # no UTF-8
                 raise ValueError(f"{one!r} holds characters that are no text")
         return value
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-
-
-def _is_writable(text: str) -> bool:
-    """Whether text can be encoded: bytes of a command line that are no UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _can_be_none(cls: type[Settings], field: str) -> bool:
-    return type(None) in get_args(cls.model_fields[field].annotation)
 
 
 def several(values: Any) -> Any:

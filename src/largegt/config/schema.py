@@ -172,15 +172,9 @@ class PrepareConfig(Settings):
         """The same with token rows of every node in reach, so that other samples can be drawn."""
         return self if self.can_resample else self._with(tokens={"nodes": "reachable"})
 
-    def with_labels(self, hops: int) -> PrepareConfig:
-        """The same with labels counted around nodes, so many hops at least."""
-        return self if self.labels.hops >= hops else self._with(labels={"hops": hops})
-
-    def with_surroundings(self, near: bool, labels: bool) -> PrepareConfig:
-        """The same with local nodes told apart by distance, and with labels counted around them, where that is asked
-        for."""
-        near, labels = near or labels or self.local_nodes.near, labels or self.labels.local
-        return self._with(local_nodes={"near": near}, labels={"local": labels})
+    def for_all_nodes(self) -> PrepareConfig:
+        """The same with a row for every node."""
+        return self._with(local_nodes={"nodes": "all"})
 
     def for_model(self, name: ModelName) -> PrepareConfig:
         """What a model of this name needs, and as set here where it can do with anything."""
@@ -433,10 +427,16 @@ class Config(Settings):
     def preparation(self) -> PrepareConfig:
         """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
         scoring draws fresh samples."""
-        model = self.model
-        needed = self.prepare.for_model(model.name).with_labels(model.label_contexts)
-        if model.reads_surroundings:
-            needed = needed.with_surroundings(model.distances, model.label_surroundings)
+        model, needed = self.model, self.prepare.for_model(self.model.name)
+        counts_locally = model.reads_surroundings and model.label_surroundings
+        is_near = model.reads_surroundings and (model.distances or model.label_surroundings)
+        needed = needed._with(
+            local_nodes={"near": needed.local_nodes.near or is_near},
+            labels={
+                "hops": max(needed.labels.hops, model.label_contexts),
+                "local": needed.labels.local or counts_locally,
+            },
+        )
         return needed.reachable() if self.train.resample == "epoch" or self.train.draws > 1 else needed
 
     def to_toml(self) -> str:

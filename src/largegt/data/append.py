@@ -30,6 +30,7 @@ from largegt.io.remote import refuse_url
 from largegt.runtime.memory import memory_budget
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import num_threads
+from largegt.runtime.workers import Threads
 from largegt.types import Array, Direction, PathLike
 
 from .additions import EDGE_ARRAYS, ID_ARRAYS, Additions, additions_in_files, ingest_config, refuse_payload
@@ -44,7 +45,6 @@ from .parts import Source, chunk_rows
 from .sources import FileSource
 from .store import KIND, GraphStore
 from .versions import clean_quietly, column_names, earlier_states, last_source, write_lineage
-from .workers import Threads
 
 _CHUNK_ROWS = 1 << 20
 _WINDOW_EDGES = 1 << 20

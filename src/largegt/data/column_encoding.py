@@ -27,7 +27,7 @@ from . import column_kernels as kernels
 from .column_cells import MICROS_PER_DAY, Cells, cells_of
 from .text_model import embeddings, named_text_model
 
-Kind = Literal["number", "boolean", "category", "date", "text", "vector", "ignored"]
+Kind = Literal["number", "log", "boolean", "category", "date", "text", "vector", "ignored"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_WIDTH = 1 << 20
 _MAX_DIMS = 1 << 16
@@ -79,7 +79,8 @@ class Column:
     """Why the column is ignored."""
     notes: tuple[Text, ...] = ()
     means: tuple[Mean, ...] = ()
-    """Of training rows: of a number; of the year and the age in days of a date; of each place of a vector."""
+    """Of training rows: of a number, and of its size where its logarithm is taken; of the year and the age in days of a
+    date; of each place of a vector."""
     categories: tuple[Text, ...] = ()
     words: tuple[Text, ...] = ()
     """The most frequent words of training rows; each is a feature of a text, other words are hashed."""
@@ -97,9 +98,9 @@ class Column:
     @model_validator(mode="after")
     def _check(self) -> Self:
         kind = self.kind
-        num_means = {"number": 1, "date": 2, "vector": self.dims}.get(kind, 0)
+        num_means = {"number": 1, "log": 2, "date": 2, "vector": self.dims}.get(kind, 0)
         is_whole = self.dims > 0 or kind not in ("text", "vector")
-        if len(self.means) != num_means or not is_whole:
+        if len(self.means) != num_means or not is_whole or (kind == "log" and self.means[1] <= 0):
             raise ValueError(f"{len(self.means)} means and {self.dims} dims of a {kind}")
         for values, most in ((self.categories, _MAX_DIMS), (self.words, self.dims if kind == "text" else 0)):
             if len(values) > most or len(set(values)) < len(values):
@@ -113,7 +114,7 @@ class Column:
         """Number of output features."""
         if self.kind == "ignored":
             return 0
-        plain = {"number": 1, "boolean": 1, "date": 8 if self.has_time else 6}.get(self.kind, self.dims)
+        plain = {"number": 1, "log": 1, "boolean": 1, "date": 8 if self.has_time else 6}.get(self.kind, self.dims)
         if self.kind == "category" and not self.dims:
             plain = len(self.categories) + 1
         return plain + self.has_indicator
@@ -144,7 +145,8 @@ class Column:
     def used_as(self) -> str:
         """What becomes of the column, in a few words."""
         forms = {
-            "number": "number", "boolean": "0 or 1", "date": "year, cycles and age", "vector": "numbers",
+            "number": "number", "log": "number on a log scale", "boolean": "0 or 1",
+            "date": "year, cycles and age", "vector": "numbers",
             "category": "hashed categories" if self.dims else "one-hot",
             "text": "sentence embedding" if self.model else "words",
         }  # fmt: skip
@@ -161,6 +163,13 @@ class Column:
 def _encode_number(column: Column, cells: Cells, out: Array) -> Array:
     values, read = cells.numbers
     out[:, 0] = np.where(read, values, column.means[0])
+    return ~read
+
+
+def _encode_log(column: Column, cells: Cells, out: Array) -> Array:
+    values, read = cells.numbers
+    mean, size = column.means
+    kernels.take_logarithms(np.where(read, values, mean), size, out[:, 0])
     return ~read
 
 
@@ -251,8 +260,8 @@ def _encode_date(column: Column, cells: Cells, out: Array) -> Array:
 
 
 _ENCODERS = {
-    "number": _encode_number, "boolean": _encode_boolean, "category": _encode_category, "text": _encode_text,
-    "vector": _encode_vector, "date": _encode_date,
+    "number": _encode_number, "log": _encode_log, "boolean": _encode_boolean, "category": _encode_category,
+    "text": _encode_text, "vector": _encode_vector, "date": _encode_date,
 }  # fmt: skip
 
 
@@ -359,7 +368,7 @@ def wrong_vector(where: str, row: int, length: int, expected: int) -> InputError
 
 def refuse_missing(column: Column, missing: Array, where: str, first_row: int) -> None:
     """Refuse the first missing cell of a column that has no category or zero for it."""
-    if column.kind in ("number", "boolean", "date", "vector") and missing.any():
+    if column.kind in ("number", "log", "boolean", "date", "vector") and missing.any():
         row = first_row + int(np.flatnonzero(missing)[0])
         raise InputError(
             f"{where}: column {shown(column.name)} has no {column.kind} in row {row}, and missing_values is refuse: "

@@ -7,6 +7,7 @@ do not depend on how rows are batched. Cost: O(bytes) time, no memory beside the
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,13 @@ def add_in_order(values: Any, used: Any, state: Any) -> None:
                 else:
                     state[1, j] += (value - total) + state[0, j]
                 state[0, j] = total
+
+
+@njit(nogil=True, cache=True)
+def take_logarithms(values: Any, size: Any, out: Any) -> None:
+    """out[i] = ±log(1 + |values[i]| / size), one at a time: the same bits wherever a value stands."""
+    for i in range(len(values)):
+        out[i] = math.copysign(math.log1p(abs(values[i]) / size), values[i])
 
 
 @njit(nogil=True, cache=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
@@ -42,17 +43,19 @@ __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
 _TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # the share of cells that may be odd; where the user names the kind
 _BATCH_ROWS, _STATEMENT_COLUMNS, _WORD_ROWS = 1 << 16, 200, 1 << 18
+_LEAST_FOR_TAIL, _HEAVY = 20, 2.5
 _EXACT = 1 << 24  # float32 holds all whole numbers up to here
 _ADDRESS = r"^(\S+@\S+|[a-z]+://\S+)$"
-_PLURALS = {"number": "numbers", "boolean": "booleans", "date": "dates"}
+_PLURALS = {"number": "numbers", "log": "numbers", "boolean": "booleans", "date": "dates"}
 _TRIALS: dict[str, tuple[Kind, ...]] = {
     "text": ("number", "boolean", "date"), "number": ("number",), "boolean": ("boolean",), "date": ("date",),
     "vector": (), "empty": (), "other": (),
 }  # fmt: skip
 _POSSIBLE = {
-    "text": {"number", "boolean", "category", "date", "text"}, "number": {"number", "boolean", "category", "text"},
+    "text": {"number", "log", "boolean", "category", "date", "text"},
+    "number": {"number", "log", "boolean", "category", "text"},
     "boolean": {"number", "boolean", "category", "text"}, "date": {"date", "category", "text"}, "vector": {"vector"},
-    "empty": {"number", "boolean", "category", "date", "text"}, "other": set(),
+    "empty": {"number", "log", "boolean", "category", "date", "text"}, "other": set(),
 }  # fmt: skip
 
 
@@ -79,13 +82,13 @@ def fit_columns(
     many = [scan for scan in scans if scan.needs_count()]
     for scan, count in zip(many, _counted(table, [_distinct_sql(scan, options) for scan in many]), strict=True):
         scan.distinct = count
-    large = [scan for scan in scans if scan.kind() == "number" and scan.trials["number"].high > _EXACT]
+    large = [scan for scan in scans if scan.kind in ("number", "log") and scan.passes("number")]
+    large = [scan for scan in large if scan.trials["number"].high > _EXACT]
     merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
-    for scan in scans:
-        if scan.kind() == "text" and not options.text_model:
-            scan.frequent_words = _frequent_words(table, scan, options)
+    if not options.text_model:
+        _find_frequent_words(table, [scan for scan in scans if scan.kind == "text"], options)
     columns = [_fit(scan, options, where) for scan in scans]
     if (width := sum(column.width for column in columns)) > MAX_WIDTH:
         raise InputError(
@@ -134,16 +137,22 @@ def _float32_sql(scan: _Scan) -> tuple[str, str]:
     return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"
 
 
-def _frequent_words(table: Table, scan: _Scan, options: ColumnOptions) -> tuple[str, ...]:
-    """The words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones are
-    looked at. Words are those of `kernels.hash_words`."""
-    rows = np.flatnonzero(scan.rows.train)
+def _find_frequent_words(table: Table, scans: list[_Scan], options: ColumnOptions) -> None:
+    """Set the words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones
+    are looked at. Words are those of `kernels.hash_words`."""
+    if not scans:
+        return
+    rows = np.flatnonzero(scans[0].rows.train)
     rows = rows[:: max(1, len(rows) // _WORD_ROWS)]
-    text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
-    lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
-    markers = ", ".join(map(literal, ("", *options.missing_markers)))
-    words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
-    return table.most_frequent(words, f"{text} NOT IN ({markers})", rows, options.text_dims - options.text_dims // 4)
+    markers, expressions = ", ".join(map(literal, ("", *options.missing_markers))), []
+    for scan in scans:
+        text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
+        lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
+        words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
+        expressions.append((words, f"{text} NOT IN ({markers})"))
+    found = table.most_frequent(expressions, rows, options.text_dims - options.text_dims // 4)
+    for scan, words_of_it in zip(scans, found, strict=True):
+        scan.frequent_words = words_of_it
 
 
 class _Rows:
@@ -166,13 +175,28 @@ class _Trial:
     first_missing: int = -1
     high: float = 0.0
     num_train: int = 0
+    num_nonzero: int = 0
+    """Of training rows."""
     newest: int = 0
     has_time: bool = False
-    sums: Array = field(default_factory=lambda: np.zeros((2, 2)))
+    sums: Array = field(default_factory=lambda: np.zeros((2, 3)))
+    """Of training rows: a number, its size and its square; or the year and the day of a date."""
 
     def means(self, width: int) -> list[float]:
         """Of training rows; 0 where none has a value."""
         return [float(mean) for mean in (self.sums[0] + self.sums[1])[:width] / max(1, self.num_train)]
+
+    @property
+    def size(self) -> float:
+        """The mean size of numbers that are not zero; 1 where there are none."""
+        return float(self.sums[:, 1].sum()) / self.num_nonzero if self.num_nonzero else 1.0
+
+    @property
+    def has_heavy_tail(self) -> bool:
+        """Whether few numbers are much larger than most: the mean square of an exponential distribution is twice the
+        squared mean, that of amounts of money or counts of followers ten times."""
+        mean_square = float(self.sums[:, 2].sum()) / max(1, self.num_nonzero)
+        return self.num_nonzero >= _LEAST_FOR_TAIL and mean_square > _HEAVY * self.size**2
 
 
 class _Scan:
@@ -186,7 +210,8 @@ class _Scan:
             raise InputError(f"{where}: column {shown(name)} is {kind}, which cannot be kind {given}: choose another")
         self.is_read = self.given != "ignored" and self.group != "other"
         self.as_text = self.group == "text" or self.given in ("category", "text")
-        trials = _TRIALS[self.group] if not self.given else (self.given,) if self.given in _PLURALS else ()
+        own = (_trial_of(self.given),) if self.given in _PLURALS else ()
+        trials = own if self.given else _TRIALS[self.group]
         self.trials: dict[str, _Trial] = {trial: _Trial() for trial in trials}
         self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE if self.group == "text" else 1.0
         self.most = options.max_categories
@@ -222,8 +247,9 @@ class _Scan:
             return self.maybe_id and self.group == "number"
         return self.as_text and (self.mean_words <= 4 or self.are_names)
 
+    @cached_property
     def kind(self) -> Kind:
-        """What the column is; `ignored` where `reason` says why."""
+        """What the column is, once all rows are seen; `ignored` where `reason` says why."""
         if self.given:
             return self.given  # type: ignore[return-value]
         if self.reason():
@@ -232,7 +258,7 @@ class _Scan:
             return "vector"
         for kind in _TRIALS[self.group]:
             if self.passes(kind):
-                return kind
+                return "log" if kind == "number" and self.trials[kind].has_heavy_tail else kind
         count = self.distinct if self.seen is None else len(self.seen)
         repeats = count is not None and count <= 0.5 * self.filled
         if (repeats and self.mean_words <= 4) or (self.seen is not None and (repeats or self.mean_words <= 4)):
@@ -258,6 +284,11 @@ class _Scan:
         count = len(self.seen) if self.seen is not None and self.group == "text" else self.distinct
         least = 0.95 * self.filled if self.group == "text" else self.filled - 0.5
         return count is not None and count > least and self.filled > 1
+
+
+def _trial_of(kind: str) -> str:
+    """What cells are read as for a kind."""
+    return "number" if kind == "log" else kind
 
 
 def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
@@ -311,7 +342,8 @@ def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple
         kernels.add_in_order(years_and_days(values), used, trial.sums)
     else:
         trial.high = max(trial.high, float(np.abs(values[read]).max()))
-        kernels.add_in_order(values[:, None], used, trial.sums)
+        kernels.add_in_order(np.stack([values, np.abs(values), values * values], axis=1), used, trial.sums)
+        trial.num_nonzero += int(np.count_nonzero(values[used]))
     trial.num_train += int(used.sum())
     return values, read
 
@@ -375,7 +407,7 @@ def _update_vectors(scan: _Scan, cells: Cells, first: int, where: str) -> None:
 
 def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
     """The fitted column."""
-    kind, rows = scan.kind(), len(scan.rows.train)
+    kind, rows = scan.kind, len(scan.rows.train)
     distinct = len(scan.seen) if scan.seen is not None and scan.is_read and scan.group != "vector" else scan.distinct
     distinct = distinct if scan.group != "number" or scan.seen is not None or scan.is_id() else None
     values: dict[str, Any] = {"missing": rows - scan.filled, "distinct": distinct}
@@ -407,20 +439,22 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
 
 def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str], where: str) -> int:
     """Complete the values and notes of a number, boolean or date; the first row that has none, or -1."""
-    trial = scan.trials.get(kind)
-    if trial is None or (scan.given and scan.filled and not scan.passes(kind)):
+    trial = scan.trials.get(_trial_of(kind))
+    if trial is None or (scan.given and scan.filled and not scan.passes(_trial_of(kind))):
         raise InputError(
             f"{where}: most cells of column {shown(scan.name)} are no {_PLURALS[kind]}, yet its kind is given as {kind}"
             f"{', first ' + trial.first_bad if trial and trial.first_bad else ''}: give another kind"
         )
     values["missing"] = len(scan.rows.train) - trial.good
     if trial.first_bad:
-        cells = f"1 cell is no {kind}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
+        cells = f"1 cell is no {_trial_of(kind)}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
         notes.append(f"{cells}, first {trial.first_bad}: treated as missing")
     if not trial.num_train:
         notes.append("no training row has a value")
     if kind == "number":
         values["means"] = tuple(trial.means(1))
+    elif kind == "log":
+        values["means"] = (*trial.means(1), trial.size)
     elif kind == "date":
         year, day = trial.means(2)
         age = trial.newest / MICROS_PER_DAY - day if trial.num_train else 0.0
@@ -435,7 +469,7 @@ def _warnings(scan: _Scan, kind: Kind) -> list[str]:
         notes.append(f"{scan.num_merged} whole numbers beyond 2^24 equal others as float32: use kind category for ids")
     if kind not in ("ignored", "text") and scan.is_id():
         notes.append("every value is different: looks like an id")
-    leaky = kind in ("category", "text", "number", "boolean")
+    leaky = kind in ("category", "text", "number", "log", "boolean")
     if leaky and scan.classes and len(scan.classes) == scan.rows.num_classes == len(set(scan.classes.values())):
         notes.append("equals the label: each value has one class among training rows; ignore it if it is a leak")
     if kind != "ignored" and scan.filled_where_labelled:

@@ -20,12 +20,12 @@ import numpy as np
 
 from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.progress import Progress
+from largegt.runtime.workers import Workers, new_token
 from largegt.types import Array
 
 from . import kernels
 from .pair_runs import EdgeKind, PairBuffer, PairRuns, Piece, Run, RunFolder, index_dtype, windows
 from .weights import refuse_overflow, write_sums
-from .workers import Workers, new_token
 
 _LEAST_RUN, _MOST_RUN = 1 << 21, 1 << 24
 _LEAST_PIECE, _WINDOW_EDGES = 1 << 16, 1 << 20

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from largegt.errors import InputError
 from largegt.runtime.progress import Progress
+from largegt.runtime.workers import Workers, new_token
 from largegt.types import Array
 
 from .csr import EdgeBuilder
@@ -31,7 +32,6 @@ from .pair_runs import EdgeKind, PairBuffer, Run, RunFolder
 from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_parts
 from .sql import identifier, literal
 from .tables import Table
-from .workers import Workers, new_token
 
 _MISSING = -2
 """Stands for an end that has no id."""

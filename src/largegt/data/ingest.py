@@ -22,6 +22,7 @@ from largegt.io.remote import refuse_url
 from largegt.runtime.memory import memory_budget
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import num_threads
+from largegt.runtime.workers import Threads, Workers
 from largegt.types import Array, PathLike
 
 from . import labels as label_encoding
@@ -41,7 +42,6 @@ from .store import KIND, GraphStore
 from .text_model import given_text_model
 from .versions import clean_quietly
 from .weights import MOST_NODES
-from .workers import Threads, Workers
 
 
 def ingest(

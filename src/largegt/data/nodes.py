@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from largegt.errors import InputError, disk_errors
 from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.progress import Progress
+from largegt.runtime.workers import Workers, written_aside
 from largegt.types import Array
 
 from .ids import (
@@ -43,7 +44,6 @@ from .ids import (
 from .limits import check_num_nodes
 from .pair_runs import index_dtype
 from .parts import Edges, Source, TableEdges, edge_parts, num_parts
-from .workers import Workers, written_aside
 
 _CHUNK_ROWS = 1 << 20
 _FOUND = "found"

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from largegt.io.array_writer import ArrayWriter
+from largegt.runtime.workers import new_token, written_aside
 from largegt.types import Array
 
 from . import kernels
-from .workers import new_token, written_aside
 
 _BUCKET_PAIRS = 1 << 20
 _MOST_BUCKETS = 1 << 10

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from largegt.errors import InputError
+from largegt.runtime.workers import Workers
 from largegt.types import Array
 
 from .columns import ColumnOptions, Columns, fit_columns
 from .ids import Ids, as_ids, as_text, text_buffers
 from .tables import Table, load_npy
 from .weights import as_weights
-from .workers import Workers
 
 EDGE_CHUNK_ROWS = 1 << 20
 _FEATURE_CHUNK_BYTES = 1 << 25

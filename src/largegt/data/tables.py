@@ -17,7 +17,7 @@ import fnmatch
 import io
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from largegt.errors import InputError, nearest
 from largegt.runtime.memory import available_bytes, format_bytes
+from largegt.runtime.workers import written_aside
 from largegt.types import Array, PathLike
 
 from .files import (
@@ -54,7 +55,6 @@ from .files import (
 from .ids import CANONICAL
 from .limits import check_npz, check_parquet
 from .sql import connection, identifier, literal, lock, reading, streamed
-from .workers import written_aside
 
 BATCH_ROWS = 1 << 18
 MOST_COLUMNS = 20_000
@@ -63,6 +63,8 @@ _QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
 _MARK = "\ufeff"
 _VECTOR_ROWS, _CELL_BYTES = 2048, 16
 """What DuckDB holds of each column while it reads."""
+_MOST_GROUP_ROWS, _GROUP_BYTES = 122_880, 1 << 25
+"""Rows of a row group, and bytes of the vectors in it."""
 _SQLITE_ROWS = 1 << 14
 
 
@@ -190,12 +192,15 @@ class Table:
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
             names = ", ".join(identifier(name) for name in columns)
-            self.write(file, lambda rows: f"SELECT {names} FROM {rows}", max(memory, need))
+            self.write(file, lambda rows: f"SELECT {names} FROM {rows}", max(memory, need), vectors=columns)
         self._integers = {}
         self._take_staged(file)
 
-    def write(self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True) -> None:
-        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`."""
+    def write(
+        self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, vectors: Sequence[str] = ()
+    ) -> None:
+        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Columns of
+        `vectors` that hold lists make row groups short: one at a time is in memory."""
         with (
             written_aside(file) as aside,
             reading(self.where),
@@ -203,7 +208,12 @@ class Table:
         ):
             if not in_order:
                 db.execute("SET preserve_insertion_order = false")
-            db.execute(f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw)")
+            lists = "+".join(f"len({identifier(name)})" for name in vectors if self.is_in_files and self.is_list(name))
+            [[numbers]] = db.sql(f"SELECT max({lists}) FROM (FROM {rows} LIMIT 1)").fetchall() if lists else [[0]]
+            size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, _GROUP_BYTES // (8 * (numbers or 0) + 1)))
+            db.execute(
+                f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {size})"
+            )
 
     def keep_last(self, keys: Sequence[str]) -> None:
         """Keep, of the staged rows that agree in `keys`, the last one."""
@@ -233,18 +243,21 @@ class Table:
         with reading(self.where), self._connected() as (db, table):
             return list(db.sql(f"SELECT {expressions} FROM {table} WHERE {condition}").fetchall())
 
-    def most_frequent(self, values: str, condition: str, rows: Array, most: int) -> tuple[str, ...]:
-        """The most frequent values of an SQL expression over these rows of the staged table, by falling frequency;
-        those that occur once are left out."""
+    def most_frequent(
+        self, expressions: Iterable[tuple[str, str]], rows: Array, most: int
+    ) -> Iterator[tuple[str, ...]]:
+        """For each (SQL expression, condition): its most frequent values over these rows of the staged table, by
+        falling frequency; those that occur once are left out."""
         assert self._staged is not None
         with reading(self.where), self._connected() as (db, _):
             db.register("wanted", pa.table({"row": rows}))
-            found = db.sql(
-                f"SELECT value FROM (SELECT {values} AS value FROM read_parquet({literal(self._staged)}, "
-                f"file_row_number = true) WHERE file_row_number IN (SELECT row FROM wanted) AND {condition}) "
-                f"GROUP BY value HAVING count(*) > 1 ORDER BY count(*) DESC, value LIMIT {most}"
-            ).fetchall()
-        return tuple(value for (value,) in found)
+            for values, condition in expressions:
+                found = db.sql(
+                    f"SELECT value FROM (SELECT {values} AS value FROM read_parquet({literal(self._staged)}, "
+                    f"file_row_number = true) WHERE file_row_number IN (SELECT row FROM wanted) AND {condition}) "
+                    f"GROUP BY value HAVING count(*) > 1 ORDER BY count(*) DESC, value LIMIT {most}"
+                ).fetchall()
+                yield tuple(value for (value,) in found)
 
     def batches(
         self, columns: Sequence[str], rows: int | None = None, skip: int = 0, casts: Mapping[str, str] | None = None

@@ -26,7 +26,7 @@ import numpy as np
 
 from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.io import remote
-from largegt.io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder, read_manifest
+from largegt.io.array_folder import ARRAY_FILE, VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import refuse_links_out, write_text_atomically
 from largegt.io.checksums import read_sealed, sealed
@@ -245,7 +245,7 @@ def clean(
     remote.refresh(path)
     cleaned = Cleaned()
     with Lock(path, "cleaning"):
-        newest = read_manifest(path, KIND)
+        newest = ArrayFolder(path, KIND, check=False).manifest
         refuse_links_out(path, path / VERSIONS, path / PREPARED)
         released = {Path(run).resolve() for run in without}
         needed = {version: {*runs} - released for version, runs in registered(path).items()}
@@ -314,9 +314,8 @@ def _version_of(manifest: dict[str, Any]) -> str | None:
 
 def _manifest(folder: Path, kind: str) -> dict[str, Any]:
     """Its manifest; empty where it cannot be read."""
-    remote.refresh(folder)
     with suppress(LargeGTError):
-        return read_manifest(folder, kind)
+        return ArrayFolder(folder, kind, check=False).manifest
     return {}
 
 

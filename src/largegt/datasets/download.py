@@ -20,6 +20,8 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,6 @@ _MOST_EXPANSION = 20
 """A zip whose content is this many times its size is no dataset: they are made of compressed files."""
 _CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
 """Of members of which one is a file where another has a folder."""
-_MAC_FOLDER = "__MACOSX/"
 _TRY_AGAIN = (408, 416, 425, 429, 500, 502, 503, 504)
 
 
@@ -107,13 +108,9 @@ class _CutError(Exception):
 
 
 def fetch(
-    url: str,
-    file: PathLike,
-    checksum: str | None = None,
-    begins_with: bytes = b"",
-    progress: Progress | None = None,
+    url: str, file: PathLike, checksum: str | None = None, begins_with: bytes = b"", progress: Progress | None = None,
     max_bytes: int = sys.maxsize,
-) -> Path:
+) -> Path:  # fmt: skip
     """Download `url` to `file`, going on where an earlier try stopped; nothing is done when `file` is there.
 
     `checksum` is `sha256:…` or `md5:…`; `begins_with` is how a file of this kind begins.
@@ -121,17 +118,20 @@ def fetch(
     file = Path(file)
     if not _is_web(url):
         raise ConfigError(f"{url!r} is no web address: it must begin with http:// or https://")
-    if not file.exists():
-        with disk_errors(file.parent), Lock(file, "downloading"):
-            if not file.exists():  # else another process was done just now
-                download = _Download(url, file, progress or silent, max_bytes)
-                download.run()
-                if fault := _fault(download.partial, url, checksum, begins_with):
-                    download.discard()
-                    raise InputError(f"{fault}; nothing of it is kept")
-                download.finish()
-    elif fault := _fault(file, url, checksum, begins_with):
-        raise InputError(f"{fault}; remove it and run the same command again")
+    if file.exists():
+        if fault := _fault(file, url, checksum, begins_with):
+            raise InputError(f"{fault}; remove it and run the same command again")
+        return file
+    with disk_errors(file.parent), Lock(file, "downloading"):
+        if not file.exists():  # else another process was done just now
+            download = _Download(url, file, progress or silent, max_bytes)
+            download.run()
+            if fault := _fault(download.partial, url, checksum, begins_with):
+                download.discard()
+                raise InputError(f"{fault}; nothing of it is kept")
+            sync(download.partial)
+            os.replace(download.partial, file)
+            download.discard()
     return file
 
 
@@ -140,6 +140,20 @@ def _is_web(url: str) -> bool:
         return urllib.parse.urlsplit(url).scheme in ("http", "https")
     except ValueError:
         return False
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[None]:
+    """What fails while a server is asked or read is the connection's fault, unless the server refuses or the address
+    is none."""
+    try:
+        yield
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise _CutError(first_line(error)) from None
+    except ValueError as error:
+        raise InputError(f"{url!r} cannot be downloaded: {first_line(error)}") from None
 
 
 class _Download:
@@ -154,6 +168,10 @@ class _Download:
     def num_bytes(self) -> int:
         """What is here of the file."""
         return self.partial.stat().st_size if self.partial.exists() else 0
+
+    def discard(self) -> None:
+        self.partial.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
 
     def run(self) -> None:
         """Try until the file is whole; tries that bring something do not count."""
@@ -175,46 +193,51 @@ class _Download:
         """One connection: from where the partial file ends, or from the beginning, to the end of the file."""
         version = self._note.read_text(encoding="utf-8") if self._note.is_file() else ""
         have = self.num_bytes if version else 0
-        if (answer := self._answer(have, version)) is None:
-            return
-        with answer:
-            start, size = self._extent(answer)
-            if start and (start != have or _version_of(answer) != version):
-                self.discard()
-                raise _CutError("the file has changed on the server")
-            if size is not None and size > self.max_bytes:
-                raise self._too_large(format_bytes(size), self.max_bytes)
-            require_space(self.file, (size or start) - start, f"downloading {self.file.name}")
-            if not start:
-                self.partial.unlink(missing_ok=True)
-                write_text_atomically(self._note, _version_of(answer))
-            have = self._append(answer, start, size)
-        if size is not None and have < size:
-            raise _CutError(f"the connection was cut after {have} of {size} bytes")
-
-    def _answer(self, have: int, version: str) -> Any:
-        """The server's answer to a request for everything behind the first `have` bytes; None where there is
-        nothing."""
-        headers = {"Accept-Encoding": "identity", "User-Agent": "largegt"}
-        if have:
-            headers |= {"Range": f"bytes={have}-", "If-Range": version}
+        rest = {"Range": f"bytes={have}-", "If-Range": version} if have else {}
         try:
-            request = urllib.request.Request(self.url, headers=headers)
-            return urllib.request.build_opener(_WebRedirects).open(request, timeout=TIMEOUT_S)
+            with _connection(self.url):
+                headers = {"Accept-Encoding": "identity", "User-Agent": "largegt", **rest}
+                request = urllib.request.Request(self.url, headers=headers)
+                answer = urllib.request.build_opener(_WebRedirects).open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 if error.headers.get("Content-Range") == f"bytes */{have}":
-                    return None
+                    return
                 self.discard()  # it is another file, and a shorter one
             reason = f"the server answers {error.code} {error.reason}"
             if error.code in _TRY_AGAIN:
                 raise _CutError(reason) from None
             raise InputError(f"{self.url} cannot be downloaded: {reason}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _CutError(first_line(error)) from None
-        except ValueError as error:  # an address that no request can be made of
-            raise InputError(f"{self.url!r} cannot be downloaded: {first_line(error)}") from None
+        with answer:
+            self._take(answer, have, version)
+
+    def _take(self, answer: Any, have: int, version: str) -> None:
+        """Write what an answer holds behind the first `have` bytes, or anew where it is the whole file."""
+        start, size = self._extent(answer)
+        if start and (start != have or _version_of(answer) != version):
+            self.discard()
+            raise _CutError("the file has changed on the server")
+        if size is not None and size > self.max_bytes:
+            raise self._too_large(format_bytes(size), self.max_bytes)
+        require_space(self.file, (size or start) - start, f"downloading {self.file.name}")
+        if not start:
+            self.partial.unlink(missing_ok=True)
+            write_text_atomically(self._note, _version_of(answer))
+        stage, most = f"download {self.file.name}", self.max_bytes if size is None else size
+        with open(self.partial, "ab") as stream:
+            while True:
+                self.show(stage, start, size)
+                with _connection(self.url):
+                    piece = answer.read(_PIECE_BYTES)
+                if not piece:
+                    break
+                start += len(piece)
+                if start > most:
+                    raise self._too_large("more", most)
+                stream.write(piece)
+        if size is not None and start < size:
+            raise _CutError(f"the connection was cut after {start} of {size} bytes")
 
     def _extent(self, answer: Any) -> tuple[int, int | None]:
         """(at which byte the answer begins, the size of the whole file if it is known)."""
@@ -226,33 +249,11 @@ class _Download:
             raise InputError(f"{self.url} cannot be downloaded: the server sends a part and does not say which")
         return int(span[1]), int(span[2])
 
-    def _append(self, answer: Any, have: int, size: int | None) -> int:
-        """Write what the server sends behind the first `have` bytes; how many there are then."""
-        stage, most = f"download {self.file.name}", self.max_bytes if size is None else size
-        self.show(stage, have, size)
-        with open(self.partial, "ab") as stream:
-            while piece := _read(answer):
-                have += len(piece)
-                if have > most:
-                    raise self._too_large("more", most)
-                stream.write(piece)
-                self.show(stage, have, size)
-        return have
-
     def _too_large(self, found: str, most: int) -> InputError:
         self.discard()
         return InputError(
             f"{self.url} gives {found}, where {format_bytes(most)} are the most that it can be; nothing is kept"
         )
-
-    def discard(self) -> None:
-        self.partial.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        sync(self.partial)
-        os.replace(self.partial, self.file)
-        self._note.unlink(missing_ok=True)
 
 
 class _WebRedirects(urllib.request.HTTPRedirectHandler):
@@ -269,14 +270,6 @@ def _version_of(answer: Any) -> str:
     cannot be asked for."""
     etag: str = answer.headers.get("ETag") or "W/"
     return str(answer.headers.get("Last-Modified", "")) if etag.startswith("W/") else etag
-
-
-def _read(answer: Any) -> bytes:
-    """The next piece of the body; what goes wrong while it is read is the connection's fault."""
-    try:
-        return bytes(answer.read(_PIECE_BYTES))
-    except (OSError, http.client.HTTPException) as error:
-        raise _CutError(first_line(error)) from None
 
 
 def _fault(file: Path, url: str, checksum: str | None, begins_with: bytes) -> str | None:
@@ -307,11 +300,12 @@ def unpack(archive: PathLike, out: PathLike, progress: Progress | None = None) -
     zipfile writes nothing outside its folder, no link, and no more than a member's stated size.
     """
     archive, out = Path(archive), Path(out)
-    aside = out.parent / f".{out.name}.unpacking"
     with disk_errors(out), Lock(out, "unpacking into"):
+        aside = out.parent / f".{out.name}.unpacking"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            _extract(archive, aside, progress or silent)
+            with zipfile.ZipFile(archive) as opened:
+                _extract(opened, archive, aside, progress or silent)
             entries = list(aside.iterdir())
             top = entries[0] if len(entries) == 1 and entries[0].is_dir() else aside
             for file in [file for file in top.rglob("*") if file.is_file()]:
@@ -328,18 +322,16 @@ def unpack(archive: PathLike, out: PathLike, progress: Progress | None = None) -
     return out
 
 
-def _extract(archive: Path, out: Path, show: Progress) -> None:
-    with zipfile.ZipFile(archive) as opened:
-        members = [info for info in opened.infolist() if not info.filename.startswith(_MAC_FOLDER)]
-        total, packed = sum(info.file_size for info in members), archive.stat().st_size
-        if total > _MOST_EXPANSION * packed:
-            raise InputError(
-                f"{archive} is not unpacked: {format_bytes(packed)} say that they hold {format_bytes(total)}, "
-                "which no dataset does"
-            )
-        require_space(out, total, f"unpacking {archive.name}")
-        done = 0
-        for info in members:
-            opened.extract(info, out)
-            done += info.file_size
-            show(f"unpack {archive.name}", done, total)
+def _extract(opened: zipfile.ZipFile, archive: Path, out: Path, show: Progress) -> None:
+    members = [info for info in opened.infolist() if not info.filename.startswith("__MACOSX/")]
+    total, packed, done = sum(info.file_size for info in members), archive.stat().st_size, 0
+    if total > _MOST_EXPANSION * packed:
+        raise InputError(
+            f"{archive} is not unpacked: {format_bytes(packed)} say that they hold {format_bytes(total)}, "
+            "which no dataset does"
+        )
+    require_space(out, total, f"unpacking {archive.name}")
+    for info in members:
+        opened.extract(info, out)
+        done += info.file_size
+        show(f"unpack {archive.name}", done, total)

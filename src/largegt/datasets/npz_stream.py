@@ -104,16 +104,15 @@ class NpzEdges:
     feature_names: Sequence[str] = ()
 
     def chunks(self, skip: int = 0, features: bool = False) -> Iterator[parts.EdgeChunk]:
-        for sources, targets in self._pairs(skip, self._member.shape[1], parts.EDGE_CHUNK_ROWS):
-            yield parts.EdgeChunk(as_ids(sources, self.where), as_ids(targets, self.where))
-
-    def _pairs(self, skip: int, total: int, rows: int) -> Iterator[tuple[Array, Array]]:
-        if self._member.fortran:
-            for block in self._member.values(2 * skip, 2 * total, 2 * rows):
-                yield block[0::2], block[1::2]
+        member, total, rows = self._member, self._member.shape[1], parts.EDGE_CHUNK_ROWS
+        pairs: Iterator[tuple[Array, Array]]
+        if member.fortran:
+            pairs = ((block[0::2], block[1::2]) for block in member.values(2 * skip, 2 * total, 2 * rows))
         else:
-            targets = self._member.values(total + skip, 2 * total, rows)
-            yield from zip(self._member.values(skip, total, rows), targets, strict=True)
+            ends = member.values(skip, total, rows), member.values(total + skip, 2 * total, rows)
+            pairs = zip(*ends, strict=True)
+        for sources, targets in pairs:
+            yield parts.EdgeChunk(as_ids(sources, self.where), as_ids(targets, self.where))
 
 
 class NpzFeatures:

@@ -39,10 +39,13 @@ def ogbn_products(root: PathLike) -> Source:
     known = dataset("ogbn-products")
     folder = known.require(root)
     raw = folder / "raw"
-    num_nodes, num_edges = _count(raw / "num-node-list.csv.gz"), _count(raw / "num-edge-list.csv.gz")
+    num_nodes, num_edges = (
+        _only(_nodes(file), str(file)) for file in (raw / "num-node-list.csv.gz", raw / "num-edge-list.csv.gz")
+    )
+    edges = _table(raw / "edge.csv.gz", 2)
     return Source(
         name=known.name,
-        edges=CsvEdges.in_file(raw / "edge.csv.gz", num_edges),
+        edges=CsvEdges(edges, edges.columns[0], edges.columns[1], num_edges=num_edges),
         features=CsvFeatures(raw / "node-feat.csv.gz", num_nodes),
         labels=Labels(_column(raw / "node-label.csv.gz"), str(raw / "node-label.csv.gz")),
         splits=_splits(folder / "split" / "sales_ranking"),
@@ -58,9 +61,11 @@ def ogbn_papers100m(root: PathLike) -> Source:
     folder = known.require(root)
     data = folder / "raw" / "data.npz"
     edges = NpzEdges(NpzMember(data, "edge_index"))
-    counts = {name: _only(NpzMember(data, name).read(), f"{data}: {name}") for name in _COUNTS}
-    if counts["num_edges_list"] != edges.total:
-        raise InputError(f"{edges.where} has {edges.total} edges, its num_edges_list says {counts['num_edges_list']}")
+    num_nodes, num_edges = (
+        _only(NpzMember(data, name).read(), f"{data}: {name}") for name in ("num_nodes_list", "num_edges_list")
+    )
+    if num_edges != edges.total:
+        raise InputError(f"{edges.where} has {edges.total} edges, its num_edges_list says {num_edges}")
     labels = NpzMember(folder / "raw" / "node-label.npz", "node_label")
     return Source(
         name=known.name,
@@ -69,12 +74,9 @@ def ogbn_papers100m(root: PathLike) -> Source:
         labels=Labels(pa.array(npz_labels(labels)), labels.where),
         splits=_splits(folder / "split" / "time"),
         node_ids=None,
-        num_nodes=counts["num_nodes_list"],
+        num_nodes=num_nodes,
         identity=identity_of(folder, known.files),
     )
-
-
-_COUNTS = ("num_nodes_list", "num_edges_list")
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,6 @@ class CsvEdges(TableEdges):
     """Edges in a table without a header whose length is told elsewhere, and checked when the last was read."""
 
     num_edges: int = 0
-
-    @classmethod
-    def in_file(cls, file: Path, num_edges: int) -> CsvEdges:
-        table = _table(file, 2)
-        source, target = table.columns
-        return cls(table, source, target, num_edges=num_edges)
 
     @property
     def total(self) -> int | None:
@@ -145,10 +141,6 @@ def _column(file: Path) -> Any:
     """The only column of a table, as what it holds."""
     table = _table(file, 1)
     return from_text(table.read(table.columns)[table.columns[0]], MISSING_MARKERS)
-
-
-def _count(file: Path) -> int:
-    return _only(_nodes(file), str(file))
 
 
 def _only(counts: Array, where: str) -> int:

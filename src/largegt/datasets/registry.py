@@ -36,6 +36,8 @@ class Dataset:
     """Undirected datasets list each edge once; ingest adds the inverse."""
     num_features: int
     num_classes: int
+    split_sizes: tuple[int, int, int]
+    """Train, valid and test; nodes beyond them have no label."""
     split: str
     licence: str
     homepage: str
@@ -118,7 +120,7 @@ DATASETS = {
             name="ogbn-products",
             description="Amazon products bought together; classes are product categories",
             num_nodes=2_449_029, num_edges=61_859_140, directed=False, num_features=100, num_classes=47,
-            split="by sales rank: 196,615 / 39,323 / 2,213,091",
+            split_sizes=(196_615, 39_323, 2_213_091), split="by sales rank",
             licence="Amazon licence (see the home page)",
             homepage=_OGB_HOME,
             folder="ogbn_products", aliases=("products",),
@@ -133,7 +135,7 @@ DATASETS = {
             name="ogbn-papers100M",
             description="papers that cite papers; classes are arXiv subject areas, most papers have none",
             num_nodes=111_059_956, num_edges=1_615_685_872, directed=True, num_features=128, num_classes=172,
-            split="by year: 1,207,179 / 125,265 / 214,338",
+            split_sizes=(1_207_179, 125_265, 214_338), split="by year",
             licence="ODC-BY 1.0",
             homepage=_OGB_HOME,
             folder="ogbn_papers100M", aliases=("papers100M-bin",),
@@ -147,7 +149,7 @@ DATASETS = {
             name="snap-patents",
             description="US patents that cite patents; classes are five spans of the grant year",
             num_nodes=2_923_922, num_edges=13_975_788, directed=True, num_features=269, num_classes=5,
-            split="random 50% / 25% / 25%",
+            split_sizes=(1_461_961, 730_981, 730_980), split="random",
             licence="none stated",
             homepage="LINKX, https://github.com/CUAI/Non-Homophily-Large-Scale",
             folder="snap_patents", aliases=("snap-patents",),
@@ -173,23 +175,15 @@ def listing(root: PathLike | None = None) -> list[dict[str, Any]]:
     rows = []
     for one in DATASETS.values():
         row: dict[str, Any] = {
-            "name": one.name,
-            "description": one.description,
-            "nodes": one.num_nodes,
-            "edges": one.num_edges,
-            "directed": one.directed,
-            "features": one.num_features,
-            "classes": one.num_classes,
-            "split": one.split,
-            "licence": one.licence,
-            "homepage": one.homepage,
-            "url": one.url,
+            "name": one.name, "description": one.description, "nodes": one.num_nodes, "edges": one.num_edges,
+            "directed": one.directed, "features": one.num_features, "classes": one.num_classes,
+            "split": f"{one.split}: {' / '.join(f'{size:,}' for size in one.split_sizes)}", "licence": one.licence,
+            "homepage": one.homepage, "url": one.url,
             "download": format_bytes(one.download_bytes) if one.download_bytes else "unknown",
             "files": [f"{one.folder}/{file}" for file in one.files],
-        }
+        }  # fmt: skip
         if root is not None:
-            row["complete"] = not one.missing(root)
-            row["folder"] = str(one.find(root))
+            row |= {"complete": not one.missing(root), "folder": str(one.find(root))}
         rows.append(row)
     return rows
 
@@ -198,16 +192,15 @@ def source(name: str, root: PathLike) -> Source:
     """The dataset's files as a `Source`, ready to ingest with `ingest_config(name)`."""
     from . import ogb, snap_patents
 
-    one = dataset(name)
     loaders = {
         "ogbn-products": ogb.ogbn_products,
         "ogbn-papers100M": ogb.ogbn_papers100m,
         "snap-patents": snap_patents.snap_patents,
     }
-    return loaders[one.name](root)
+    return loaders[dataset(name).name](root)
 
 
-def ingest_config(name: str, **overrides: Any) -> IngestConfig:
+def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
     from largegt.config.describe import build
     from largegt.config.schema import IngestConfig

@@ -24,15 +24,17 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from largegt.config.describe import build
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.kernels import mix
 from largegt.data.parts import EDGE_CHUNK_ROWS, EdgeChunk, Labels, Source, Splits, chunk_rows
 from largegt.data.store import GraphStore
-from largegt.errors import ConfigError, nearest
+from largegt.errors import ConfigError
 from largegt.runtime.threads import run_ranges
 from largegt.types import Array, PathLike
+
+from . import registry
+from .registry import dataset
 
 MAX_SCALE = 10.0
 _SUFFIX = "-like"
@@ -45,19 +47,11 @@ _GOLDEN_RATIO, _SILVER_RATIO = 0.6180339887498949, 0.4142135623730951
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a dataset looks like from afar; counts are those of its raw files."""
+class Character:
+    """What a dataset is like, beside its counts (registry.py)."""
 
-    num_nodes: int
-    num_edges: int
-    directed: bool
-    """Undirected datasets list each edge once."""
-    num_features: int
-    num_classes: int
     homophily: float
     """Share of edges whose ends have the same class."""
-    split_sizes: tuple[int, int, int]
-    """Train, valid and test; nodes beyond them have no label."""
     class_exponent: float
     """Class c has a share in proportion to (c + 1)^-exponent; 0 makes classes even."""
     related: float
@@ -78,31 +72,20 @@ class Shape:
     """Length of a community's mark on a feature."""
 
 
-SHAPES = {
-    "ogbn-products": Shape(
-        num_nodes=2_449_029, num_edges=61_859_140, directed=False, num_features=100, num_classes=47, homophily=0.81,
-        split_sizes=(196_615, 39_323, 2_213_091), class_exponent=1.0, related=0.03, strays=0.06, community_size=3450,
-        max_degree=17_500, out_exponent=1.6, community_exponent=2.0, class_signal=0.27, community_signal=0.05,
+_CHARACTERS = {
+    "ogbn-products": Character(
+        homophily=0.81, class_exponent=1.0, related=0.03, strays=0.06, community_size=3450, max_degree=17_500,
+        out_exponent=1.6, community_exponent=2.0, class_signal=0.27, community_signal=0.05,
     ),
-    "snap-patents": Shape(
-        num_nodes=2_923_922, num_edges=13_975_788, directed=True, num_features=269, num_classes=5, homophily=0.22,
-        split_sizes=(1_461_961, 730_981, 730_980), class_exponent=0.0, related=0.65, strays=0.05, community_size=860,
-        max_degree=800, out_exponent=1.3, community_exponent=1.8, class_signal=0.055, community_signal=0.04,
+    "snap-patents": Character(
+        homophily=0.22, class_exponent=0.0, related=0.65, strays=0.05, community_size=860, max_degree=800,
+        out_exponent=1.3, community_exponent=1.8, class_signal=0.055, community_signal=0.04,
     ),
-    "ogbn-papers100M": Shape(
-        num_nodes=111_059_956, num_edges=1_615_685_872, directed=True, num_features=128, num_classes=172,
-        homophily=0.57, split_sizes=(1_207_179, 125_265, 214_338), class_exponent=0.6, related=0.1, strays=0.15,
-        community_size=1720, max_degree=250_000, out_exponent=1.4, community_exponent=2.2, class_signal=0.3,
-        community_signal=0.1,
+    "ogbn-papers100M": Character(
+        homophily=0.57, class_exponent=0.6, related=0.1, strays=0.15, community_size=1720, max_degree=250_000,
+        out_exponent=1.4, community_exponent=2.2, class_signal=0.3, community_signal=0.1,
     ),
 }  # fmt: skip
-
-
-def shape_of(like: str) -> Shape:
-    """The shape of this dataset, or an error that names the nearest."""
-    if like not in SHAPES:
-        raise ConfigError(f"no dataset {like!r} to imitate{nearest(like, SHAPES)}; there are {', '.join(SHAPES)}")
-    return SHAPES[like]
 
 
 def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
@@ -114,7 +97,7 @@ def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
     labels, codes = graph.labels_and_splits()
     where = graph.identity
     return Source(
-        name=like + _SUFFIX,
+        name=graph.dataset.name + _SUFFIX,
         edges=SyntheticEdges(graph),
         features=SyntheticFeatures(graph),
         labels=Labels(pa.array(labels), where),
@@ -127,8 +110,7 @@ def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
 
 def ingest_config(like: str, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a graph like `like`: its name, and whether its edges have a direction."""
-    shape = shape_of(like)
-    return build(IngestConfig, {"name": like + _SUFFIX, "undirected": not shape.directed} | overrides)
+    return registry.ingest_config(like, **{"name": dataset(like).name + _SUFFIX} | overrides)
 
 
 def synthesize(
@@ -138,7 +120,7 @@ def synthesize(
     return ingest(synthetic(like, scale, seed), out, config or ingest_config(like), **how)
 
 
-# the plan of a graph --------------------------------------------------------------------------------------------
+# the plan of a graph
 
 
 class _Layout(NamedTuple):
@@ -173,58 +155,49 @@ class SyntheticGraph:
     """The plan: a few small tables from which every edge, feature row and label follows."""
 
     def __init__(self, like: str, scale: float = 1.0, seed: int = 0) -> None:
-        self.shape = shape = shape_of(like)
+        self.dataset = known = dataset(like)
+        self.character = character = _CHARACTERS[known.name]
         if not (isinstance(scale, int | float) and 0 < scale <= MAX_SCALE):
             raise ConfigError(f"scale is {scale}, expected more than 0 and at most {MAX_SCALE:g}: 0.01 is a hundredth")
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}, expected 0 or a positive whole number below 2^63")
-        self.identity = f"synthetic {like}, scale {float(scale)!r}, seed {seed}"
+        self.identity = f"synthetic {known.name}, scale {float(scale)!r}, seed {seed}"
         self._seed = seed
-        train, valid, test = (max(1, round(size * scale)) for size in shape.split_sizes)
-        self.num_nodes = max(round(shape.num_nodes * scale), 2 * shape.num_classes)
-        if sum(shape.split_sizes) == shape.num_nodes:  # every node has a label, however counts were rounded
+        train, valid, test = (max(1, round(size * scale)) for size in known.split_sizes)
+        self.num_nodes = max(round(known.num_nodes * scale), 2 * known.num_classes)
+        if sum(known.split_sizes) == known.num_nodes:  # every node has a label, however counts were rounded
             test = self.num_nodes - train - valid
         self.split_sizes = (train, valid, test)
-        self.num_edges = max(1, round(shape.num_edges * scale))
+        self.num_edges = max(1, round(known.num_edges * scale))
         rng = np.random.default_rng(seed)
         edge_key, label_key, noise_key = rng.integers(2**64, size=3, dtype=np.uint64)
         self.layout = self._layout(min(1.0, math.sqrt(scale)))
         self.lot = self._lot(edge_key)
         self._keys = np.array([label_key, noise_key])
-        self._strays = _bits32(shape.strays)
-        width = shape.num_features
-        self._classes_cd = shape.class_signal * rng.standard_normal((shape.num_classes, width), np.float32)
-        self._looks_ld = shape.community_signal * rng.standard_normal((_LOOKS, width), np.float32)
+        self._strays = _bits32(character.strays)
+        width = known.num_features
+        self._marks = (
+            character.class_signal * rng.standard_normal((known.num_classes, width), np.float32),
+            character.community_signal * rng.standard_normal((_LOOKS, width), np.float32),
+        )
 
     def edges(self, low: int, high: int) -> tuple[Array, Array]:
         """(sources, targets) of the edges numbered low..high-1, int64."""
         sources, targets = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
-
-        def draw(start: int, stop: int) -> None:
-            _draw_edges(self.layout, self.lot, low, sources, targets, start, stop)
-
-        _on_all_threads(draw, high - low, _TASK_ROWS)
+        _draw(_draw_edges, high - low, _TASK_ROWS, self.layout, self.lot, low, sources, targets)
         return sources, targets
 
     def features(self, low: int, high: int) -> Array:
         """float32 [high - low, d]: the rows of the nodes low..high-1."""
-        rows = np.empty((high - low, self.shape.num_features), np.float32)
-        marks = (self._classes_cd, self._looks_ld)
-
-        def draw(start: int, stop: int) -> None:
-            _draw_features(self.layout, self._keys, self._strays, marks, low, rows, start, stop)
-
-        _on_all_threads(draw, high - low, max(1, _TASK_ROWS * 8 // self.shape.num_features))
+        rows = np.empty((high - low, self.dataset.num_features), np.float32)
+        step = max(1, _TASK_ROWS * 8 // rows.shape[1])
+        _draw(_draw_features, len(rows), step, self.layout, self._keys, self._strays, self._marks, low, rows)
         return rows
 
     def classes(self) -> Array:
         """The class of every node, also of those without a label; the smallest signed integers that hold them."""
-        classes = np.empty(self.num_nodes, np.int8 if self.shape.num_classes < 128 else np.int16)
-
-        def draw(start: int, stop: int) -> None:
-            _draw_classes(self.layout, self._keys[0], self._strays, classes, start, stop)
-
-        _on_all_threads(draw, self.num_nodes, _TASK_ROWS)
+        classes = np.empty(self.num_nodes, np.int8 if self.dataset.num_classes < 128 else np.int16)
+        _draw(_draw_classes, self.num_nodes, _TASK_ROWS, self.layout, self._keys[0], self._strays, classes)
         return classes
 
     def labels_and_splits(self) -> tuple[Array, Array]:
@@ -239,13 +212,13 @@ class SyntheticGraph:
     def _layout(self, shrink: float) -> _Layout:
         """Cut the ranks into classes and those into communities. Small graphs have smaller communities, by the root
         of the scale: both their number and their size fall."""
-        size, num_classes = self.num_nodes, self.shape.num_classes
-        weights = np.arange(1, num_classes + 1, dtype=np.float64) ** -self.shape.class_exponent
+        size, num_classes = self.num_nodes, self.dataset.num_classes
+        weights = np.arange(1, num_classes + 1, dtype=np.float64) ** -self.character.class_exponent
         shares = np.cumsum(weights) / weights.sum()
         class_start = np.r_[0, np.rint((size - num_classes) * shares).astype(np.int64)]
         class_start += np.arange(num_classes + 1)  # a node each first
         sizes = np.diff(class_start)
-        counts = np.maximum(1, np.rint(sizes / max(50.0, self.shape.community_size * shrink))).astype(np.int64)
+        counts = np.maximum(1, np.rint(sizes / max(50.0, self.character.community_size * shrink))).astype(np.int64)
         classes = np.repeat(np.arange(num_classes), counts)
         number = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
         lies = (number * _GOLDEN_RATIO) % 1.0 > 1.0 - _LYING_SHARE  # evenly spread, never the first
@@ -269,23 +242,23 @@ class SyntheticGraph:
         homophily = k same + (1 - k) χ, where same = within + anywhere χ + related share(first class)²: the first
         class has none before it and goes anywhere.
         """
-        shape = self.shape
+        character = self.character
         shares = np.diff(self.layout.class_start) / self.num_nodes
         chance = float((shares**2).sum())
-        kept = (1 - shape.strays) ** 2
-        same = (shape.homophily - (1 - kept) * chance) / kept
-        within = (same - (1 - shape.related) * chance - shape.related * shares[0] ** 2) / (1 - chance)
-        within = min(max(within, 0.0), 1 - shape.related)
-        anywhere = 1 - within - shape.related
-        hub_share = shape.max_degree / (anywhere * shape.num_edges)
+        kept = (1 - character.strays) ** 2
+        same = (character.homophily - (1 - kept) * chance) / kept
+        within = (same - (1 - character.related) * chance - character.related * shares[0] ** 2) / (1 - chance)
+        within = min(max(within, 0.0), 1 - character.related)
+        anywhere = 1 - within - character.related
+        hub_share = character.max_degree / (anywhere * self.dataset.num_edges)
         return _Lot(
             key=key,
             community=_bits32(0.75 * within),
             same_class=_bits32(within),
-            class_before=_bits32(within + shape.related),
-            out_exponent=shape.out_exponent,
-            community_exponent=shape.community_exponent,
-            anywhere_exponent=math.log(shape.num_nodes) / -math.log(hub_share),
+            class_before=_bits32(within + character.related),
+            out_exponent=character.out_exponent,
+            community_exponent=character.community_exponent,
+            anywhere_exponent=math.log(self.dataset.num_nodes) / -math.log(hub_share),
         )
 
 
@@ -313,7 +286,7 @@ class SyntheticFeatures:
     def __init__(self, graph: SyntheticGraph, rows: int | None = None) -> None:
         self.graph = graph
         self.where = self.identity = graph.identity
-        self.width = graph.shape.num_features
+        self.width = graph.dataset.num_features
         self.num_rows: int | None = graph.num_nodes
         self._rows = rows or chunk_rows(self.width)
 
@@ -322,8 +295,9 @@ class SyntheticFeatures:
             yield self.graph.features(start, min(start + self._rows, self.graph.num_nodes))
 
 
-def _on_all_threads(task: Any, count: int, rows: int) -> None:
-    for _ in run_ranges(task, [*range(0, count, rows), count]):
+def _draw(kernel: Any, count: int, step: int, *args: Any) -> None:
+    """Call `kernel(*args, low, high)` on all threads, for ranges of `step` numbers below `count`."""
+    for _ in run_ranges(lambda low, high: kernel(*args, low, high), [*range(0, count, step), count]):
         pass
 
 
@@ -340,7 +314,7 @@ def _step(size: int, ratio: float) -> int:
     return step
 
 
-# kernels --------------------------------------------------------------------------------------------------------
+# kernels
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import Config
@@ -17,7 +16,6 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
 from largegt.io.locks import remove_stale
 from largegt.runtime.progress import Progress, silent
-from largegt.training.log import Entry, parse_metrics
 from largegt.training.run import Run
 from largegt.training.trainer import Watch, train
 from largegt.types import PathLike
@@ -42,16 +40,9 @@ class Experiment:
 
     @classmethod
     def make(
-        cls,
-        dataset: PathLike,
-        out: PathLike = "reproduce",
-        runs: int = 4,
-        budget: str | None = None,
-        models: Iterable[str] | None = None,
-        overrides: Iterable[str] = (),
-        like: str | None = None,
-        progress: Progress | None = None,
-    ) -> Experiment:
+        cls, dataset: PathLike, out: PathLike, runs: int, models: Iterable[str] | None, overrides: Iterable[str],
+        like: str | None = None, progress: Progress | None = None,
+    ) -> Experiment:  # fmt: skip
         """Check everything before anything is trained."""
         if runs < 1:
             raise ConfigError(f"runs is {runs}: it must be at least 1")
@@ -60,17 +51,21 @@ class Experiment:
         family = like or next((known for known in DATASETS if name.startswith(known)), "")
         if family and family not in DATASETS:
             raise ConfigError(f"like={family} is none of the paper's datasets: {', '.join(DATASETS)}")
-        given = [*overrides, *([f"train.budget={budget}"] if budget else [])]
-        chosen = tuple(models) if models else default_models(family)
-        experiment = cls(store, Path(out), name, family, runs, chosen, tuple(given), progress or silent)
+        chosen = tuple(models or default_models(family))
+        experiment = cls(store, Path(out), name, family, runs, chosen, tuple(overrides), progress or silent)
         for model in chosen:
             experiment.config(model)
         return experiment
 
     def config(self, model: str, original: bool = False, seed: int = 0, extra: Iterable[str] = ()) -> Config:
         """The settings of one run: the recipe of the model for this data, and the overrides."""
-        recipe, named = recipe_of(self.family, model, original)
-        return Config.from_recipe(recipe, [*named, *self.overrides, *extra, f"train.seed={seed}"])
+        if model not in TITLES:
+            raise ConfigError(f"no model {model!r}; there are: {', '.join(TITLES)}")
+        found = recipe_of(self.family, model, original)
+        if found is None:
+            form, of = "original form" if original else "recipe", f" for {self.family}" if self.family else ""
+            raise ConfigError(f"{model} has no {form}{of}")
+        return Config.from_recipe(found[0], [*found[1], *self.overrides, *extra, f"train.seed={seed}"])
 
     def run(
         self, model: str, seed: int, original: bool = False, extra: Iterable[str] = (), label: str = "",
@@ -78,16 +73,15 @@ class Experiment:
     ) -> Run:  # fmt: skip
         """The finished run, from its folder if it is there."""
         name = "-".join(part for part in (model, "original" if original else "", label, f"seed{seed}") if part)
-        path = self.out / "runs" / name
-        config = self.config(model, original, seed, extra)
-        if (path / "metrics.json").is_file() and Run.open(path).config == config:
+        path, config = self.out / "runs" / name, self.config(model, original, seed, extra)
+        is_begun = (path / "config.toml").is_file() and Run.open(path).config == config
+        if is_begun and (path / "metrics.json").is_file():
             remove_stale(path)
             return Run.open(path)
 
         def show(stage: str, done: int, total: int | None) -> None:
             self.progress(f"{name}: {stage}", done, total)
 
-        is_begun = (path / "config.toml").is_file() and Run.open(path).config == config
         return train(self.store, config, path, resume=is_begun, overwrite=not is_begun, progress=show, watch=watch)
 
     def seeds(self, model: str, original: bool = False, extra: Iterable[str] = (), label: str = "") -> list[Run]:
@@ -108,57 +102,20 @@ def open_dataset(dataset: PathLike) -> GraphStore:
     return GraphStore.open(path)
 
 
-def default_models(family: str) -> tuple[str, ...]:
+def default_models(family: str) -> list[str]:
     """All that the paper compares, where there are settings for them."""
-    return tuple(model for model in (*DELTA_MODELS, *OUR_MODELS) if _find(family, model, False) is not None)
+    return [model for model in (*DELTA_MODELS, *OUR_MODELS) if recipe_of(family, model)]
 
 
-def recipe_of(family: str, model: str, original: bool) -> tuple[str, list[str]]:
-    """The recipe of a model for a dataset, and what to set on top of it."""
-    if model not in TITLES:
-        raise ConfigError(f"no model {model!r}; there are: {', '.join(TITLES)}")
-    found = _find(family, model, original)
-    if found is None:
-        form = "original form" if original else "recipe"
-        raise ConfigError(f"{model} has no {form}{f' for {family}' if family else ''}")
-    return found
-
-
-def _find(family: str, model: str, original: bool) -> tuple[str, list[str]] | None:
-    known = recipe_names()
-    prefix = f"{family.lower()}-" if family else ""
+def recipe_of(family: str, model: str, original: bool = False) -> tuple[str, list[str]] | None:
+    """The recipe of a model for a dataset, and what to set on top of it; None where there is none."""
+    known, prefix = recipe_names(), f"{family.lower()}-" if family else ""
     name = f"{prefix}{model}{'-original' if original else ''}"
     if name in known:
         return name, []
-    if not original and not family and model.startswith("largegt"):
+    if original or not model.startswith("largegt"):
+        return None
+    if not family:
         return "default", [f"model.name={model}"]
-    if not original and f"{prefix}largegt-full" in known and model == "largegt-global":
-        return f"{prefix}largegt-full", [f"model.name={model}"]
-    return None
-
-
-def has_original(experiment: Experiment, model: str) -> bool:
-    return _find(experiment.family, model, True) is not None
-
-
-def scores(runs: Iterable[Run], metric: str, split: str = "test") -> list[float]:
-    """The final scores of these runs."""
-    return [float(run.metrics[split][metric]) for run in runs]
-
-
-def main_metric(run: Run) -> str:
-    """What the task is judged by."""
-    found: dict[str, float] = run.metrics["test"]
-    return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
-
-
-class _CurveEntry(Entry):
-    epoch: int
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Entries of a JSON-lines file; none where there is no file."""
-    if not file.is_file():
-        return []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [parse_metrics(file, line, _CurveEntry) for line in lines]
+    full = f"{prefix}largegt-full"
+    return (full, [f"model.name={model}"]) if full in known and model == "largegt-global" else None

@@ -8,27 +8,32 @@ exception is `fig_curves`, which draws the test score of every epoch, and decide
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean
+from typing import Any
 
 from largegt.errors import ConfigError, nearest
 from largegt.io.atomic import write_text_atomically
 from largegt.models.base import NodeModel
+from largegt.pages.charts import Axis, Dot, Line
+from largegt.pages.markup import mean_of, number
+from largegt.pages.tables import Cell, Ranked, Table, ranks
 from largegt.runtime.progress import Progress
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer
+from largegt.training.log import Entry, parse_metrics
 from largegt.training.run import Run
-from largegt.training.setup import make_loader
+from largegt.training.setup import make_accelerator, make_loader
 from largegt.types import PathLike
 
-from . import figures
-from .output import Cell, Table, places, spread
-from .page import page
+from .figures import Panel, save_figure
+from .page import curve_lines, page
 from .paper import DATASETS, EPOCH_SECONDS, K_VALUES, ORIGINALS, OUR_MODELS, TEST_ACCURACY, TITLES
-from .plan import Experiment, has_original, main_metric, read_lines, scores
+from .plan import Experiment, recipe_of
+
+Runs = Sequence[Run]
 
 
 def reproduce(
@@ -48,7 +53,8 @@ def reproduce(
         raise ConfigError(
             f"no experiment {what!r}{nearest(what, EXPERIMENTS)}; there are: {', '.join(EXPERIMENTS)}, all"
         )
-    experiment = Experiment.make(dataset, out, runs, budget, models, overrides, like, progress)
+    given = [*overrides, *([f"train.budget={budget}"] if budget else [])]
+    experiment = Experiment.make(dataset, out, runs, models, given, like, progress)
     chosen = EXPERIMENTS.values() if what == "all" else [EXPERIMENTS[what]]
     files = [file for make in chosen for file in make(experiment)]
     if (experiment.out / "runs").is_dir():
@@ -56,122 +62,124 @@ def reproduce(
     return files
 
 
+def table_datasets(experiment: Experiment) -> list[Path]:
+    """Table 1: what the data is."""
+    store = experiment.store
+    rows: list[list[str | int]] = [
+        [store.name, store.num_nodes, store.num_edges, store.num_features, len(store.classes) or 1, store.task]
+    ]
+    if experiment.dataset in DATASETS:
+        rows.append([f"{experiment.dataset} in the paper", *DATASETS[experiment.dataset]])
+    head = ["Dataset", "Nodes", "Edges", "Node features", "Classes", "Label"]
+    cells = [[f"{value:,}" if isinstance(value, int) else value for value in row] for row in rows]
+    return Table("The data.", head, cells).write(experiment.out / "table-datasets")
+
+
 def table_main(experiment: Experiment) -> list[Path]:
     """Table 2: test accuracy of every model, mean and deviation over the runs, the best three marked."""
     found = {model: experiment.seeds(model) for model in experiment.models}
-    metric, better = _metric(found)
-    test = {model: scores(runs, metric) for model, runs in found.items()}
-    ranks = places([mean(values) for values in test.values()], better)
-    theirs = TEST_ACCURACY.get(experiment.dataset, {})
-    rows = []
-    for rank, (model, values) in zip(ranks, test.items(), strict=True):
-        row = [Cell(_title(model)), Cell(spread(values, *_scale(metric)), rank),
-               Cell(spread(scores(found[model], metric, "valid"), *_scale(metric)))]  # fmt: skip
-        rows.append((*row, *_reported(theirs, model)))
-    columns = ("Model", f"Test {metric}", f"Valid {metric}", *(["the paper"] if theirs else []))
+    metric = _metric(next(iter(found.values())))
+    best = ranks([fmean(_scores(runs, metric)) for runs in found.values()], -1 if metric == "rmse" else 1)
+    theirs = TEST_ACCURACY.get(experiment.dataset)
+    rows: list[list[Cell]] = []
+    for (model, runs), rank in zip(found.items(), best, strict=True):
+        row: list[Cell] = [_title(model), Ranked(_spread(runs, metric), rank), _spread(runs, metric, "valid")]
+        if theirs is not None:
+            row.append(f"{theirs[model][0]:.2f}±{theirs[model][1]:.2f}" if model in theirs else None)
+        rows.append(row)
+    head = ["Model", f"Test {metric}", f"Valid {metric}", *(["the paper"] if theirs else [])]
     made = _made_of(experiment, chain(*found.values()))
     caption = f"{experiment.dataset}: test {metric} at the best validation epoch, {made}."
-    return Table("table-main", caption, columns, tuple(rows)).write(experiment.out)
+    return Table(caption, head, rows).write(experiment.out / "table-main")
 
 
 def table_extended(experiment: Experiment) -> list[Path]:
     """Table 3: the original forms beside the 2-hop ones, score and seconds of an epoch."""
-    theirs, their_seconds = ORIGINALS.get(experiment.dataset, {}), EPOCH_SECONDS.get(experiment.dataset, {})
+    name = experiment.dataset
     delta = {model: experiment.seeds(model) for model in experiment.models}
-    original = {model: experiment.seeds(model, True) for model in experiment.models if has_original(experiment, model)}
-    metric, _ = _metric(delta)
-    rows = []
+    original = {model: experiment.seeds(model, original=True) for model in experiment.models
+                if recipe_of(experiment.family, model, original=True)}  # fmt: skip
+    metric = _metric(next(iter(delta.values())))
+    rows: list[list[Cell]] = []
     for model, runs in delta.items():
-        cells = [Cell(TITLES[model])]
+        row: list[Cell] = [TITLES[model]]
         for form in (original.get(model), runs):
-            cells += [
-                Cell(spread(scores(form, metric), *_scale(metric)) if form else "–"),
-                Cell(f"{_epoch_s(form):.3g} s" if form else "–"),
-            ]
-        if theirs:
-            accuracy, seconds = theirs.get(model, (None, None))
-            cells.append(Cell("–" if accuracy is None else f"{accuracy:.2f}, {seconds:g} s"))
-            reported = TEST_ACCURACY[experiment.dataset].get(model)
-            cells.append(Cell("–" if reported is None else f"{reported[0]:.2f}, {their_seconds[model]:g} s"))
-        rows.append(tuple(cells))
-    columns = ("Model", f"Original: test {metric}", "epoch", f"-δ: test {metric}", "epoch",
-               *(["the paper, original", "the paper, -δ"] if theirs else []))  # fmt: skip
+            row += [_spread(form, metric), f"{_epoch_s(form):.3g} s"] if form else [None, None]
+        if name in ORIGINALS:
+            accuracy, seconds = ORIGINALS[name].get(model, (None, None))
+            row.append(None if accuracy is None else f"{accuracy:.2f}, {seconds:g} s")
+            has_delta = model in TEST_ACCURACY[name]
+            row.append(f"{TEST_ACCURACY[name][model][0]:.2f}, {EPOCH_SECONDS[name][model]:g} s" if has_delta else None)
+        rows.append(row)
+    head = ["Model", f"Original: test {metric}", "epoch", f"-δ: test {metric}", "epoch",
+            *(["the paper, original", "the paper, -δ"] if name in ORIGINALS else [])]  # fmt: skip
     made = _made_of(experiment, chain(*delta.values(), *original.values()))
-    caption = f"{experiment.dataset}: models as their authors set them and held to 2 hops (-δ), {made}."
-    return Table("table-extended", caption, columns, tuple(rows)).write(experiment.out)
+    caption = f"{name}: models as their authors set them and held to 2 hops (-δ), {made}."
+    return Table(caption, head, rows).write(experiment.out / "table-extended")
 
 
 def fig_epoch_time(experiment: Experiment) -> list[Path]:
-    """Figure 2: seconds of a training epoch per model."""
-    seconds = {_title(model): _epoch_s([experiment.run(model, 0)]) for model in experiment.models}
-    theirs = {_title(model): value for model, value in EPOCH_SECONDS.get(experiment.dataset, {}).items()}
-    table = Table(
-        "fig-epoch-time", f"{experiment.dataset}: seconds of a training epoch.", ("Model", "Seconds"),
-        tuple((Cell(name), Cell(f"{value:.4g}")) for name, value in seconds.items()),
-    )  # fmt: skip
-    picture = figures.bars(seconds, theirs, experiment.dataset, experiment.out / "fig-epoch-time")
-    return [*table.write(experiment.out), *picture]
+    """Figure 2: seconds of a training epoch per model, beside the paper's where it has them."""
+    theirs = EPOCH_SECONDS.get(experiment.dataset, {})
+    dots = []
+    for model in experiment.models:
+        here, there = _epoch_s([experiment.run(model, 0)]), theirs.get(model)
+        dots.append((_title(model), [Dot("here", here, 0.0, 0), Dot("the paper", there, 0.0, 1, is_open=True)]))
+    table = Table(f"{experiment.dataset}: seconds of a training epoch.", ["Model", "Seconds"],
+                  [[name, f"{here.value:.4g}"] for name, (here, _) in dots])  # fmt: skip
+    file, x = experiment.out / "fig-epoch-time", "seconds of an epoch" + (" (open: the paper, V100)" if theirs else "")
+    return [
+        *table.write(file),
+        *save_figure(file, experiment.dataset, [Panel(Axis(x, log=True), Axis(""), rows=dots)]),
+    ]
 
 
 def fig_k(experiment: Experiment) -> list[Path]:
     """Figure 3: LargeGT-full with K from 20 to 200, score and seconds of an epoch."""
     model = "largegt-full"
-    points, rows, metric, made = [], [], "", ""
-    for k in K_VALUES:
-        runs = experiment.seeds(model, extra=[f"prepare.local_nodes.k={k}"], label=f"k{k}")
-        metric, made = main_metric(runs[0]), _made_of(experiment, runs)
-        values = scores(runs, metric)
-        deviation = stdev(values) if len(values) > 1 else 0.0
-        points.append((k, mean(values), deviation, _epoch_s(runs)))
-        rows.append((Cell(str(k)), Cell(spread(values, *_scale(metric))), Cell(f"{points[-1][3]:.4g}")))
+    found = {k: experiment.seeds(model, extra=[f"prepare.local_nodes.k={k}"], label=f"k{k}") for k in K_VALUES}
+    metric = _metric(found[K_VALUES[0]])
     title = f"{experiment.dataset}: {TITLES[model]} by K"
-    table = Table("fig-k", f"{title}, {made}.", ("K", f"Test {metric}", "Seconds of an epoch"), tuple(rows))
-    return [*table.write(experiment.out), *figures.by_k(points, metric, title, experiment.out / "fig-k")]
+    rows = [[str(k), _spread(runs, metric), f"{_epoch_s(runs):.4g}"] for k, runs in found.items()]
+    caption = f"{title}, {_made_of(experiment, chain(*found.values()))}."
+    table = Table(caption, ["K", f"Test {metric}", "Seconds of an epoch"], rows)
+    x, places = Axis("K, local nodes per node", names=tuple(map(str, found))), range(len(found))
+    means = [mean_of(_scores(runs, metric)) for runs in found.values()]
+    lines = [
+        Line(f"test {metric}", places, [each or 0.0 for each, _ in means], 0, [spread for _, spread in means]),
+        Line("seconds of an epoch", places, [_epoch_s(runs) for runs in found.values()], 1),
+    ]
+    file = experiment.out / "fig-k"
+    return [*table.write(file), *save_figure(file, title, [Panel(x, Axis(line.name), [line]) for line in lines])]
 
 
 def fig_curves(experiment: Experiment) -> list[Path]:
     """Figure 4: validation and test score over minutes of training. The test split is scored every epoch here, for the
     picture alone."""
-    lines: dict[str, list[tuple[float, float, float]]] = {}
-    rows: list[tuple[Cell, ...]] = []
-    metric = ""
+    rows, metric = list[list[str]](), ""
     for model in experiment.models:
         run, tested = _watched(experiment, model)
-        metric = main_metric(run)
-        lines[_title(model)] = [
-            (entry["elapsed_s"] / 60, entry["valid"][metric], tested[entry["epoch"]][metric])
-            for entry in run.history
-            if entry["epoch"] in tested and metric in entry["valid"]
-        ]
+        metric = _metric([run])
         rows += [
-            tuple(Cell(text) for text in (_title(model), f"{minutes:.4f}", f"{valid:.6f}", f"{test:.6f}"))
-            for minutes, valid, test in lines[_title(model)]
+            [_title(model), f"{one['elapsed_s'] / 60:.4f}", f"{one['valid'][metric]:.6f}", f"{test[metric]:.6f}"]
+            for one in run.history
+            if (test := tested.get(one["epoch"])) and metric in one["valid"]
         ]
-    columns = ("Model", "Minutes", f"Valid {metric}", f"Test {metric}")
-    table = Table("fig-curves", f"{experiment.dataset}: scores while training.", columns, tuple(rows))
-    return [
-        *table.write(experiment.out),
-        *figures.curves(lines, metric, experiment.dataset, experiment.out / "fig-curves"),
-    ]
-
-
-def table_datasets(experiment: Experiment) -> list[Path]:
-    """Table 1: what the data is."""
-    store = experiment.store
-    rows: list[tuple[str | int, ...]] = [
-        (store.name, store.num_nodes, store.num_edges, store.num_features, len(store.classes) or 1, store.task)
-    ]
-    if experiment.dataset in DATASETS:
-        rows.append((f"{experiment.dataset} in the paper", *DATASETS[experiment.dataset]))
-    columns = ("Dataset", "Nodes", "Edges", "Node features", "Classes", "Label")
-    cells = [tuple(Cell(f"{value:,}" if isinstance(value, int) else str(value)) for value in row) for row in rows]
-    return Table("table-datasets", "The data.", columns, tuple(cells)).write(experiment.out)
+    head, file = ["Model", "Minutes", f"Valid {metric}", f"Test {metric}"], experiment.out / "fig-curves"
+    x = Axis("minutes of training", low=0.0)
+    panels = [Panel(x, Axis(head[at].lower()), curve_lines(rows, at)) for at in (2, 3)]
+    table = Table(f"{experiment.dataset}: scores while training.", head, rows)
+    return [*table.write(file), *save_figure(file, experiment.dataset, panels)]
 
 
 EXPERIMENTS: dict[str, Callable[[Experiment], list[Path]]] = {
     "table-datasets": table_datasets, "table-main": table_main, "table-extended": table_extended,
     "fig-epoch-time": fig_epoch_time, "fig-k": fig_k, "fig-curves": fig_curves,
 }  # fmt: skip
+
+
+class _CurveEntry(Entry):
+    epoch: int
 
 
 def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[str, float]]]:
@@ -182,36 +190,45 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
     folder = experiment.out / "runs" / f"{model}-watched-seed0"
     if not folder.exists():
         file.unlink(missing_ok=True)
-    config = experiment.config(model)
-    accelerator = make_accelerator(config.train)
-    kept: list[Callable[[NodeModel], dict[str, float]]] = []
+    config, scorers = experiment.config(model), list[Scorer]()
+
+    def read() -> dict[int, dict[str, Any]]:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        return {entry["epoch"]: entry for entry in (parse_metrics(file, line, _CurveEntry) for line in lines)}
 
     def watch(trained: NodeModel, epoch: int, seconds: float) -> None:
-        if not kept:
-            run = Run.open(folder)
-            prepared = run.prepared()
-            loader = make_loader(
-                prepared, trained, config.train, accelerator.device, config.tokens.table, experiment.store
+        if not scorers:
+            run, accelerator = Run.open(folder), make_accelerator(config.train)
+            prepared, place = run.prepared(), config.tokens.table
+            loader = make_loader(prepared, trained, config.train, accelerator.device, place, experiment.store)
+            scorers.append(
+                Scorer(trained, run.head(prepared), config.train, accelerator, loader, prepared, experiment.store)
             )
-            rows, head = prepared.split_rows("test"), run.head(prepared)
-            scorer = Scorer(trained, head, config.train, accelerator, loader, prepared, experiment.store)
-            kept.append(lambda m: replace(scorer, model=m).scores(rows))
-        before = [entry for entry in read_lines(file) if entry["epoch"] < epoch]
-        entries = [*before, {"epoch": epoch, **kept[0](trained)}]
+        scorer = replace(scorers[0], model=trained)
+        before = [entry for number, entry in read().items() if number < epoch]
+        entries = [*before, {"epoch": epoch, **scorer.scores(scorer.prepared.split_rows("test"))}]
         write_text_atomically(file, "".join(json.dumps(entry) + "\n" for entry in entries))
 
-    run = experiment.run(model, 0, label="watched", watch=watch)
-    return run, {entry["epoch"]: entry for entry in read_lines(file)}
+    return experiment.run(model, 0, label="watched", watch=watch), read()
 
 
-def _metric(found: dict[str, list[Run]]) -> tuple[str, bool]:
-    """What the runs are judged by, and whether more of it is better."""
-    metric = main_metric(next(iter(found.values()))[0])
-    return metric, metric != "rmse"
+def _scores(runs: Runs, metric: str, split: str = "test") -> list[float]:
+    """The final scores of these runs."""
+    return [float(run.metrics[split][metric]) for run in runs]
 
 
-def _scale(metric: str) -> tuple[float, int]:
-    return (1.0, 4) if metric == "rmse" else (100.0, 2)
+def _metric(runs: Runs) -> str:
+    """What the task is judged by."""
+    found: dict[str, float] = runs[0].metrics["test"]
+    return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
+
+
+def _spread(runs: Runs, metric: str, split: str = "test") -> str:
+    """`79.81±0.25`; one value alone has no ±."""
+    factor, digits = (1.0, 4) if metric == "rmse" else (100.0, 2)
+    scores = _scores(runs, metric, split)
+    mean, deviation = mean_of([factor * score for score in scores])
+    return number(mean, digits) + (f"±{number(deviation, digits)}" if len(scores) > 1 else "")
 
 
 def _title(model: str) -> str:
@@ -219,14 +236,8 @@ def _title(model: str) -> str:
     return TITLES[model] if is_ours_or_plain else f"{TITLES[model]}-δ"
 
 
-def _reported(theirs: dict[str, tuple[float, float]], model: str) -> list[Cell]:
-    if not theirs:
-        return []
-    return [Cell(f"{theirs[model][0]:.2f}±{theirs[model][1]:.2f}" if model in theirs else "–")]
-
-
-def _epoch_s(runs: list[Run]) -> float:
-    return mean(float(run.metrics["epoch_time_s"]) for run in runs)
+def _epoch_s(runs: Runs) -> float:
+    return fmean(float(run.metrics["epoch_time_s"]) for run in runs)
 
 
 def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:

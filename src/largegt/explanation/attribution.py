@@ -2,8 +2,6 @@
 
 Axes: v variants, d draws, k local nodes, h tokens of each, t = h·k tokens, o outputs; others as in inputs.py.
 
-Score: log-odds of a class or label, of the probability averaged over the draws; a value, for regression.
-
 Integrated gradients: from inputs that say nothing to the real ones along a straight line, the gradient of the score
 times the way gone. The parts add up to the difference of the two scores, but for what the numeric integral misses: the
 stretch of the way that misses most is halved until that is small, and what is left is told. Leaving out: the score
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,27 +33,20 @@ cancels."""
 _NUMBERS_AT_ONCE = 1 << 24
 
 
-@dataclass(frozen=True)
-class Score:
-    """What is explained: one number of a node, from the logits of its draws."""
-
-    head: TaskHead
-    target: int
-    """A class, or a column of labels; 0 for regression."""
-
-    def __call__(self, logits_vdo: Tensor) -> Tensor:
-        """[v] scores of v variants."""
-        task = self.head.task
-        if task == "regression":
-            return logits_vdo[..., 0].mean(dim=1) * self.head.target_std + self.head.target_mean
-        if task == "multiclass":
-            mean_vo = logits_vdo.log_softmax(dim=2).logsumexp(dim=1) - math.log(logits_vdo.shape[1])
-            others = torch.arange(mean_vo.shape[1], device=mean_vo.device) != self.target
-            return mean_vo[:, self.target] - mean_vo[:, others].logsumexp(dim=1)
-        column = 0 if task == "binary" else self.target
-        yes_vd = logits_vdo[..., column]
-        odds_v = F.logsigmoid(yes_vd).logsumexp(dim=1) - F.logsigmoid(-yes_vd).logsumexp(dim=1)
-        return -odds_v if task == "binary" and self.target == 0 else odds_v
+def scores(head: TaskHead, logits_vdo: Tensor, target_v: Tensor) -> Tensor:
+    """[v] what is explained, of v variants: log-odds of a class or label, of the probability averaged over the draws; a
+    value, for regression. Targets are classes, or columns of labels."""
+    if head.task == "regression":
+        return logits_vdo[..., 0].mean(dim=1) * head.target_std + head.target_mean
+    target_v1 = target_v[:, None]
+    if head.task == "multiclass":
+        mean_vo = logits_vdo.log_softmax(dim=2).logsumexp(dim=1) - math.log(logits_vdo.shape[1])
+        return mean_vo.gather(1, target_v1)[:, 0] - mean_vo.scatter(1, target_v1, -torch.inf).logsumexp(dim=1)
+    if head.task == "binary":
+        yes_vd, sign_v = logits_vdo[..., 0], 2 * target_v - 1
+    else:
+        yes_vd, sign_v = logits_vdo.take_along_dim(target_v[:, None, None], dim=2)[..., 0], torch.ones_like(target_v)
+    return sign_v * (F.logsigmoid(yes_vd).logsumexp(dim=1) - F.logsigmoid(-yes_vd).logsumexp(dim=1))
 
 
 @dataclass(frozen=True)
@@ -70,21 +61,19 @@ class _Stretch:
 
 
 class Attribution:
-    """One node's draws, ready to be asked."""
+    """What carried one node's score, over its draws; the score is that of logits [v, d, o]."""
 
-    def __init__(
-        self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs, bias_dt: Tensor
-    ) -> None:
-        self.model, self.score, self.inputs, self.baseline, self.bias_dt = model, score, inputs, baseline, bias_dt
-        self.num_draws = len(bias_dt)
+    def __init__(self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs) -> None:
+        self.model, self.score, self.inputs, self.baseline = model, score, inputs, baseline
+        self.num_draws = len(inputs.tensors()[0])
         with torch.no_grad():
-            self.logits_do = model.logits(inputs, bias_dt)
-            self.full = self._score_of(inputs)
-            self.base = self._score_of(baseline)
+            self.logits_do = model.logits(inputs)
+        self.full, self.base = self.score_of(inputs), self.score_of(baseline)
+        self.carried, self.gap = self.integrated()
 
     @torch.no_grad()
-    def _score_of(self, inputs: Inputs) -> float:
-        return float(self.score(self.model.logits(inputs, self.bias_dt)[None])[0])
+    def score_of(self, inputs: Inputs) -> float:
+        return float(self.score(self.model.logits(inputs)[None])[0])
 
     def integrated(self) -> tuple[Inputs, float]:
         """What each input carries, in the shape of the inputs, and what the integral misses of the difference."""
@@ -98,24 +87,21 @@ class Attribution:
             middle = (worst.low + worst.high) / 2
             stretches += [self._stretch(worst.low, middle), self._stretch(middle, worst.high)]
             num_made += 2
-        first, *others = (one.carried for one in stretches)
-        for other in others:
-            first = first.map(torch.add, other)
-        return first, sum(one.gap for one in stretches)
+        return _sum([one.carried for one in stretches]), sum(one.gap for one in stretches)
 
     def _stretch(self, low: float, high: float) -> _Stretch:
         """A part of the way by the Gauss-Legendre rule. What it misses is known: the scores at both ends are."""
-        places, shares = np.polynomial.legendre.leggauss(_POINTS)
+        places, shares = (
+            torch.from_numpy(part).to(self.logits_do) for part in np.polynomial.legendre.leggauss(_POINTS)
+        )
         places, shares = low + (high - low) * (places + 1) / 2, (high - low) * shares / 2
         way = self.inputs.map(torch.sub, self.baseline)
-        total = way.map(torch.zeros_like)
         at_once = self._rows_at_once() // self.num_draws or 1
-        for start in range(0, _POINTS, at_once):
-            some = slice(start, start + at_once)
-            place_s, share_s = (torch.from_numpy(part[some]).to(self.bias_dt) for part in (places, shares))
-            total = total.map(torch.add, self._slope(place_s, share_s, way))
+        some = zip(torch.split(places, at_once), torch.split(shares, at_once), strict=True)
+        total = _sum([self._slope(*each, way) for each in some])
         carried = total.map(torch.mul, way)
-        before, after = (self._score_of(self.baseline.map(torch.lerp, self.inputs, weight=at)) for at in (low, high))
+        ends = (self.baseline.map(lambda base, step, at=at: base + at * step, way) for at in (low, high))
+        before, after = map(self.score_of, ends)
         return _Stretch(low, high, carried, after - before - float(sum(part.sum() for part in carried.tensors())))
 
     def _slope(self, place_s: Tensor, share_s: Tensor, way: Inputs) -> Inputs:
@@ -123,50 +109,36 @@ class Attribution:
         steps = len(place_s)
 
         def at_places(base: Tensor, step: Tensor) -> Tensor:
-            shape = (steps,) + (1,) * base.ndim
-            return (base + place_s.view(shape) * step).flatten(0, 1).requires_grad_()
+            return (base + place_s.view(steps, *(1 for _ in base.shape)) * step).flatten(0, 1).requires_grad_()
 
         points = self.baseline.map(at_places, way)
-        logits = self.model.logits(points, self.bias_dt.repeat(steps, 1)).view(steps, self.num_draws, -1)
-        slopes = torch.autograd.grad((self.score(logits) * share_s).sum(), points.tensors())
-        found = dict(zip((id(point) for point in points.tensors()), slopes, strict=True))
-        return points.map(lambda point: found[id(point)].view(steps, self.num_draws, *point.shape[1:]).sum(dim=0))
+        logits = self.model.logits(points).view(steps, self.num_draws, -1)
+        slopes = points.filled(torch.autograd.grad((self.score(logits) * share_s).sum(), points.tensors()))
+        return slopes.map(lambda part: part.view(steps, self.num_draws, *part.shape[1:]).sum(dim=0))
 
     def _rows_at_once(self) -> int:
-        t, width = self.bias_dt.shape[1], self.model.width
-        per_token = max(8 * width, t)
-        return max(1, _NUMBERS_AT_ONCE // (t * per_token))
+        if self.inputs.tokens is None:
+            return _NUMBERS_AT_ONCE
+        t, width = self.inputs.tokens.shape[1], int(self.model.model.ffn[-1].out_features)  # type: ignore[arg-type]
+        return max(1, _NUMBERS_AT_ONCE // (t * max(8 * width, t)))
 
     def without(self, **changed: Tensor) -> float:
         """How much the score falls when these parts of the inputs are others."""
-        return self.full - self._score_of(Inputs(**{**vars(self.inputs), **changed}))
+        return self.full - self.score_of(replace(self.inputs, **changed))
 
     @torch.no_grad()
-    def without_nodes(self, slots: list[list[tuple[int, int]]]) -> list[float]:
-        """How much the score falls without each of some local nodes, as if it had not been drawn: each is given by
-        the (draw, slot) pairs that it stands at."""
-        pairs = [(number, draw, slot) for number, places in enumerate(slots) for draw, slot in places]
-        logits_vdo = self.logits_do.repeat(len(slots), 1, 1)
-        at_once = self._rows_at_once()
-        h = self._tokens_per_node()
-        for low in range(0, len(pairs), at_once):
-            some = pairs[low : low + at_once]
-            draws = torch.tensor([draw for _, draw, _ in some], device=self.bias_dt.device)
-            bias_pt = self.bias_dt[draws].clone()
-            for row, (_, _, slot) in enumerate(some):
-                bias_pt[row, h * slot : h * (slot + 1)] = -torch.inf
-            inputs = self.inputs.map(self._picked(draws))
-            numbers = torch.tensor([number for number, _, _ in some], device=self.bias_dt.device)
-            logits_vdo[numbers, draws] = self.model.logits(inputs, bias_pt)
-        return (self.full - self.score(logits_vdo)).tolist() if slots else []
-
-    @staticmethod
-    def _picked(draws: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda part: part[draws]
-
-    def _tokens_per_node(self) -> int:
+    def without_nodes(self, slots_ndk: Tensor) -> Tensor:
+        """[n] how much the score falls without each of some local nodes, as if it had not been drawn: True where it
+        stands."""
         assert self.model.local is not None
-        return self.model.local.tokens_per_node
+        h = self.model.local.tokens_per_node
+        logits_vdo = self.logits_do.repeat(len(slots_ndk), 1, 1)
+        for some in torch.split(slots_ndk.any(dim=2).nonzero(), self._rows_at_once()):
+            numbers, draws = some.unbind(dim=1)
+            left_out_pt = slots_ndk[numbers, draws].repeat_interleave(h, dim=1)
+            bias_pt = torch.zeros_like(left_out_pt, dtype=logits_vdo.dtype).masked_fill(left_out_pt, -torch.inf)
+            logits_vdo[numbers, draws] = self.model.logits(self.inputs.map(lambda part, at=draws: part[at]), bias_pt)
+        return self.full - self.score(logits_vdo)
 
     def without_centroid(self, number: int) -> float:
         """How much the score falls without one centroid, the others taking its share by what they have."""
@@ -175,3 +147,7 @@ class Attribution:
         weights_dac[..., number] = 0.0
         left_da1 = weights_dac.sum(dim=2, keepdim=True)
         return self.without(weights=weights_dac / left_da1.clamp(min=torch.finfo(left_da1.dtype).tiny))
+
+
+def _sum(parts: list[Inputs]) -> Inputs:
+    return parts[0].map(lambda *each: torch.stack(each).sum(dim=0), *parts[1:])

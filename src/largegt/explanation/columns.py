@@ -10,6 +10,7 @@ forwards and backwards of each node, some nodes at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from largegt.models.largegt.model import LargeGT
 from largegt.training.metrics import TaskHead
 from largegt.types import Array
 
-from .attribution import Attribution, Score
+from .attribution import Attribution, scores
 from .explanation import InputColumn
 from .inputs import Inputs, OpenModel
 
@@ -50,8 +51,7 @@ def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]
     degrees = [] if not config.tokens.degrees else ["out degree", "in degree"] if store.directed else ["degree"]
     if store.columns is not None:
         made += [TokenColumn(one.name, "nodes", span, one.names) for one, span in store.columns.spans]
-        made += [TokenColumn(name, "graph", slice(first + at, first + at + 1), [name])
-                 for at, name in enumerate(degrees)]  # fmt: skip
+        made += [TokenColumn(name, "graph", slice(at, at + 1), [name]) for at, name in enumerate(degrees, start=first)]
     if store.edge_columns is not None and config.tokens.edge_features is True:
         first += len(degrees)
         made += [TokenColumn(one.name, "edges", slice(first + span.start, first + span.stop), one.names)
@@ -59,39 +59,36 @@ def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]
     return made
 
 
-def carried_by_feature(carried: Inputs) -> tuple[Array, Array]:
-    """(all, of the node itself) float64 [f]: what each feature carried, over draws, tokens and local nodes. Of the node
-    itself are the features H of its own token and those that the residual adds."""
-    of_all, of_itself = [], []
-    if carried.tokens is not None:
-        tokens_tf = carried.tokens.sum(dim=0).cpu().numpy()
-        of_all.append(tokens_tf.sum(axis=0))
-        of_itself.append(tokens_tf[0])
-    if carried.own is not None:
-        own_f = carried.own.sum(dim=0).cpu().numpy()
-        of_all.append(own_f)
-        of_itself.append(own_f)
-    return (np.sum(of_all, axis=0), np.sum(of_itself, axis=0)) if of_all else (np.zeros(0), np.zeros(0))
-
-
-def input_columns(found: Attribution, carried: Inputs, columns: list[TokenColumn]) -> list[InputColumn]:
+def input_columns(found: Attribution, columns: list[TokenColumn]) -> list[InputColumn]:
     """The columns that carried most, the strongest first."""
-    of_all, of_itself = carried_by_feature(carried)
-    if not len(of_all):
-        return []
-    sums = {id(one): float(of_all[one.span].sum()) for one in columns}
-    strongest = sorted(columns, key=lambda one: -abs(sums[id(one)]))[:MOST_COLUMNS]
-    return [
+    of_all_df, of_itself_df = _by_feature(found.carried)
+    of_all, of_itself = of_all_df.sum(axis=0), of_itself_df.sum(axis=0)
+    made = [
         InputColumn(
             column=one.name,
             table=one.table,
-            carried=sums[id(one)],
+            carried=float(of_all[one.span].sum()),
             itself=float(of_itself[one.span].sum()),
-            without=_without(found, one.span),
+            without=0.0,
             mostly=one.features[int(np.abs(of_all[one.span]).argmax())],
         )
-        for one in strongest
+        for one in columns
+        if len(of_all)
     ]
+    order = sorted(range(len(made)), key=lambda at: -abs(made[at].carried))[:MOST_COLUMNS]
+    return [replace(made[at], without=_without(found, columns[at].span)) for at in order]
+
+
+def _by_feature(carried: Inputs) -> tuple[Array, Array]:
+    """(all, of the node itself) float64 [d, f]: what each feature carried, over tokens and local nodes. Of the node
+    itself are the features H of its own token and those that the residual adds."""
+    parts = []
+    if carried.tokens is not None:
+        parts.append((carried.tokens.sum(dim=1), carried.tokens[:, 0]))
+    if carried.own is not None:
+        parts.append((carried.own, carried.own))
+    of_all, of_itself = zip(*parts, strict=True) if parts else ([torch.zeros(1, 0)], [torch.zeros(1, 0)])
+    return sum(of_all).cpu().numpy(), sum(of_itself).cpu().numpy()  # type: ignore[union-attr]
 
 
 def _without(found: Attribution, span: slice) -> float:
@@ -113,23 +110,6 @@ def mean_token(loader: TokenLoader) -> Tensor:
     return tokens.to(loader.device).double().view(len(rows), -1, tokens.shape[-1]).mean(dim=0)
 
 
-@dataclass(frozen=True)
-class _ScoreSum:
-    """The sum of several nodes' scores. Each node depends on its own inputs alone, so the sum's parts are theirs."""
-
-    head: TaskHead
-    targets: list[int]
-
-    def __call__(self, logits_vno: Tensor) -> Tensor:
-        """[v] sums of v variants."""
-        total_v = logits_vno.new_zeros(len(logits_vno))
-        for target in set(self.targets):
-            members = [at for at, one in enumerate(self.targets) if one == target]
-            each = Score(self.head, target)(logits_vno[:, members].flatten(0, 1)[:, None])
-            total_v = total_v + each.view(len(logits_vno), -1).sum(dim=1)
-        return total_v
-
-
 def column_use(
     model: LargeGT, head: TaskHead, loader: TokenLoader, rows: Array, columns: list[TokenColumn]
 ) -> dict[str, Any]:
@@ -137,19 +117,21 @@ def column_use(
     a column may speak for one node's class and against another's. The model is turned to double precision."""
     opened, plain, mean_hf = OpenModel(model), replace(loader, distinct=False), mean_token(loader)
     totals = np.zeros(len(columns))
-    for low in range(0, len(rows), _NODES_AT_ONCE):
-        some = torch.from_numpy(np.ascontiguousarray(rows[low : low + _NODES_AT_ONCE], dtype=np.int64))
-        inputs = opened.inputs(plain.gather(some.to(loader.table.device)).to(loader.device))
-        bias_nt = mean_hf.new_zeros(len(some), 1 if inputs.tokens is None else inputs.tokens.shape[1])
+    for some in torch.split(torch.from_numpy(rows.astype(np.int64)), _NODES_AT_ONCE):
+        inputs = opened.inputs(plain.gather(some.to(loader.table.device)))
         with torch.no_grad():
-            probabilities_no = head.probabilities(opened.logits(inputs, bias_nt))
-        targets = [0] * len(some) if head.task == "regression" else probabilities_no.argmax(dim=1).tolist()
+            target_n = head.probabilities(opened.logits(inputs)).argmax(dim=1)
         baseline = opened.nothing_known(inputs, mean_hf)
-        carried, _ = Attribution(opened, _ScoreSum(head, targets), inputs, baseline, bias_nt).integrated()
-        for at in range(len(some)):
-            of_all, _ = carried_by_feature(carried.map(lambda part, at=at: part[at : at + 1]))
-            totals += [abs(float(of_all[one.span].sum())) for one in columns]
+        found = Attribution(opened, partial(_sum_of_scores, head, target_n), inputs, baseline)
+        of_all_nf, _ = _by_feature(found.carried)
+        totals += [np.abs(of_all_nf[:, one.span].sum(axis=1)).sum() for one in columns]
     means = totals / max(1, len(rows))
     order = np.argsort(-means, kind="stable")[:MOST_COLUMNS].tolist()
     listed = [{"column": columns[at].name, "table": columns[at].table, "carried": float(means[at])} for at in order]
     return {"num_nodes": len(rows), "num_columns": len(columns), "listed": listed}
+
+
+def _sum_of_scores(head: TaskHead, target_n: Tensor, logits_vno: Tensor) -> Tensor:
+    """[v] the sum of several nodes' scores. Each depends on its own inputs alone, so the sum's parts are theirs."""
+    v, n, _ = logits_vno.shape
+    return scores(head, logits_vno.flatten(0, 1)[:, None], target_n.repeat(v)).view(v, n).sum(dim=1)

@@ -1,19 +1,20 @@
-"""Explanation: what was found out about one prediction, as plain values, as JSON and as text.
-
-Enters: numbers and the user's own names. Leaves: a ranked table to read, a dict for programs; the page and the picture
-are made by page.py and picture.py.
-"""
+"""Explanation: what was found out about one prediction, as plain values; page.py and picture.py show them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from largegt.runtime.text import clipped, printable
+from largegt.pages.markup import NONE
+from largegt.pages.template import standalone, write_file
+from largegt.types import PathLike
 
-_NAME = 28
 HOPS = {0: "drawn at random", 1: "1 hop", 2: "2 hops"}
+SUFFIXES = (".html", ".svg", ".json")
+MOST_DRAWN = 40
+"""Local nodes in the picture, and their edges: the strongest."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,6 @@ class InputColumn:
     mostly: str
     """The feature of the column that carried most."""
 
-    @property
-    def words(self) -> str:
-        return column_words(self.column, self.table)
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -138,57 +135,15 @@ class Explanation:
 
     def text(self, top: int = 15) -> str:
         """The strongest of everything, to read."""
-        said = self.predicted if self.task != "regression" else number(self.predicted)
-        sure = "" if self.probability is None else f", probability of {self.target}: {self.probability:.3f}"
-        parts = [
-            printable(f"{self.run} says of node {self.node}: {in_words(said)}{sure}"
-                      f" (its own label: {in_words(self.label)})"),
-            printable(f"{self.explained}: {number(self.score)}; of inputs that say nothing: {number(self.base_score)}. "
-                      f"The pieces below add up to the difference{_missed(self.gap)}. Mean of {self.draws} "
-                      f"draw{'s' if self.draws > 1 else ''} of local nodes."),
-            _lines("What carried it", ("", "carried", "falls without"),
-                   [(piece.name, number(piece.carried), number(piece.without)) for piece in self.pieces]),
-        ]  # fmt: skip
-        head: tuple[str, ...]
-        rows: list[tuple[str, ...]]
-        if self.columns:
-            head = ("", "carried", "own value", "falls without", "mostly")
-            rows = [
-                (one.words, number(one.carried), number(one.itself), number(one.without),
-                 "" if one.mostly == one.column else one.mostly)
-                for one in self.columns[:top]
-            ]  # fmt: skip
-            parts.append(_lines(_of("Columns", rows, self.columns), head, rows))
-        if self.local_nodes:
-            head = ("", "label", "split", "where", "carried", "falls without", "attention")
-            rows = [
-                (in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried),
-                 number(one.without), f"{100 * one.weight:.1f} %")
-                for one in self.local_nodes[:top]
-            ]  # fmt: skip
-            parts.append(_lines(_of("Local nodes", rows, self.local_nodes), head, rows))
-        if self.labels_around:
-            head = ("", "hops", "share", "carried")
-            rows = [
-                (around_words(one), str(one.hop), f"{one.share:.3f}", number(one.carried))
-                for one in self.labels_around[:top]
-            ]
-            parts.append(_lines(_of("Training labels around", rows, self.labels_around), head, rows))
-        if self.centroids:
-            head = ("", "mostly", "nodes", "attention", "by size", "carried", "falls without")
-            rows = [
-                (str(one.number), in_words(one.mostly), f"{one.nodes:,}", f"{100 * one.weight:.1f} %",
-                 f"{100 * one.by_size:.1f} %", number(one.carried), number(one.without))
-                for one in self.centroids[:top]
-            ]  # fmt: skip
-            parts.append(_lines("Centroids of the whole graph", head, rows))
-        return "\n\n".join(parts) + "\n"
+        from .page import text
+
+        return text(self, top)
 
     def svg(self) -> str:
         """The picture of the neighbourhood, as a file of its own."""
-        from .picture import standalone
+        from .picture import picture
 
-        return standalone(self)
+        return standalone(picture(self))
 
     def html(self) -> str:
         """A page with the picture and the tables, which needs no other file."""
@@ -196,11 +151,17 @@ class Explanation:
 
         return page(self)
 
+    def write(self, out: PathLike) -> Path:
+        """Write it in the form that the name asks for: .html, .svg or .json."""
+        kind = Path(out).suffix
+        text = self.html() if kind == ".html" else self.svg() if kind == ".svg" else None
+        return write_file(out, text or json.dumps(self.as_dict(), indent=1, default=str) + "\n")
+
 
 def in_words(value: Any) -> str:
     """A name or label as text; a dash for none."""
     if value is None:
-        return "–"
+        return NONE
     if isinstance(value, list):
         return ", ".join(str(item) for item in value) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -211,35 +172,8 @@ def column_words(column: str, table: str) -> str:
     return f"{column} (edges)" if table == "edges" else column
 
 
-def around_words(one: LabelAround) -> str:
-    return "any label at all" if one.label is None else in_words(one.label)
-
-
 def number(value: float) -> str:
     """With a sign, to be added up."""
     if abs(value) >= 1e4:
         return f"{value:+.4g}"
     return f"{value:+.3f}" if abs(value) >= 5e-4 else "0.000"
-
-
-def _missed(gap: float) -> str:
-    return f", but for {gap:+.1g} that the integral misses" if abs(gap) >= 5e-4 else ""
-
-
-def _of(title: str, shown: Sequence[Any], every: Sequence[Any]) -> str:
-    return f"{title}, the strongest {len(shown)} of {len(every)}" if len(shown) < len(every) else title
-
-
-def _lines(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side: the first and those of words left, numbers right."""
-    rows = [[clipped(printable(cell), _NAME) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    left = {0, *(at for at, name in enumerate(head) if name in ("label", "split", "where", "mostly"))}
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-
-    return "\n".join([title, line(head), *(line(row) for row in rows)])

@@ -4,14 +4,13 @@ around, and the node's own features as Eqn 6 adds them.
 Axes: d draws of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f input
 features, w model width, a heads, c centroids, o outputs.
 
-Enters: a model and batches. Leaves: `Inputs`, and from those the logits that the model gives, in double precision.
-Repeated local nodes stand once, with the logarithm of their count in `bias_dt`; -inf there leaves a token out. Cost:
-that of the model's forward.
+Enters: a model and batches, in which every local node stands for itself, repeated ones too. Leaves: `Inputs`, and from
+those the logits that the model gives, in double precision. Cost: that of the model's forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -39,13 +38,15 @@ class Inputs:
     own: Tensor | None
     """[d, f] the node's own features, past both modules."""
 
-    def map(self, change: Callable[..., Tensor], *others: Inputs, **rest: float) -> Inputs:
+    def map(self, change: Callable[..., Tensor], *others: Inputs) -> Inputs:
         """Each part by itself, together with the same part of others."""
-        made: dict[str, Tensor | None] = {}
-        for field in fields(self):
-            every = [getattr(one, field.name) for one in (self, *others)]
-            made[field.name] = None if every[0] is None else change(*every, **rest)
-        return Inputs(**made)
+        every = (one.tensors() for one in (self, *others))
+        return self.filled(change(*parts) for parts in zip(*every, strict=True))
+
+    def filled(self, tensors: Iterable[Tensor]) -> Inputs:
+        """These parts in place of its own."""
+        left = iter(tensors)
+        return Inputs(*(None if getattr(self, one.name) is None else next(left) for one in fields(self)))
 
     def tensors(self) -> list[Tensor]:
         return [value for value in vars(self).values() if value is not None]
@@ -56,16 +57,9 @@ class OpenModel:
 
     def __init__(self, model: LargeGT) -> None:
         self.model = model.double().eval()
+        self.local: LocalModule | None = model.local_module
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-
-    @property
-    def width(self) -> int:
-        return int(self.model.ffn[0].out_features)  # type: ignore[arg-type]
-
-    @property
-    def local(self) -> LocalModule | None:
-        return self.model.local_module
 
     @torch.no_grad()
     def inputs(self, batch: TokenBatch) -> Inputs:
@@ -86,41 +80,30 @@ class OpenModel:
     def nothing_known(self, inputs: Inputs, mean_hf: Tensor) -> Inputs:
         """What explanations start from: tokens of an average node, no label told, centroids by their sizes alone, no
         label around."""
-        made: dict[str, Tensor | None] = dict(vars(inputs))
+        made: dict[str, Tensor] = {}
         if inputs.tokens is not None:
-            made["tokens"] = mean_hf.repeat(inputs.tokens.shape[1] // len(mean_hf), 1).expand_as(inputs.tokens)
-        if inputs.told is not None:
-            assert self.local is not None
-            made["told"] = self.local.no_label_vector().expand_as(inputs.told)
-        if inputs.weights is not None:
-            assert self.model.global_module is not None
-            sizes_c = self.model.global_module.codebook.log_counts().softmax(dim=0)
-            made["weights"] = sizes_c.expand_as(inputs.weights)
-        if inputs.around is not None:
-            made["around"] = torch.zeros_like(inputs.around)
-        if inputs.own is not None:
-            made["own"] = mean_hf[0].expand_as(inputs.own)
-        return Inputs(**made)
+            made["tokens"] = mean_hf.repeat(inputs.tokens.shape[1] // len(mean_hf), 1)
+        if self.local is not None:
+            made["told"] = self.local.no_label_vector()
+        if self.model.global_module is not None:
+            made["weights"] = self.model.global_module.codebook.log_counts().softmax(dim=0)
+        made |= {"around": mean_hf.new_zeros(()), "own": mean_hf[0]}
+        here = {name: part for name, part in vars(inputs).items() if part is not None}
+        return replace(inputs, **{name: made[name].expand_as(part) for name, part in here.items() if name in made})
 
-    def logits(self, inputs: Inputs, bias_dt: Tensor) -> Tensor:
-        """[d, o] what the model says."""
-        logits_do, _ = self.model.encode(
-            Embedded(
-                tokens=None if inputs.tokens is None else self._embedded_tokens(inputs),
-                token_bias=bias_dt,
-                centroid_weights=None if inputs.weights is None else inputs.weights.transpose(0, 1),
-                label_shares=inputs.around,
-                features=inputs.own,
-            )
-        )
-        return logits_do
+    def logits(self, inputs: Inputs, bias_dt: Tensor | None = None) -> Tensor:
+        """[d, o] what the model says. -inf in `bias_dt` leaves a token out."""
+        tokens = None if inputs.tokens is None else self._embedded_tokens(inputs)
+        if bias_dt is None and tokens is not None:
+            bias_dt = tokens.new_zeros(tokens.shape[:2])
+        weights_adc = None if inputs.weights is None else inputs.weights.transpose(0, 1)
+        return self.model.encode(Embedded(tokens, bias_dt, weights_adc, inputs.around, inputs.own))[0]
 
     @torch.no_grad()
-    def readout(self, inputs: Inputs, bias_dt: Tensor) -> Tensor:
+    def readout(self, inputs: Inputs) -> Tensor:
         """[d, t] the weights of the LocalModule's readout; 0 for the first token, which is added in full."""
         assert self.local is not None
-        h_dtw = self.local.hidden_states(self._embedded_tokens(inputs), bias_dt)
-        return self.local.readout_weights(h_dtw, bias_dt)
+        return self.local.readout_weights(self.local.hidden_states(self._embedded_tokens(inputs)))
 
     def _embedded_tokens(self, inputs: Inputs) -> Tensor:
         assert self.local is not None

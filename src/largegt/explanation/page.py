@@ -1,125 +1,143 @@
-"""The page of an explanation, in the style of the report: facts, the picture, and tables.
+"""An explanation to read: as text, and as a page in the style of the report with facts, the picture, and tables.
 
-Enters: an Explanation. Leaves: one HTML page without other files; what comes from the data can only be shown.
+Enters: an Explanation. Leaves: text, or one HTML page without other files; what comes from the data can only be shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from largegt.pages.charts import signed_chart
-from largegt.pages.markup import Cell, Html, Section, figure, join, percent, section, table, tag
-from largegt.pages.template import facts_of, page_of
+from largegt.pages.charts import Bar
+from largegt.pages.figures import bar_figure, figure
+from largegt.pages.markup import Html, Section, percent, section, tag
+from largegt.pages.tables import Table
+from largegt.pages.template import page_of
+from largegt.runtime.text import printable
 
-from .explanation import HOPS, Explanation, around_words, in_words, number
-from .node import MOST_DRAWN
+from .explanation import HOPS, MOST_DRAWN, Explanation, InputColumn, Piece, column_words, in_words, number
 from .picture import legend_of, picture
 
 _MOST_ROWS, _MOST_BARS = 60, 15
 
 
+def text(found: Explanation, top: int) -> str:
+    """What is explained, then the strongest rows of every table."""
+    said = found.predicted if found.task != "regression" else number(found.predicted)
+    sure = "" if found.probability is None else f", probability of {found.target}: {found.probability:.3f}"
+    missed = f", but for {found.gap:+.1g} that the integral misses" if abs(found.gap) >= 5e-4 else ""
+    parts = [
+        f"{found.run} says of node {found.node}: {in_words(said)}{sure} (its own label: {in_words(found.label)})",
+        f"{found.explained}: {number(found.score)}; of inputs that say nothing: {number(found.base_score)}. The pieces "
+        f"below add up to the difference{missed}. Mean of {found.draws} draw{'s' if found.draws > 1 else ''} of local "
+        "nodes.",
+    ]
+    tables = (_pieces(found), _columns(found), _local_nodes(found), _labels(found), _centroids(found))
+    return "\n\n".join([*map(printable, parts), *(one.text(top) for one in tables if one.rows)]) + "\n"
+
+
 def page(found: Explanation) -> str:
     """The whole page."""
-    title = f"Node {in_words(found.node)}: why {in_words(found.predicted)}?"
-    sections = (_pieces(found), _columns(found), _neighbourhood(found), _around(found), _centroids(found))
-    return page_of(title, _head(title, found), sections)
-
-
-def _head(title: str, found: Explanation) -> Html:
     facts = [(in_words(found.predicted), "predicted"), (in_words(found.label), "its own label")]
     if found.probability is not None:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
     lead = f"What {found.run}, a {found.model}, made of this node, over {found.draws} draws of its local nodes."
-    return join((tag("h1", title), tag("p", lead, class_="lead"), facts_of(facts)))
+    return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
 
-def _pieces(found: Explanation) -> Section:
-    bars = [(piece.name, piece.carried, number(piece.carried)) for piece in found.pieces]
-    chart = signed_chart(bars, found.explained, "What carried the score")
-    rows: list[Sequence[Cell]] = [
-        [piece.name, number(piece.carried), number(piece.without)] for piece in found.pieces
-    ]  # fmt: skip
-    below = table("What carried the score", ["input", "carried", "score falls without it by"], rows,
-                  note=f"Sum of the parts and the two scores differ by {found.gap:+.1g}.")  # fmt: skip
+def _sections(found: Explanation) -> Iterable[Section]:
+    table = replace(_pieces(found), note=f"Sum of the parts and the two scores differ by {found.gap:+.1g}.")
     lead = (
         f"Parts of the {found.explained}, by integrated gradients: they add up to the way from "
         f"{number(found.base_score)}, the score of inputs that say nothing, to {number(found.score)}. H are features, "
         "C0 and C1 those of everything one and two hops around."
     )
-    return section(
-        "pieces", "What carried it", lead, tag("div", figure(chart, "By kind of input", below), class_="narrow")
-    )
+    yield section("pieces", "What carried it", lead, _bars(found, "By kind of input", found.pieces, table))
+    if found.columns:
+        lead = (
+            "The columns of your tables, each with all features that it became: of the node itself, of its local nodes "
+            "and of everything around them."
+        )
+        yield section("columns", "Which columns", lead, _bars(found, "By column", found.columns, _columns(found)))
+    if found.local_nodes:
+        lead = (
+            "The node in the middle, sampled neighbours on the inner ring, nodes two hops away on the outer one; a "
+            "dashed line leads to a node whose way is not in the sample. The larger a dot, the more it carried; open "
+            "dots speak against. Attention is the readout's weight, which is not the same."
+        )
+        num, drawn = len(found.local_nodes), min(MOST_DRAWN, len(found.local_nodes))
+        title = f"{num} sampled nodes" if drawn == num else f"The {drawn} strongest of {num} sampled nodes"
+        made = figure(title, picture(found), _first(_local_nodes(found)), legend_of(found))
+        yield section("neighbourhood", "Which local nodes", lead, tag("div", made, class_="narrow"))
+    if found.labels_around:
+        lead = "Shares of training labels where random walks from the node end; its own label is never among them."
+        yield section("labels", "Which labels around", lead, _first(_labels(found)).html())
+    if found.centroids:
+        lead = (
+            "The model also attends to centroids of the whole graph; carried is what taking more or less than by size "
+            "did."
+        )
+        yield section("centroids", "Which centroids", lead, _centroids(found).html())
 
 
-def _columns(found: Explanation) -> Section | None:
-    if not found.columns:
-        return None
-    bars = [(one.words, one.carried, number(one.carried)) for one in found.columns[:_MOST_BARS]]
-    chart = signed_chart(bars, found.explained, "What columns carried")
-    rows: list[Sequence[Cell]] = [
-        [one.words, one.mostly, number(one.carried), number(one.itself), number(one.without)]
-        for one in found.columns[:_MOST_ROWS]
-    ]
-    head = ["column", "mostly by the feature", "carried", "by its own value", "score falls without it by"]
-    below = table("What columns carried", head, rows, left=2)
-    lead = (
-        "The columns of your tables, each with all features that it became: of the node itself, of its local nodes and "
-        "of everything around them."
-    )
-    most = f", the {len(bars)} strongest of {len(found.columns)}" if len(bars) < len(found.columns) else ""
-    body = tag("div", figure(chart, f"By column{most}", below), class_="narrow")
-    return section("columns", "Which columns", lead, body)
+def _bars(found: Explanation, title: str, parts: Sequence[Piece | InputColumn], table: Table) -> Html:
+    """A bar for each of the strongest parts, which are the rows of the table."""
+    bars = [Bar(str(row[0]), part.carried, number(part.carried))
+            for part, row in zip(parts[:_MOST_BARS], table.rows, strict=False)]  # fmt: skip
+    most = f", the {len(bars)} strongest of {len(parts)}" if len(bars) < len(parts) else ""
+    return tag("div", bar_figure(f"{title}{most}", bars, found.explained, _first(table)), class_="narrow")
 
 
-def _neighbourhood(found: Explanation) -> Section | None:
-    if not found.local_nodes:
-        return None
-    rows: list[Sequence[Cell]] = [
+def _first(table: Table) -> Table:
+    """What a page shows of it."""
+    left_out = len(table.rows) - _MOST_ROWS
+    if left_out <= 0:
+        return table
+    return replace(table, rows=table.rows[:_MOST_ROWS], note=f"{left_out} weaker ones are not here.")
+
+
+# the tables ------------------------------------------------------------------------------------------------------
+
+
+def _pieces(found: Explanation) -> Table:
+    rows = [[piece.name, number(piece.carried), number(piece.without)] for piece in found.pieces]
+    return Table("What carried it", ["", "carried", "falls without"], rows)
+
+
+def _columns(found: Explanation) -> Table:
+    rows = [
+        [column_words(one.column, one.table), "" if one.mostly == one.column else one.mostly, number(one.carried),
+         number(one.itself), number(one.without)]
+        for one in found.columns
+    ]  # fmt: skip
+    return Table("Columns", ["", "mostly", "carried", "own value", "falls without"], rows, left=2)
+
+
+def _local_nodes(found: Explanation) -> Table:
+    rows = [
         [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.told),
          number(one.without), percent(one.weight), f"{one.drawn:.2f}"]
-        for one in found.local_nodes[:_MOST_ROWS]
+        for one in found.local_nodes
     ]  # fmt: skip
-    head = ["node", "label", "split", "where", "carried", "by the label it told", "score falls without it by",
-            "attention", "times drawn"]  # fmt: skip
-    left_out = len(found.local_nodes) - len(rows)
-    note = f"{left_out} weaker ones are not here." if left_out else ""
-    below = table("Local nodes, the strongest first", head, rows, left=4, note=note)
-    drawn = min(MOST_DRAWN, len(found.local_nodes))
-    lead = (
-        "The node in the middle, sampled neighbours on the inner ring, nodes two hops away on the outer one; a dashed "
-        "line leads to a node whose way is not in the sample. The larger a dot, the more it carried; open dots speak "
-        "against. Attention is the readout's weight, which is not the same."
-    )
-    caption = f"{drawn} sampled nodes"
-    if drawn < len(found.local_nodes):
-        caption = f"The {drawn} strongest of {len(found.local_nodes)} sampled nodes"
-    body = tag("div", figure(picture(found), caption, below, legend_of(found)), class_="narrow")
-    return section("neighbourhood", "Which local nodes", lead, body)
+    head = ["", "label", "split", "where", "carried", "by its label", "falls without", "attention", "times drawn"]
+    return Table("Local nodes", head, rows, left=4)
 
 
-def _around(found: Explanation) -> Section | None:
-    if not found.labels_around:
-        return None
-    rows: list[Sequence[Cell]] = [
-        [around_words(one), one.hop, f"{one.share:.3f}", number(one.carried)]
-        for one in found.labels_around[:_MOST_ROWS]
-    ]
-    head = ["label", "hops", "share", "carried"]
-    lead = "Shares of training labels where random walks from the node end; its own label is never among them."
-    return section("labels", "Which labels around", lead, table("Training labels around it", head, rows))
+def _labels(found: Explanation) -> Table:
+    rows = [
+        ["any label at all" if one.label is None else in_words(one.label), str(one.hop), f"{one.share:.3f}",
+         number(one.carried)]
+        for one in found.labels_around
+    ]  # fmt: skip
+    return Table("Training labels around", ["", "hops", "share", "carried"], rows)
 
 
-def _centroids(found: Explanation) -> Section | None:
-    if not found.centroids:
-        return None
-    rows: list[Sequence[Cell]] = [
+def _centroids(found: Explanation) -> Table:
+    rows = [
         [str(one.number), in_words(one.mostly), f"{one.nodes:,}", percent(one.weight), percent(one.by_size),
          number(one.carried), number(one.without)]
         for one in found.centroids
     ]  # fmt: skip
-    head = ["centroid", "mostly", "nodes", "attention", "by size alone", "carried", "score falls without it by"]
-    lead = (
-        "The model also attends to centroids of the whole graph; carried is what taking more or less than by size did."
-    )
-    return section("centroids", "Which centroids", lead, table("Centroids that carried most", head, rows, left=2))
+    head = ["", "mostly", "nodes", "attention", "by size", "carried", "falls without"]
+    return Table("Centroids of the whole graph", head, rows, left=2)

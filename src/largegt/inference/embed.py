@@ -21,7 +21,6 @@ from largegt.errors import ConfigError, nearest
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import NodeModel, NodeOutput
 from largegt.models.largegt.model import LargeGT
-from largegt.runtime.progress import Progress
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.types import Array, PathLike
@@ -34,48 +33,30 @@ SUFFIXES = (".parquet", ".npy", ".npz")
 
 
 def embed(
-    run: PathLike | Run,
-    out: PathLike | None = None,
-    ids: Ids | None = None,
-    split: str | None = None,
-    part: str = "joined",
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-) -> pa.Table:
+    run: PathLike | Run, out: PathLike | None = None, ids: Ids | None = None, split: str | None = None,
+    part: str = "joined", **options: Any,
+) -> pa.Table:  # fmt: skip
     """Vectors of the nodes with these ids, of one split, or of every node of the run's store.
 
     Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `part`: `joined`, what the
     prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
-    memory: `Embedding.write` only writes it. Everything else is as `predict` has it.
+    memory: `Embedding.write` only writes it. Options are those of `predict`.
     """
-    options = PredictOptions(out, ids, split, True, device, progress, draws, memory, overwrite)
-    return Embedding(run, options, part).collect()
+    return Embedding(run, PredictOptions(out, ids, split, **options), part).collect()
 
 
 def nearest_nodes(
-    run: PathLike | Run,
-    node: Any,
-    top: int = 10,
-    split: str | None = None,
-    part: str = "joined",
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
+    run: PathLike | Run, node: Any, top: int = 10, split: str | None = None, part: str = "joined", **options: Any
 ) -> pa.Table:
     """The `top` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
     id), `label` (its own, null without one) and `similarity`, the cosine. Exact, over every node of the store or of one
-    split; ties go to the node with the smaller number."""
+    split; ties go to the node with the smaller number. Options are those of `predict`."""
     if top < 1:
         raise ConfigError(f"top is {top}: it must be at least 1")
-    opened = Run.open(run)
-    settings = PredictOptions(device=device, draws=draws, memory=memory)
-    wanted_nd = np.concatenate(list(Embedding(opened, replace(settings, ids=[node]), part).groups()))
-    direction_d = _unit(wanted_nd)[0]
-    everyone = Embedding(opened, replace(settings, split=split, progress=progress), part)
+    opened, settings = Run.open(run), PredictOptions(split=split, **options)
+    one_node = replace(settings, ids=[node], split=None, progress=None)
+    direction_d = _unit(np.concatenate(list(Embedding(opened, one_node, part).groups())))[0]
+    everyone = Embedding(opened, settings, part)
     store = everyone.store
     [number] = store.nodes_of([node])
     best_n, nodes_n = np.empty(0), np.empty(0, np.int64)

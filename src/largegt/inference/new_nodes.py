@@ -15,7 +15,7 @@ neighbours' where they have some, else zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +38,7 @@ from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.cache_key import directions_of
 from largegt.preprocessing.context import ContextFeatures
+from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.extended_graph import Extended
 from largegt.preprocessing.features import NodeFeatures
 from largegt.preprocessing.label_features import TrainingLabels
@@ -52,9 +53,7 @@ from largegt.preprocessing.subgraph import (
     token_rows,
 )  # fmt: skip
 from largegt.runtime.distributed import ALONE, Ranks
-from largegt.runtime.engine import Engine
 from largegt.runtime.memory import memory_budget
-from largegt.runtime.progress import Progress
 from largegt.runtime.threads import num_threads
 from largegt.training.evaluate import Scorer
 from largegt.training.run import Run
@@ -64,6 +63,7 @@ from largegt.types import Array, PathLike
 from .predictor import PredictOptions, Predictor, first_not_finite, prediction_table
 
 MakeRows = Callable[[Array], Array]
+_OPTIONS = {field.name for field in fields(PredictOptions)} - {"out", "ids", "split"}
 _SEGMENT_NODES = 1 << 14
 _WITHOUT_POSITIONS = ("largegt-local", "mlp", "sgc", "sign")
 """Models that are given positional encodings and do not look."""
@@ -72,27 +72,18 @@ _DRAWN = ("linkx", "graphsage", "gat", "gt-sparse", "goat-local", "goat-global",
 
 
 def predict_new(
-    run: PathLike | Run,
-    nodes: Any = None,
-    edges: Any = None,
-    out: PathLike | None = None,
-    all_probabilities: bool = False,
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-    **files: Any,
+    run: PathLike | Run, nodes: Any = None, edges: Any = None, out: PathLike | None = None, **more: Any
 ) -> pa.Table:
     """Predictions of a run for nodes that are not in its store, which stays as it is.
 
     `nodes` is a table as `ingest` reads them, with an id and the store's feature columns; `edges` are tables of ids,
-    new or old. Other arguments name files and columns as `sources.files` has them (`features`, `source`, `id`, …);
-    `nodes` may also be a whole `Source`. Labels are not read. An edge between two old nodes counts for what is around
-    new ones. Columns, `out` and everything else are as `predict` has them, nodes in the order of their table.
+    new or old. Other arguments are options of `predict`, or name files and columns as `sources.files` has them
+    (`features`, `source`, `id`, …); `nodes` may also be a whole `Source`. Labels are not read. An edge between two old
+    nodes counts for what is around new ones. Columns and `out` are as `predict` has them, nodes in the order of their
+    table.
     """
-    options = PredictOptions(out, None, None, all_probabilities, device, progress, draws, memory, overwrite)
-    return NewNodes(run, options, nodes, edges, **files).collect()
+    options = {name: more.pop(name) for name in _OPTIONS & more.keys()}
+    return NewNodes(run, PredictOptions(out, **options), nodes, edges, **more).collect()
 
 
 class NewNodes(Predictor):
@@ -104,10 +95,6 @@ class NewNodes(Predictor):
         """`nodes`, `edges` and `files` are as for `predict_new`."""
         self._given = nodes, edges, files
         super().__init__(run, options)
-
-    @property
-    def num_new(self) -> int:
-        return self.graph.num_nodes - self.graph.num_old
 
     def check_run(self) -> None:
         if (name := self.run.config.model.name) in _DRAWN:
@@ -150,10 +137,11 @@ class NewNodes(Predictor):
         numbers = self.prepared.num_features * (1 + self.prepared.hops) + self.prepared.label_counts.shape[1]
         row_bytes = 4 * numbers * self._k * self.draws
         step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
-        for start in range(0, self.num_new, step):
-            self.show("predict", start, self.num_new)
-            yield self._predicted(np.arange(start, min(start + step, self.num_new)) + self.graph.num_old)
-        self.show("predict", self.num_new, self.num_new)
+        num_new = self.graph.num_nodes - self.graph.num_old
+        for start in range(0, num_new, step):
+            self.show("predict", start, num_new)
+            yield self._predicted(np.arange(start, min(start + step, num_new)) + self.graph.num_old)
+        self.show("predict", num_new, num_new)
 
     def _predicted(self, nodes: Array) -> Array:
         """[n, w] what is predicted of some new nodes."""
@@ -199,7 +187,8 @@ class NewNodes(Predictor):
                 writer.save(name, np.array(self.prepared.array(name)))
             writer.save("positions", self._positions(nodes))
             if config.labels.hops:
-                writer.save("label_contexts", self._label_contexts(nodes))
+                hops, own = config.labels.hops, self.training_labels
+                writer.save("label_contexts", label_contexts(self.graph, nodes, hops, own, self.engine))
             writer.save("near", np.packbits(sampled[0][1], axis=1, bitorder="little"))
             if config.labels.local:
                 writer.save("label_counts", self._label_counts(used))
@@ -227,16 +216,14 @@ class NewNodes(Predictor):
         shift, gain = (np.array(prepared.array(name)) for name in ("feature_shift", "feature_gain"))
 
         def of_old(missing: Array) -> Array:
-            features = NodeFeatures(self.store, config.tokens.degrees)
+            features = ContextFeatures(
+                NodeFeatures(self.store, config.tokens.degrees), missing, shift, gain, directions, engine
+            )
             with scratch_folder() as made:
-                ContextFeatures(features, missing, shift, gain, directions, engine).write(
-                    made, config.tokens.dtype, config.tokens.hops
-                )
+                features.write(made, config.tokens.dtype, config.tokens.hops)
                 return np.array(made.array("tokens"))
 
-        def of_new(new: Array) -> Array:
-            return token_rows(self.graph, new, shift, gain, config, engine)
-
+        of_new = partial(token_rows, self.graph, shift=shift, gain=gain, config=config, engine=engine)
         return self._rows(nodes, prepared.tokens, prepared.tokens.dtype, of_old, of_new)
 
     def _positions(self, nodes: Array) -> Array:
@@ -251,18 +238,14 @@ class NewNodes(Predictor):
     def _label_counts(self, nodes: Array) -> Array:
         none = self.graph.new_features[:0]
         before = Extended(self.store, none, nodes[:0], nodes[:0])
-        of_old, of_new = (partial(self._counts_in, graph) for graph in (before, self.graph))
+        of_old, of_new = (
+            partial(label_counts, graph, own=self.training_labels, engine=self.engine) for graph in (before, self.graph)
+        )
         return self._rows(nodes, self.prepared.label_counts, np.int32, of_old, of_new)
-
-    def _counts_in(self, graph: Extended, nodes: Array) -> Array:
-        return label_counts(graph, nodes, self.training_labels, self.engine)
 
     @cached_property
     def training_labels(self) -> TrainingLabels:
         return TrainingLabels.of(self.store, self.prepared.as_of)
-
-    def _label_contexts(self, nodes: Array) -> Array:
-        return label_contexts(self.graph, nodes, self.prepared.config.labels.hops, self.training_labels, self.engine)
 
     def _labels_of(self, prepared: Prepared, device: torch.device) -> LocalLabels:
         """What the nodes of a token table tell of their labels: old ones of the training split do."""

@@ -32,11 +32,10 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.text import quoted
-from largegt.training.accelerator import make_accelerator
 from largegt.training.evaluate import Scorer, nodes_at_once
 from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
-from largegt.training.setup import is_worth_compiling, make_loader
+from largegt.training.setup import is_worth_compiling, make_accelerator, make_loader
 from largegt.types import Array, PathLike
 
 from .writers import SUFFIXES, check_prediction_file, prediction_file
@@ -68,45 +67,40 @@ class Written:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Which nodes to predict, how, and where to; as `predict` has them."""
+    """Which nodes to predict, how, and where to."""
 
     out: PathLike | None = None
     """The file to write; none when None."""
     ids: Ids | None = None
+    """Nodes by the user's own ids, in the order of the result."""
     split: str | None = None
     all_probabilities: bool = False
+    """A column for every class."""
     device: str | None = None
     progress: Progress | None = None
     draws: int | None = None
+    """Samples of local nodes that predictions are averaged over; the run's `train.draws` when not given."""
     memory: str | int | None = None
+    """For preparing nodes that are not prepared yet."""
     overwrite: bool = False
     csv_safe: bool = False
     """Put a single quote before ids and classes that a spreadsheet would run as formulas."""
 
 
 def predict(
-    run: PathLike | Run,
-    out: PathLike | None = None,
-    ids: Ids | None = None,
-    split: str | None = None,
-    all_probabilities: bool = False,
-    device: str | None = None,
-    progress: Progress | None = None,
-    draws: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
+    run: PathLike | Run, out: PathLike | None = None, ids: Ids | None = None, split: str | None = None, **options: Any
 ) -> pa.Table:
     """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
 
-    Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities` one more per class.
-    With several `draws`, predictions are averaged over as many samples of local nodes; when not given, as many as the
-    run is set to (`train.draws`). `memory` is for preparing nodes that are not prepared yet. Under torchrun each
-    process predicts a part; the first one writes and returns the whole, the others return a table without rows.
-    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and
-    is not replaced without `overwrite`. The table is held in memory: `Predictor.write` only writes it.
+    Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities=True` one more per class.
+    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and is
+    not replaced without `overwrite=True`. The table is held in memory: `Predictor.write` only writes it.
+
+    Other options: `draws`, the samples of local nodes that predictions are averaged over (as many as the run is set to,
+    `train.draws`); `device`; `memory`, for preparing nodes that are not prepared yet; `progress`; `csv_safe`. Under
+    torchrun each process predicts a part; the first one writes and returns the whole, the others a table without rows.
     """
-    options = PredictOptions(out, ids, split, all_probabilities, device, progress, draws, memory, overwrite)
-    return Predictor(run, options).collect()
+    return Predictor(run, PredictOptions(out, ids, split, **options)).collect()
 
 
 class Predictor:
@@ -261,11 +255,16 @@ class Predictor:
     def _found(self) -> Iterator[Array]:
         """[·, w] what this rank predicts of its part of `rows`, in order."""
         waiting: list[Tensor] = []
-        for logits in chain.from_iterable(map(self._logits_of, self._segments())):
-            waiting.append(logits)
-            if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
-                yield self.decide(torch.cat(waiting))
-                waiting = []
+        for part in self._segments():
+            rows = np.asarray(self.rows[part.start : part.stop])
+            loaders, done = self.scorer.loaders(rows, self.draws), part.start - self.own.start
+            for _, logits, _ in self.scorer.logits(loaders, rows):
+                waiting.append(logits)
+                done += len(logits)
+                self.show("predict", done, len(self.own))
+                if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
+                    yield self.decide(torch.cat(waiting))
+                    waiting = []
         if waiting:
             yield self.decide(torch.cat(waiting))
 
@@ -277,16 +276,6 @@ class Predictor:
             # exact up to 16 million classes
             probabilities = torch.stack([best.to(probability.dtype), probability], dim=1)
         return probabilities.cpu().numpy()
-
-    def _logits_of(self, part: range) -> Iterator[Tensor]:
-        rows = np.asarray(self.rows[part.start : part.stop])
-        loaders = self.scorer.loaders(rows, self.draws)
-
-        def show(stage: str, done: int, total: int | None) -> None:
-            self.show(stage, part.start - self.own.start + done, len(self.own))
-
-        for _, logits, _ in self.scorer.logits(loaders, rows, show, "predict"):
-            yield logits
 
     def _segments(self) -> list[range]:
         """This rank's places in pieces of whole batches. The last one has at least a batch if that can be, since a
@@ -327,8 +316,7 @@ class Predictor:
         is_whole = len(prepared.nodes) == self.store.num_nodes
         if is_whole or (nodes is not None and (prepared.rows_of(nodes) >= 0).all()):
             return prepared
-        everyone = prepared.config.local_nodes.model_copy(update={"nodes": "all"})
-        config = prepared.config.model_copy(update={"local_nodes": everyone})
+        config = prepared.config.for_all_nodes()
         as_of = None if prepared.as_of is None else prepared.as_of.fingerprint
         covering = prepare(self.store, config, progress=self.show, memory=self.options.memory, as_of=as_of)
         covering.reused |= {f"{name} of labelled nodes": counts for name, counts in prepared.reused.items()}
@@ -359,22 +347,20 @@ def _regrouped(pieces: Iterator[Array], size: int) -> Iterator[Array]:
 
 def prediction_table(store: GraphStore, ids: Any, found: Array, all_probabilities: bool) -> pa.Table:
     """What is predicted of the nodes with these ids, as the user reads it."""
+    found = np.asfortranarray(found)  # columns in one piece
     columns: dict[str, Any] = {"node": ids}
     if store.task == "regression":
-        columns["value"] = pa.array(found[:, 0])
-    elif store.task == "multilabel":
-        for number, name in enumerate(store.classes):
-            columns[f"label_{name}"] = pa.array((found[:, number] >= 0.5).astype(np.int8))
+        return pa.table(columns | {"value": found[:, 0]})
+    if store.task == "multilabel":
+        for name, column in zip(store.classes, found.T, strict=True):
+            columns[f"label_{name}"] = (column >= 0.5).astype(np.int8)
             if all_probabilities:
-                columns[f"probability_{name}"] = pa.array(found[:, number])
-    else:
-        best, probability = found[:, 0].astype(np.int64), found[:, 1]
-        if all_probabilities:
-            best = found.argmax(axis=1)
-            probability = found[np.arange(len(best)), best]
-        columns["label"] = pa.array(store.classes).take(pa.array(best))
-        columns["probability"] = pa.array(np.ascontiguousarray(probability))
-        if all_probabilities:
-            for number, name in enumerate(store.classes):
-                columns[f"probability_{name}"] = pa.array(np.ascontiguousarray(found[:, number]))
+                columns[f"probability_{name}"] = column
+        return pa.table(columns)
+    best, probability = found[:, 0].astype(np.int64), found[:, 1]
+    if all_probabilities:
+        best, probability = found.argmax(axis=1), found.max(axis=1)
+    columns |= {"label": pa.array(store.classes).take(pa.array(best)), "probability": probability}
+    if all_probabilities:
+        columns |= {f"probability_{name}": column for name, column in zip(store.classes, found.T, strict=True)}
     return pa.table(columns)

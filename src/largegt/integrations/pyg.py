@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
-from largegt.config.schema import (
-    IngestConfig,
-    LocalNodesConfig,
-    ModelConfig,
-    PositionsConfig,
-    PrepareConfig,
-    TokensConfig,
-)
+from largegt.config.describe import build
+from largegt.config.schema import IngestConfig, ModelConfig, PrepareConfig
 from largegt.data import precision, sources
 from largegt.data.ingest import ingest
-from largegt.data.labels import Encoded, labelled, no_labels
+from largegt.data.labels import Encoded, encode_as, labelled, no_labels
 from largegt.data.sources import as_numpy
 from largegt.data.splits import SPLIT_CODES, given_split
 from largegt.data.store import GraphStore
@@ -40,32 +38,25 @@ from largegt.preprocessing.sampling.local_nodes import node_numbers
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
 
-from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
+from .store_cache import StoreCache
 
 _MASKS = {"train_mask": "train", "val_mask": "valid", "test_mask": "test"}
-_temporary: list[Folder] = []
+_temporary: list[TemporaryDirectory[str]] = []
 """Stores that were given no place of their own: they stay until the process ends."""
 
 
 def from_pyg(
-    data: Any,
-    out: PathLike | None = None,
-    config: IngestConfig | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    split_index: int = 0,
-    edge_weights: bool = True,
-    edge_features: bool = True,
-) -> GraphStore:
+    data: Any, out: PathLike | None = None, config: IngestConfig | None = None, overwrite: bool = False,
+    progress: Progress | None = None, **which: Any,
+) -> GraphStore:  # fmt: skip
     """A `Data` (edge_index, x, y, masks) as a store in the folder `out`; without one, in a temporary folder that is
     removed when the process ends. Self loops are left out and repeated edges are one. Of masks [N, s], column
-    `split_index` is taken. Its edge_weight and edge_attr, where it has them, are the weights and the features of its
-    edges, unless `edge_weights` or `edge_features` is False."""
+    `split_index=0` is taken. Its edge_weight and edge_attr, where it has them, are the weights and the features of its
+    edges, unless `edge_weights=False` or `edge_features=False`."""
     if out is None:
-        _temporary.append(Folder.temporary())
-        out = _temporary[-1].path / "graph"
-    source = sources.pyg(data, split_index=split_index, edge_weights=edge_weights, edge_features=edge_features)
-    return ingest(source, out, config, overwrite, progress)
+        _temporary.append(TemporaryDirectory(prefix="largegt-"))
+        out = Path(_temporary[-1].name) / "graph"
+    return ingest(sources.pyg(data, **which), out, config, overwrite, progress)
 
 
 def to_pyg(store: GraphStore | PathLike) -> Any:
@@ -110,17 +101,17 @@ def _own_labels(store: GraphStore) -> Array:
     return labels.astype(np.int64)
 
 
-# batches ----------------------------------------------------------------------------------------------------------
+# batches
 
 
 def preparation(k: int = 32, seed: int = 0, positions: int = 64) -> PrepareConfig:
-    """What a loader and the transform prepare when they are not told otherwise; without positions, none."""
-    method: Any = "projection" if positions else "none"
-    return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=k, seed=seed, nodes="all"),
-        tokens=TokensConfig(nodes="all"),
-        positions=PositionsConfig(method=method, dim=max(1, positions), seed=seed),
-    )
+    """What a loader and the transform prepare by default; without positions, none."""
+    method = "projection" if positions else "none"
+    return build(PrepareConfig, {
+        "local_nodes": {"k": k, "seed": seed, "nodes": "all"},
+        "tokens": {"nodes": "all"},
+        "positions": {"method": method, "dim": max(1, positions), "seed": seed},
+    })  # fmt: skip
 
 
 class Loader:
@@ -151,18 +142,15 @@ class Loader:
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
-        config = prepare or preparation(k)
-        everyone = config.local_nodes.model_copy(update={"nodes": "all"})
-        config = config.model_copy(update={"local_nodes": everyone})
-        encoded, split = _labels_of(data)
-        self._cache = StoreCache.of(GraphInput.of(data, edge_weights=True), work_dir, progress)
-        self._store = store = self._cache.labelled(encoded, split)
-        self.prepared: Prepared = self._cache.prepared(store, config, progress)
+        labels = _labels_of(data)
+        self._cache = StoreCache.of(data, None, True, work_dir, progress)
+        self._store = store = self._cache.labelled(*labels)
+        self.prepared: Prepared = self._cache.prepared(store, (prepare or preparation(k)).for_all_nodes(), progress)
         self.nodes = _chosen(nodes, store.num_nodes)
         self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
         rows = TokenTable(self.prepared, device, table)
-        told = LocalLabels.of_training_nodes(self.prepared, rows.device) if local_labels else None
-        self._loader = TokenLoader(rows, torch.device(device), distinct=distinct, local_labels=told)
+        labels_of_local_nodes = LocalLabels.of_training_nodes(self.prepared, rows.device) if local_labels else None
+        self._loader = TokenLoader(rows, torch.device(device), distinct=distinct, local_labels=labels_of_local_nodes)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -196,7 +184,7 @@ class LargeGTTransform:
 
     def __call__(self, data: Any) -> Any:
         config = preparation(self.k, self.seed, self.positions)
-        cache = StoreCache.of(GraphInput.of(data, edge_weights=True))
+        cache = StoreCache.of(data, edge_weights=True)
         prepared = cache.prepared(cache.graph, config)
         data = copy.copy(data)
         data.local_nodes = torch.from_numpy(np.array(prepared.local_rows, dtype=np.int64))
@@ -254,30 +242,22 @@ def _chosen(nodes: Any, num_nodes: int) -> Array:
 
 
 def _labels_of(data: Any) -> tuple[Encoded, Array]:
-    """What data.y and its masks say, with whole numbers kept as class numbers even where a class does not occur."""
+    """data.y and the masks; whole numbers stay class numbers even where a class does not occur."""
     source = sources.pyg(data, edge_weights=False, edge_features=False)
     num_nodes = int(data.num_nodes)
-    y = getattr(data, "y", None)
-    if y is None:
-        encoded = no_labels(num_nodes)
-    else:
-        encoded = _encoded(as_numpy(y))
-        if len(encoded.values) != num_nodes:
-            raise InputError(f"y has {len(encoded.values)} entries, but the Data has {num_nodes} nodes")
+    encoded = no_labels(num_nodes) if source.labels is None else _encoded(source.labels.values)
+    if len(encoded.values) != num_nodes:
+        raise InputError(f"y has {len(encoded.values)} entries, but the Data has {num_nodes} nodes")
     parts = {} if source.splits is None else source.splits.parts
     return encoded, given_split(num_nodes, parts, labelled(encoded.values, encoded.task))
 
 
-def _encoded(y: Array) -> Encoded:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim == 2:
-        values = y.astype(np.float32)
-        values[values < 0] = np.nan
-        return encoded_labels(values, "multilabel", list(range(y.shape[1])))
-    if y.ndim != 1 or y.dtype.kind not in "iufb":
-        raise InputError(f"y is {y.dtype} {list(y.shape)}, expected classes [N], values [N] or 0/1 labels [N, c]")
-    if y.dtype.kind == "f":
-        return encoded_labels(y.astype(np.float32), "regression", [])
-    classes = np.maximum(y.astype(np.int32), -1)
-    return encoded_labels(classes, "multiclass", list(range(int(classes.max(initial=-1)) + 1)))
+def _encoded(y: Any) -> Encoded:
+    if isinstance(y, np.ndarray):
+        return encode_as(y, None, "multilabel", list(range(y.shape[1])), "y")
+    if pa.types.is_floating(y.type):
+        return encode_as(y, None, "regression", [], "y")
+    if not (pa.types.is_integer(y.type) or pa.types.is_boolean(y.type)):
+        raise InputError(f"y is {y.type}, expected classes [N], values [N] or 0/1 labels [N, c]")
+    last = pc.max(y).as_py()
+    return encode_as(y, None, "multiclass", list(range(0 if last is None else last + 1)), "y")

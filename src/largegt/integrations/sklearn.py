@@ -19,10 +19,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from largegt.auto.choose import auto_config
-from largegt.config.recipes import AUTO
+from largegt.auto.choose import config_for
 from largegt.config.schema import Config
-from largegt.data.labels import Encoded, scatter
+from largegt.data.labels import Encoded, counted, scatter
 from largegt.data.sources import as_numpy
 from largegt.data.splits import SPLIT_CODES, made_split
 from largegt.data.store import GraphStore
@@ -30,11 +29,10 @@ from largegt.data.versions import register
 from largegt.errors import ConfigError, InputError, disk_errors
 from largegt.inference.predictor import predict
 from largegt.runtime.progress import Progress, console_progress
-from largegt.training.run import Run
 from largegt.training.trainer import train
-from largegt.types import Array, PathLike
+from largegt.types import Array, PathLike, Task
 
-from .store_cache import Folder, GraphInput, StoreCache, encoded_labels
+from .store_cache import StoreCache
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
@@ -60,50 +58,39 @@ class SampleError(InputError, ValueError):
     """Samples or targets that cannot be used; a ValueError as well, as scikit-learn has it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Fitted:
-    """What a fit leaves: a version of a store with its labels, and a run in a folder that can be made again."""
+    """What a fit leaves: a graph, its labels, and a run in a folder that can be made again."""
 
-    graph: Any
-    features: Any
-    work_dir: PathLike | None
+    graph: tuple[Any, Any, bool, PathLike | None]
+    """The first arguments of `StoreCache.of`."""
     encoded: Encoded
     split: Array
     files: dict[str, bytes] = field(default_factory=dict)
     """Of the run, while there is no folder: after it was unpickled or copied."""
     cache: StoreCache | None = None
-    folder: Folder | None = None
-    version: str = ""
-    """Of the store with the labels."""
-    edge_weights: bool = False
+    run: Path | None = None
 
-    def opened(self, progress: Progress | None = None) -> tuple[StoreCache, Folder, GraphStore]:
-        """The cache, the folder of this fit, and the store with its labels."""
+    def opened(self, progress: Progress) -> tuple[StoreCache, Path]:
+        """The cache and the folder of the run, made again where they are missing."""
         if self.cache is None:
-            given = GraphInput.of(self.graph, self.features, self.edge_weights)
-            self.cache = StoreCache.of(given, self.work_dir, progress)
-        if self.folder is None:
-            folder = self.cache.new_folder(keep=self.work_dir is not None)
+            self.cache = StoreCache.of(*self.graph, progress)
+        if self.run is None:
+            run = self.cache.run_folder(self)
             store = self.cache.labelled(self.encoded, self.split)
-            if self.files:
-                with disk_errors(folder.path):
-                    (folder.path / "run").mkdir(exist_ok=True)
-                    for name, content in self.files.items():
-                        (folder.path / "run" / name).write_bytes(content)
-                register(store, folder.path / "run")
-            self.folder, self.version = folder, store.fingerprint
-        return self.cache, self.folder, GraphStore.open(self.cache.graph.path, self.version)
-
-    @property
-    def run(self) -> Run:
-        return Run.open(self.opened()[1].path / "run")
+            with disk_errors(run):
+                run.mkdir()
+                for name, content in self.files.items():
+                    (run / name).write_bytes(content)
+            register(store, run)
+            self.run = run
+        return self.cache, self.run
 
     def __getstate__(self) -> dict[str, Any]:
         files = self.files
-        if self.folder is not None:
-            run = self.folder.path / "run"
-            files = {name: (run / name).read_bytes() for name in _RUN_FILES if (run / name).is_file()}
-        return vars(self) | {"files": files, "cache": None, "folder": None}
+        if self.run is not None:
+            files = {name: (self.run / name).read_bytes() for name in _RUN_FILES if (self.run / name).is_file()}
+        return vars(self) | {"files": files, "cache": None, "run": None}
 
 
 class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
@@ -112,49 +99,53 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     _fitted: _Fitted
 
     def __init__(
-        self,
-        graph: Any = None,
-        features: Any = None,
-        *,
-        recipe: PathLike | Config = "default",
-        k: int | None = None,
-        hidden: int | None = None,
-        heads: int | None = None,
-        num_layers: int | None = None,
-        dropout: float | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        weight_decay: float | None = None,
-        patience: int | None = None,
-        settings: Mapping[str, Any] | Iterable[str] | None = None,
-        validation_fraction: float = 0.1,
-        device: str | None = None,
-        work_dir: PathLike | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
+        self, graph: Any = None, features: Any = None, *, recipe: PathLike | Config = "default", k: int | None = None,
+        hidden: int | None = None, heads: int | None = None, num_layers: int | None = None,
+        dropout: float | None = None, epochs: int | None = None, batch_size: int | None = None,
+        learning_rate: float | None = None, weight_decay: float | None = None, patience: int | None = None,
+        settings: Mapping[str, Any] | Iterable[str] | None = None, validation_fraction: float = 0.1,
+        device: str | None = None, work_dir: PathLike | None = None, random_state: Any = None, verbose: bool = False,
         edge_weights: bool = False,
-    ) -> None:
-        self.graph = graph
-        self.features = features
-        self.recipe = recipe
-        self.k = k
-        self.hidden = hidden
-        self.heads = heads
-        self.num_layers = num_layers
-        self.dropout = dropout
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.patience = patience
-        self.settings = settings
-        self.validation_fraction = validation_fraction
-        self.device = device
-        self.work_dir = work_dir
-        self.random_state = random_state
-        self.verbose = verbose
-        self.edge_weights = edge_weights
+    ) -> None:  # fmt: skip
+        given = locals()
+        for name in self._get_param_names():  # parameters and nothing else, as scikit-learn has it
+            setattr(self, name, given[name])
+
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
+        """Learn from the nodes `X` and their labels `y` [n], or 0/1 columns [n, c] for several labels a node.
+
+        X holds node numbers, or a mask over all nodes. `validation=(nodes, labels)` picks the best epoch; without it
+        a part of X does (`validation_fraction`).
+        """
+        if not 0 <= self.validation_fraction < 1:
+            raise ConfigError(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
+        targets, seed = self._targets(y, "y"), self._seed()
+        graph = self.graph, self.features, self.edge_weights, self.work_dir
+        with console_progress(quiet=not self.verbose) as show:
+            cache = StoreCache.of(*graph, show)
+            nodes, targets, is_valid = self._samples(cache.graph, X, targets, validation)
+            encoded = self._encoded(targets, ~is_valid)
+            nodes, first = _once(nodes, encoded.values, is_valid)
+            encoded, is_valid = replace(encoded, values=encoded.values[first]), is_valid[first]
+            split = np.zeros(cache.graph.num_nodes, dtype=np.uint8)
+            split[nodes] = np.where(is_valid, SPLIT_CODES["valid"], SPLIT_CODES["train"])
+            if validation is None:
+                split[nodes] = _split_off(encoded, self.validation_fraction, seed)
+            encoded = counted(scatter(encoded, nodes, len(split)), encoded.task, encoded.classes)
+            store = cache.labelled(encoded, split)
+            config = self._config(store, seed)
+            cache.prepared(store, config.preparation, show)
+            fitted = _Fitted(graph, encoded, split, cache=cache)
+            fitted.run = cache.run_folder(fitted)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
+                run = train(store, config, fitted.run, progress=show, score_test=False)
+        self._fitted = fitted
+        self.run_path_: Path = run.path
+        self.config_: Config = run.config
+        self.n_iter_: int = run.metrics["epochs"]
+        self.validation_scores_: dict[str, float] = run.metrics["valid"]
+        return self
 
     # what scikit-learn asks for
 
@@ -178,51 +169,25 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_is_fitted__(self) -> bool:
         return "_fitted" in vars(self)
 
-    # fit
+    # parts of fit
 
-    def _fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None) -> Self:
-        if not 0 <= self.validation_fraction < 1:
-            raise ConfigError(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
-        targets = self._targets(y, "y")
-        given = GraphInput.of(self.graph, self.features, self.edge_weights)
-        with console_progress(quiet=not self.verbose) as show:
-            cache = StoreCache.of(given, self.work_dir, show)
-            nodes = _numbers(cache.graph, X)
-            _check_lengths(nodes, targets, "y")
-            is_valid = np.zeros(len(nodes), dtype=bool)
-            if validation is not None:
-                others, more = _validation_pair(validation)
-                others, more = _numbers(cache.graph, others), self._targets(more, "the labels of validation")
-                _check_lengths(others, more, "the labels of validation")
-                if more.ndim != targets.ndim or more.shape[1:] != targets.shape[1:]:
-                    raise SampleError("the labels of validation have another shape than y")
-                nodes, targets = np.concatenate([nodes, others]), np.concatenate([targets, more])
-                is_valid = np.concatenate([is_valid, np.ones(len(others), dtype=bool)])
-            encoded = self._encoded(targets, ~is_valid)
-            seed = self._seed()
-            nodes, kept = _once(nodes, encoded.values, is_valid)
-            encoded, is_valid = replace(encoded, values=encoded.values[kept]), is_valid[kept]
-            values = scatter(encoded, nodes, given.num_nodes)
-            split = np.zeros(given.num_nodes, dtype=np.uint8)
-            split[nodes] = np.where(is_valid, SPLIT_CODES["valid"], SPLIT_CODES["train"])
-            if validation is None:
-                split[nodes] = _split_off(encoded, self.validation_fraction, seed)
-            encoded = encoded_labels(values, encoded.task, encoded.classes)
-            fitted = _Fitted(
-                self.graph, self.features, self.work_dir, encoded, split, cache=cache, edge_weights=self.edge_weights
-            )
-            _, folder, store = fitted.opened()
-            config = self._config(store, seed)
-            cache.prepared(store, config.preparation, show)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
-                run = train(store, config, folder.path / "run", progress=show, score_test=False)
-        self._fitted = fitted
-        self.run_path_: Path = run.path
-        self.config_: Config = run.config
-        self.n_iter_: int = run.metrics["epochs"]
-        self.validation_scores_: dict[str, float] = run.metrics["valid"]
-        return self
+    def _samples(self, graph: GraphStore, X: Any, targets: Array, validation: Any) -> tuple[Array, Array, Array]:
+        """(nodes, targets, which of them validate) of `fit` and of `validation` together."""
+        nodes = _numbers(graph, X)
+        _check_lengths(nodes, targets, "y")
+        is_valid = np.zeros(len(nodes), dtype=bool)
+        if validation is None:
+            return nodes, targets, is_valid
+        try:
+            X, y = validation
+        except (TypeError, ValueError):
+            raise SampleError("validation must be a pair: (nodes, labels)") from None
+        others, more = _numbers(graph, X), self._targets(y, "the labels of validation")
+        _check_lengths(others, more, "the labels of validation")
+        if more.shape[1:] != targets.shape[1:]:
+            raise SampleError("the labels of validation have another shape than y")
+        is_valid = np.concatenate([is_valid, np.ones(len(others), dtype=bool)])
+        return np.concatenate([nodes, others]), np.concatenate([targets, more]), is_valid
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -243,9 +208,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.heads=4']")
         elif self.settings is not None:
             overrides += [str(line) for line in self.settings]
-        if isinstance(self.recipe, str) and self.recipe == AUTO:
-            return auto_config(store, overrides)[0]
-        return Config.from_recipe(self.recipe, overrides)
+        return config_for(store, self.recipe, overrides)[0]
 
     def _targets(self, y: Any, what: str) -> Array:
         raise NotImplementedError
@@ -258,15 +221,11 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any) -> Array:
         """[n, w] what the model says of these nodes: probabilities, or values."""
         check_is_fitted(self)
-        fitted = self._fitted
         with console_progress(quiet=not self.verbose) as show:
-            cache, folder, store = fitted.opened(show)
-            nodes = _numbers(cache.graph, X)
-            table = predict(
-                folder.path / "run", ids=cache.graph.ids_of(nodes), all_probabilities=True, device=self.device,
-                progress=show,
-            )  # fmt: skip
-        names = [f"probability_{name}" for name in store.classes] or ["value"]
+            cache, run = self._fitted.opened(show)
+            ids = cache.graph.ids_of(_numbers(cache.graph, X))
+            table = predict(run, ids=ids, all_probabilities=True, device=self.device, progress=show)
+        names = [f"probability_{name}" for name in self._fitted.encoded.classes] or ["value"]
         return np.stack([table[name].to_numpy() for name in names], axis=1)
 
 
@@ -285,14 +244,6 @@ class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[mis
 
     After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
     """
-
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
-        """Learn from the nodes `X` and their classes `y` [n], or 0/1 columns [n, c] for several labels a node.
-
-        X holds node numbers, or a mask over all nodes. `validation=(nodes, labels)` picks the best epoch; without it
-        a part of X does (`validation_fraction`).
-        """
-        return self._fit(X, y, validation)
 
     def predict(self, X: Any) -> Array:
         """The class of each node of `X`, or 0/1 rows."""
@@ -327,17 +278,17 @@ class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[mis
     def _encoded(self, targets: Array, is_train: Array) -> Encoded:
         if targets.ndim == 2:
             self.classes_ = np.arange(targets.shape[1])
-            return encoded_labels(targets.astype(np.float32), "multilabel", self.classes_.tolist())
+            return counted(targets.astype(np.float32), "multilabel", self.classes_.tolist())
         self.classes_, codes = np.unique(targets, return_inverse=True)
         if len(unseen := np.setdiff1d(targets[~is_train], targets[is_train])):
             raise SampleError(f"class {unseen[0]!r} occurs in validation, and not in y")
         if len(self.classes_) < 2:
             raise SampleError(f"y has one class only ({self.classes_[0]!r}): there is nothing to tell apart")
-        task = "binary" if len(self.classes_) == 2 else "multiclass"
+        task: Task = "binary" if len(self.classes_) == 2 else "multiclass"
         names = self.classes_.tolist() if self.classes_.dtype.kind in "iuU" else [str(c) for c in self.classes_]
         if len(set(names)) < len(names):
             names = list(range(len(names)))
-        return encoded_labels(codes.reshape(-1).astype(np.int32), task, names)
+        return counted(codes.reshape(-1).astype(np.int32), task, names)
 
 
 class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
@@ -345,10 +296,6 @@ class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
 
     The parameters are those of LargeGTClassifier, whose text says what they are. `score` is R².
     """
-
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
-        """Learn from the nodes `X` and their values `y` [n]; see LargeGTClassifier."""
-        return self._fit(X, y, validation)
 
     def predict(self, X: Any) -> Array:
         """The value of each node of `X`."""
@@ -366,7 +313,7 @@ class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
         return targets
 
     def _encoded(self, targets: Array, is_train: Array) -> Encoded:
-        return encoded_labels(targets, "regression", [])
+        return counted(targets, "regression", [])
 
 
 def _override(setting: str, value: Any) -> str:
@@ -404,14 +351,6 @@ def _check_lengths(nodes: Array, targets: Array, what: str) -> None:
         raise SampleError(f"X names {len(nodes)} nodes, and {what} has {len(targets)} entries")
     if not len(nodes):
         raise SampleError("X names no node")
-
-
-def _validation_pair(validation: Any) -> tuple[Any, Any]:
-    try:
-        nodes, labels = validation
-    except (TypeError, ValueError):
-        raise SampleError("validation must be a pair: (nodes, labels)") from None
-    return nodes, labels
 
 
 def _once(nodes: Array, values: Array, is_valid: Array) -> tuple[Array, Array]:

@@ -45,7 +45,7 @@ from .checksums import (
     outside,
     read_object,
     url_mismatch,
-)
+)  # fmt: skip
 from .remote import FINGERPRINT, MANIFEST
 from .remote_array import HEADER_BYTES, RemoteArray
 
@@ -53,8 +53,7 @@ FORMAT_VERSION = 4
 VERSIONS = "versions"
 ARRAY_FILE = re.compile(r"[A-Za-z_]\w*-[0-9a-f]{16}\.npy")
 _DTYPE = re.compile(r"u?int(8|16|32|64)|b?float16|float(32|64)|bool")
-_FREE: Mapping[str, int] = {}
-_MAKE_STORE = "; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out "
+_NO_LIMITS: Mapping[str, int] = {}
 
 
 def array_file(name: str, checksum: str) -> str:
@@ -85,18 +84,18 @@ def mapped(file: Path, shape: Iterable[int], dtype: str) -> Array:
 
 class ArrayFolder:
     """One version of a finished folder, opened for reading; the newest when not given. Arrays are memory-mapped on
-    first use."""
+    first use. Without `check` nothing but the manifest is looked at."""
 
     def __init__(self, path: PathLike, kind: str, version: str | None = None, check: bool = True) -> None:
-        self.path = remote.local_path(path)
+        self.path, self.kind = remote.local_path(path), kind
         self.url = remote.url_of(self.path)
         remote.refresh(self.path)
-        self.manifest, held = _opened(self.path, kind, version)
+        self.manifest, held = self._opened(version)
         self._release = weakref.finalize(self, held.close)
         self._open: dict[str, Array] = {}
         if check and self.url is None:  # an array at a URL is checked when it is fetched
             for name, entry in self.manifest["arrays"].items():
-                self._refuse(name, self._fault(name, full=int(entry["bytes"]) <= SMALL_BYTES))
+                self._check_array(name, full=int(entry["bytes"]) <= SMALL_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_release"}  # the lock stays here
@@ -126,15 +125,26 @@ class ArrayFolder:
         """Bytes of all arrays on disk."""
         return sum(int(entry["bytes"]) for entry in self.manifest["arrays"].values())
 
+    @property
+    def advice(self) -> str:
+        """What to do about damage."""
+        again = f"ingest {self.place} again with --overwrite"
+        if self.kind != "store":
+            again = f"delete {self.place} and make it again"
+        return (
+            f"{again}, or bring a whole copy (largegt inspect {quoted(self.place)} --verify names all that is damaged)"
+        )
+
+    # arrays
+
     def __contains__(self, name: str) -> bool:
         return name in self.manifest["arrays"]
 
     def entry(self, name: str) -> dict[str, Any]:
         """What the manifest says of an array."""
-        try:
-            entry: dict[str, Any] = self.manifest["arrays"][name]
-        except KeyError:
-            raise FormatError(f"{self.place} has no array {name!r}; make it again with this version") from None
+        if name not in self:
+            raise FormatError(f"{self.place} has no array {name!r}; make it again with this version")
+        entry: dict[str, Any] = self.manifest["arrays"][name]
         return entry
 
     def dtype(self, name: str) -> str:
@@ -146,26 +156,15 @@ class ArrayFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an array, without opening it; of none, if there is none."""
-        entry = self.manifest["arrays"].get(name)
-        return () if entry is None else tuple(entry["shape"])
+        return tuple(self.entry(name)["shape"]) if name in self else ()
 
     def array(self, name: str) -> Array:
         """The array `name`, read-only and memory-mapped; bfloat16 comes as its uint16 bits."""
         if name not in self._open:
             entry = self.entry(name)
-            self._refuse(name, self._fault(name, full=int(entry["bytes"]) <= USED_BYTES))
+            self._check_array(name, full=int(entry["bytes"]) <= USED_BYTES)
             self._open[name] = mapped(self.file(name), entry["shape"], entry["dtype"])
         return self._open[name]
-
-    def file(self, name: str) -> Path:
-        """The file of the array `name` on this machine; one at a URL is fetched first."""
-        entry = self.entry(name)
-        file: Path = self.path / entry["file"]
-        if self.url is not None and not file.is_file():
-            num_bytes, checksum = int(entry["bytes"]), self.checksum(name)
-            require_space(file, num_bytes, f"a copy of {self._url_of(name)}")
-            remote.bring(file, self._url_of(name), num_bytes, lambda copy: mismatch(copy, num_bytes, checksum))
-        return file
 
     def ranged(self, name: str) -> Array:
         """The array `name`, to be read in ranges: as `array`, but one at a URL stays there (remote_array.py)."""
@@ -173,15 +172,31 @@ class ArrayFolder:
             return self.array(name)
         return cast(Array, RemoteArray(self._url_of(name), stored_dtype(self.dtype(name)).name, self.shape(name)))
 
-    def check(
-        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
-    ) -> None:
+    def file(self, name: str) -> Path:
+        """The file of the array `name` on this machine; one at a URL is fetched first."""
+        entry = self.entry(name)
+        file: Path = self.path / entry["file"]
+        if self.url is not None and not file.is_file():
+            num_bytes, url = int(entry["bytes"]), self._url_of(name)
+            require_space(file, num_bytes, f"a copy of {url}")
+            remote.bring(file, url, num_bytes, lambda copy: mismatch(copy, num_bytes, entry["checksum"]))
+        return file
+
+    def _url_of(self, name: str) -> str:
+        return f"{self.url}/{self.entry(name)['file']}"
+
+    # what is damaged
+
+    def check(self, progress: Progress | None = None) -> None:
         """`verify` before a stage works with arrays of any size: once in a process, by one process of a machine."""
         if is_checker() and self.url is None:
-            self.verify(names, progress, below)
+            self.verify(progress=progress)
 
     def verify(
-        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
+        self,
+        names: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        below: Mapping[str, int] = _NO_LIMITS,
     ) -> None:
         """Read every byte of these arrays, or of all, and refuse the first that is damaged. `below`: arrays of whole
         numbers that are at least 0 and less than that."""
@@ -189,7 +204,10 @@ class ArrayFolder:
             raise FormatError(f"{damage}: it was damaged or changed; {self.advice}")
 
     def damages(
-        self, names: Iterable[str] | None = None, progress: Progress | None = None, below: Mapping[str, int] = _FREE
+        self,
+        names: Iterable[str] | None = None,
+        progress: Progress | None = None,
+        below: Mapping[str, int] = _NO_LIMITS,
     ) -> Iterator[Damage]:
         """Each array that is not what was written. Reads every byte."""
         show = progress or silent
@@ -201,21 +219,14 @@ class ArrayFolder:
             try:
                 if self.url is not None:
                     fault = url_mismatch(str(file), int(entry["bytes"]), entry["checksum"])
-                else:
-                    fault = self._fault(name, full=True)
-                    if fault is None and name in below:
-                        fault = outside(self.array(name), below[name], self.checksum(name))
+                elif (fault := self._fault(name, full=True)) is None and name in below:
+                    fault = outside(self.array(name), below[name], self.checksum(name))
             except DiskError as error:
                 fault = str(error.__cause__)
             if fault is not None:
                 yield Damage(file, fault)
             done += int(entry["bytes"])
         show("check", total, total)
-
-    @property
-    def advice(self) -> str:
-        """What to do about damage."""
-        return _advice(self.path, str(self.manifest["format"]).removeprefix("largegt-"))
 
     def require(self, kinds: Mapping[str, type], lengths: Mapping[str, int]) -> None:
         """Refuse a folder whose notes are not of these kinds, or whose arrays have not this many rows."""
@@ -229,22 +240,23 @@ class ArrayFolder:
                 found = f"has shape {list(self.shape(name))}"
                 raise FormatError(f"{self.file(name)} {found}, {rows} rows are expected; {self.advice}")
 
-    def _url_of(self, name: str) -> str:
-        return f"{self.url}/{self.entry(name)['file']}"
+    def _check_array(self, name: str, full: bool) -> None:
+        if (fault := self._fault(name, full)) is not None:
+            raise FormatError(f"{self.file(name)} {fault}: it was damaged or changed; {self.advice}")
 
     def _fault(self, name: str, full: bool) -> str | None:
         """What is wrong with an array's file: by its header and its size, or by all of its bytes."""
         file, entry = self.file(name), self.entry(name)
+        shape, dtype, num_bytes = entry["shape"], entry["dtype"], entry["bytes"]
         if leaves(self.path, file):
             return "leads out of its folder"
-        head, shape = npy_head(entry["shape"], entry["dtype"]), entry["shape"]
-        num_bytes = len(head) + math.prod(shape) * stored_dtype(entry["dtype"]).itemsize
+        head = npy_head(shape, dtype)
         try:
             with open(file, "rb") as stream:
                 begin, size = stream.read(len(head)), os.fstat(stream.fileno()).st_size
             if begin != head:
-                return f"does not begin as an array of {entry['dtype']} {shape}, as its manifest says"
-            if not size == num_bytes == entry["bytes"]:
+                return f"does not begin as an array of {dtype} {shape}, as its manifest says"
+            if not size == num_bytes == len(head) + math.prod(shape) * stored_dtype(dtype).itemsize:
                 return f"has {size} bytes, {num_bytes} were written"
             return mismatch(file, num_bytes, entry["checksum"]) if full else None
         except FileNotFoundError:
@@ -252,85 +264,81 @@ class ArrayFolder:
         except OSError as error:
             raise DiskError(f"{file} cannot be read: {error.strerror or error}; mend that and try again") from error
 
-    def _refuse(self, name: str, fault: str | None) -> None:
-        if fault is not None:
-            raise FormatError(f"{self.file(name)} {fault}: it was damaged or changed; {self.advice}")
+    # the manifest
 
+    def _opened(self, version: str | None) -> tuple[dict[str, Any], IO[bytes]]:
+        """A manifest, and its file with a shared lock."""
+        if not (self.path / MANIFEST).is_file():
+            raise self._missing()
+        manifest, held = self._read(self.path / MANIFEST)
+        if version is None or manifest["fingerprint"] == version:
+            return manifest, held
+        held.close()
+        name = f"{VERSIONS}/{version}.json"
+        if FINGERPRINT.fullmatch(version):
+            remote.refresh(self.path, name)
+            if (self.path / name).is_file() and not leaves(self.path, self.path / name):
+                return self._read(self.path / name)
+        raise InputError(
+            f"{self.place} has no version {version}: it was removed, or {self.place} is another {self.kind}"
+        )
 
-def read_manifest(path: Path, kind: str) -> dict[str, Any]:
-    """The newest manifest of the folder at `path`."""
-    manifest, held = _opened(path, kind, None)
-    held.close()
-    return manifest
+    def _missing(self) -> InputError | FormatError:
+        """The error of a path without a manifest."""
+        place, made = self.place, ""
+        if self.kind == "store":
+            made = f"; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out {quoted(place)}"
+        if self.url is not None:
+            return InputError(f"{place} does not exist or has no manifest.json: check the path{made}")
+        if not self.path.exists():
+            return InputError(f"{place} does not exist: check the path{made}")
+        if self.kind == "store" and (self.path / "config.toml").is_file():
+            return FormatError(f"{place} is a run, not a store: name the store that it was trained on, or another")
+        return FormatError(f"{place} is not a largegt {self.kind}: it has no manifest.json{made}")
+
+    def _read(self, file: Path) -> tuple[dict[str, Any], IO[bytes]]:
+        """A manifest, and its file with a shared lock; `versions.clean` removes none that has one."""
+        while True:
+            try:
+                held = open(file, "rb")  # noqa: SIM115 - closed with the ArrayFolder
+            except OSError as error:
+                raise FormatError(f"{file} cannot be read ({first_line(error)}); {self.advice}") from error
+            with suppress(OSError):  # a file system that knows no locks
+                fcntl.flock(held, fcntl.LOCK_SH)
+            if os.fstat(held.fileno()).st_nlink:
+                break
+            held.close()  # replaced and removed between opening and locking
+        try:
+            return self._checked(read_object(file, self.advice, held), file), held
+        except FormatError:
+            held.close()
+            raise
+
+    def _checked(self, manifest: dict[str, Any], file: Path) -> dict[str, Any]:
+        if manifest.get("format") != f"largegt-{self.kind}":
+            raise FormatError(
+                f"{self.place} is not a largegt {self.kind} (its manifest says {manifest.get('format')!r})"
+            )
+        if manifest.get("version") != FORMAT_VERSION:
+            raise FormatError(
+                f"{self.place} has format version {manifest.get('version')}, this largegt reads {FORMAT_VERSION}: "
+                "upgrade largegt if yours is older, or make the folder again with this version"
+            )
+        check_seal(manifest, file, self.advice)  # of a newer format it may be another
+        fingerprint, arrays = manifest.get("fingerprint"), manifest.get("arrays")
+        is_named = isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)
+        if not is_named or not isinstance(arrays, dict) or not isinstance(manifest.get("meta"), dict):
+            raise FormatError(f"{file} is incomplete; {self.advice}")
+        for name, entry in arrays.items():
+            if not name.isidentifier() or not _is_entry(name, entry):
+                raise FormatError(f"{file} does not describe its array {name!r}; {self.advice}")
+        return manifest
 
 
 def manifest_files(path: Path) -> list[Path]:
     """The manifests of all versions of a folder, the newest first."""
     older = sorted(file for file in (path / VERSIONS).glob("*.json") if FINGERPRINT.fullmatch(file.stem))
     return [path / MANIFEST, *older]
-
-
-def _opened(path: Path, kind: str, version: str | None) -> tuple[dict[str, Any], IO[bytes]]:
-    """A manifest, and its file with a shared lock."""
-    place = remote.shown(path)
-    if not (path / MANIFEST).is_file():
-        raise _missing(path, kind)
-    manifest, held = _read(path / MANIFEST, path, kind)
-    if version is None or manifest["fingerprint"] == version:
-        return manifest, held
-    held.close()
-    file = f"{VERSIONS}/{version}.json"
-    if FINGERPRINT.fullmatch(version):
-        remote.refresh(path, file)
-        if (path / file).is_file() and not leaves(path, path / file):
-            return _read(path / file, path, kind)
-    raise InputError(f"{place} has no version {version}: it was removed, or {place} is another {kind}")
-
-
-def _missing(path: Path, kind: str) -> InputError | FormatError:
-    """The error of a path without a manifest."""
-    place = remote.shown(path)
-    made = _MAKE_STORE + quoted(place) if kind == "store" else ""
-    if place != str(path):
-        return InputError(f"{place} does not exist or has no manifest.json: check the path{made}")
-    if not path.exists():
-        return InputError(f"{place} does not exist: check the path{made}")
-    if kind == "store" and (path / "config.toml").is_file():
-        return FormatError(f"{place} is a run, not a store: name the store that it was trained on, or another")
-    return FormatError(f"{place} is not a largegt {kind}: it has no manifest.json{made}")
-
-
-def _read(file: Path, path: Path, kind: str) -> tuple[dict[str, Any], IO[bytes]]:
-    held = _held(file, path, kind)
-    try:
-        manifest = read_object(file, _advice(path, kind), held)
-        _check_manifest(manifest, file, path, kind)
-    except FormatError:
-        held.close()
-        raise
-    return manifest, held
-
-
-def _check_manifest(manifest: dict[str, Any], file: Path, path: Path, kind: str) -> None:
-    place, advice = remote.shown(path), _advice(path, kind)
-    if manifest.get("format") != f"largegt-{kind}":
-        raise FormatError(f"{place} is not a largegt {kind} (its manifest says {manifest.get('format')!r})")
-    if manifest.get("version") != FORMAT_VERSION:
-        raise FormatError(
-            f"{place} has format version {manifest.get('version')}, this largegt reads {FORMAT_VERSION}: "
-            "upgrade largegt if yours is older, or make the folder again with this version"
-        )
-    check_seal(manifest, file, advice)  # of a newer format it may be another
-    fingerprint = manifest.get("fingerprint")
-    if not all(isinstance(manifest.get(part), dict) for part in ("arrays", "meta")) or not (
-        isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)
-    ):
-        raise FormatError(f"{file} is incomplete; {advice}")
-    for name, entry in manifest["arrays"].items():
-        if not name.isidentifier():
-            raise FormatError(f"{file} names an array {name!r}, which is no plain name")
-        if not _is_entry(name, entry):
-            raise FormatError(f"{file} does not describe its array {name!r}; {advice}")
 
 
 def _is_entry(name: str, entry: Any) -> bool:
@@ -340,24 +348,3 @@ def _is_entry(name: str, entry: Any) -> bool:
         return False
     numbers = [entry.get("bytes"), *shape] if isinstance(shape := entry.get("shape"), list) else [None]
     return all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
-
-
-def _held(file: Path, path: Path, kind: str) -> IO[bytes]:
-    """The file, open and with a shared lock until it is closed; `versions.clean` removes no manifest that has one."""
-    while True:
-        try:
-            stream = open(file, "rb")  # noqa: SIM115 - closed with the ArrayFolder
-        except OSError as error:
-            raise FormatError(f"{file} cannot be read ({first_line(error)}); {_advice(path, kind)}") from error
-        with suppress(OSError):  # a file system that knows no locks
-            fcntl.flock(stream, fcntl.LOCK_SH)
-        if os.fstat(stream.fileno()).st_nlink:
-            return stream
-        stream.close()  # replaced and removed between opening and locking
-
-
-def _advice(path: Path, kind: str) -> str:
-    """What to do about a damaged folder."""
-    place = remote.shown(path)
-    again = f"ingest {place} again with --overwrite" if kind == "store" else f"delete {place} and make it again"
-    return f"{again}, or bring a whole copy (largegt inspect {quoted(place)} --verify names all that is damaged)"

@@ -1,6 +1,6 @@
 """Writing a folder of arrays (array_folder.py): array by array into `.NAME.partial`, then a commit.
 
-A commit moves the arrays into the folder under names of their content, and replaces `manifest.json` in one step: until
+A commit links the arrays into the folder under names of their content, and replaces `manifest.json` in one step: until
 then readers see the version before, and after it the new one. After a kill the same command resumes.
 """
 
@@ -31,9 +31,8 @@ from .array_folder import (
     array_file,
     mapped,
     npy_head,
-    read_manifest,
     stored_dtype,
-)
+)  # fmt: skip
 from .atomic import link_or_copy, refuse_links_out, sync, write_text_atomically
 from .checksums import BlockDigests, file_checksum, fingerprint, sealed
 from .locks import Lock, remove_stale
@@ -68,9 +67,9 @@ class ArrayAppender:
         """Write these rows behind the last one."""
         rows = np.ascontiguousarray(rows, dtype=self.stored)
         assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
+        left = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         with disk_errors(self.file.parent, rows.nbytes):
-            left = memoryview(rows.reshape(-1).view(np.uint8)) if rows.size else memoryview(b"")  # type: ignore[arg-type]
-            while left:
+            while left:  # not by `tofile`, which does not see that the last bytes found no room
                 count = self._stream.write(left[:_WRITE_BYTES])
                 self._digests.add(left[:count])
                 left = left[count:]
@@ -122,31 +121,33 @@ class ArrayWriter:
     def __init__(
         self, path: PathLike, kind: str, replace: bool = False, identity: Any = None, wait: bool = False
     ) -> None:
-        self.path = remote.local_path(path)
+        self.path, self.kind = remote.local_path(path), kind
         if self.path.is_symlink():  # the user's own: what is written aside must be on the same disk
             self.path = self.path.resolve()
-        self.kind = kind
         self.partial = _partial_of(self.path)
         self.resumable = identity is not None
-        self._journal = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
+        self._work = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
         if not wait:
-            remote.refresh(self.path)
             _check_target(self.path, kind, replace)
         self._lock = Lock(self.path, wait=wait)
         try:
             with disk_errors(self.path):
-                remote.refresh(self.path)
                 _check_target(self.path, kind, replace)  # another process may have made it just now
                 refuse_links_out(self.path, self.path / VERSIONS)
-                found = self._resumed()
+                journal = self._read_journal() if self.resumable else {}
+                if not journal:
+                    if self.partial.is_symlink():  # nothing of ours
+                        self.partial.unlink()
+                    shutil.rmtree(self.partial, ignore_errors=True)
+                    self.partial.mkdir()
             remote.announce(self.partial)
         except BaseException:
             self._lock.release()
             raise
-        self._arrays: dict[str, dict[str, Any]] = found.get("arrays", {})
-        self._rows: dict[str, list[int]] = found.get("rows", {})
+        self._arrays: dict[str, dict[str, Any]] = journal.get("arrays", {})
+        self._rows: dict[str, list[int]] = journal.get("rows", {})
         self._growing: dict[str, ArrayAppender] = {}
-        self.state: dict[str, Any] = found.get("state", {})
+        self.state: dict[str, Any] = journal.get("state", {})
         """Whatever a stage must know to go on; kept by `commit`."""
 
     def __enter__(self) -> ArrayWriter:
@@ -168,26 +169,7 @@ class ArrayWriter:
             with disk_errors(self.path):
                 raise error
 
-    def commit(self, **state: Any) -> None:
-        """What is written until now counts: a killed run goes on from here, with `state` as it is now."""
-        self.state.update(state)
-        rows = self._rows | {name: [array.rows, array.num_bytes] for name, array in self._growing.items()}
-        journal = {**self._journal, "arrays": self._arrays, "rows": rows, "state": self.state}
-        write_text_atomically(self.partial / _JOURNAL, json.dumps(journal))
-
-    def has(self, name: str) -> bool:
-        """Whether this array is whole, in this run or in the one it goes on from."""
-        return name in self._arrays
-
-    def rows(self, name: str) -> int:
-        """How far a growing array has come by the last commit."""
-        return self._rows.get(name, [0])[0]
-
-    def array(self, name: str) -> Array:
-        """A whole array, mapped."""
-        entry = self._arrays[name]
-        with disk_errors(self.path):
-            return mapped(self._made(name), entry["shape"], entry["dtype"])
+    # arrays
 
     def save(self, name: str, array: Array, dtype: str | None = None) -> None:
         """Write a whole array. `dtype` names what the bits stand for when NumPy cannot (`bfloat16`)."""
@@ -211,6 +193,21 @@ class ArrayWriter:
             "shape": list(array.shape), "dtype": array.dtype, "checksum": checksum, "bytes": array.num_bytes,
         }  # fmt: skip
 
+    def has(self, name: str) -> bool:
+        """Whether this array is whole, in this run or in the one it goes on from."""
+        return name in self._arrays
+
+    def rows(self, name: str) -> int:
+        """How far a growing array has come by the last commit."""
+        return self._rows.get(name, [0])[0]
+
+    def array(self, name: str) -> Array:
+        """A whole array, mapped."""
+        entry = self._arrays[name]
+        with disk_errors(self.path):
+            file = self.path / entry["file"] if "file" in entry else self._file(name)
+            return mapped(file, entry["shape"], entry["dtype"])
+
     def drop(self, name: str) -> None:
         """Remove an array: scratch that has served, or a result that is not wanted after all."""
         if not self._file(name).exists():
@@ -228,6 +225,35 @@ class ArrayWriter:
         assert source.path == self.path, (source.path, self.path)
         self._arrays[name] = dict(source.entry(name))
 
+    def _file(self, name: str) -> Path:
+        return self.partial / f"{name}.npy"
+
+    # the journal: what a later run may rely on
+
+    def commit(self, **state: Any) -> None:
+        """What is written until now counts: a killed run goes on from here, with `state` as it is now."""
+        self.state.update(state)
+        rows = self._rows | {name: [array.rows, array.num_bytes] for name, array in self._growing.items()}
+        written = {name: entry for name, entry in self._arrays.items() if "file" not in entry}
+        journal = {**self._work, "arrays": written, "rows": rows, "state": self.state}
+        write_text_atomically(self.partial / _JOURNAL, json.dumps(journal))
+
+    def _read_journal(self) -> dict[str, Any]:
+        """Empty for other work, or when a file that the journal names is missing."""
+        try:
+            journal: dict[str, Any] = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
+            sizes = {name: entry["bytes"] for name, entry in journal["arrays"].items()}
+            sizes |= {name: size for name, (_, size) in journal["rows"].items()}
+            is_ours = all(journal[key] == value for key, value in self._work.items())
+            is_ours &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))
+            for name, size in sizes.items():
+                is_ours = is_ours and name.isidentifier() and self._file(name).stat().st_size >= size
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        return journal if is_ours else {}
+
+    # the commit
+
     def finish(
         self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None,
         notes: Mapping[str, Any] | None = None, newest: bool = True,
@@ -241,43 +267,42 @@ class ArrayWriter:
         if identity is None:
             unnamed = (notes or {}).get("arrays", ())
             identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
-        for name, entry in self._arrays.items():
-            entry["file"] = array_file(name, entry["checksum"])
+        arrays = {name: {**entry, "file": array_file(name, entry["checksum"])} for name, entry in self._arrays.items()}
         manifest = {
             "format": f"largegt-{self.kind}",
             "version": FORMAT_VERSION,
             "fingerprint": fingerprint(identity),
             "meta": dict(meta),
-            "arrays": self._arrays,
+            "arrays": arrays,
             **({"notes": dict(notes)} if notes else {}),
         }
         with disk_errors(self.path):
-            self.commit(committing=manifest["fingerprint"])  # with the file names, before any array moves
+            self.commit(committing=manifest["fingerprint"])
             self.path.mkdir(exist_ok=True)
-            self._place(progress or silent)
+            self._place(arrays, progress or silent)
             if newest:
                 self._keep_version()
-            name = MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json"
-            (self.path / name).parent.mkdir(exist_ok=True)
+            file = self.path / (MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json")
+            file.parent.mkdir(exist_ok=True)
             sync(self.path)
-            if (url := remote.url_of(self.path / name)) is not None:  # the commit is there, and this is a copy
+            if (url := remote.url_of(file)) is not None:  # the commit is there, and this is a copy
                 (self.partial / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
                 remote.put(self.partial / MANIFEST, url)
-            write_text_atomically(self.path / name, sealed(manifest), durable=True)
-            sync((self.path / name).parent)
+            write_text_atomically(file, sealed(manifest), durable=True)
+            sync(file.parent)
             sync(self.path.parent)
         return str(manifest["fingerprint"])
 
-    def _place(self, show: Progress) -> None:
-        """Move the arrays into the folder, and upload what this work has not uploaded yet."""
-        total, done = sum(entry["bytes"] for entry in self._arrays.values()), 0
+    def _place(self, arrays: Mapping[str, dict[str, Any]], show: Progress) -> None:
+        """Link the arrays into the folder, and upload what this work has not uploaded yet."""
+        total, done = sum(entry["bytes"] for entry in arrays.values()), 0
         uploaded: list[str] = self.state.setdefault("uploaded", [])
-        for name, entry in self._arrays.items():
+        for name, entry in arrays.items():
             show("commit", done, total)
             file = self.path / entry["file"]
             if self._file(name).exists():
                 sync(self._file(name))
-                os.replace(self._file(name), file)
+                link_or_copy(self._file(name), file)
             if entry["file"] not in uploaded and remote.url_of(file) is not None:
                 remote.upload(file)
                 uploaded.append(entry["file"])
@@ -288,53 +313,15 @@ class ArrayWriter:
     def _keep_version(self) -> None:
         """Give the manifest that is about to be replaced a second name, under which its readers' locks are found."""
         try:
-            old = read_manifest(self.path, self.kind)
+            old = ArrayFolder(self.path, self.kind, check=False).fingerprint
         except LargeGTError:  # none, or a damaged one
             return
-        kept = self.path / VERSIONS / f"{old['fingerprint']}.json"
+        kept = self.path / VERSIONS / f"{old}.json"
         kept.parent.mkdir(exist_ok=True)
         if not kept.exists():
             link_or_copy(self.path / MANIFEST, kept)
             sync(kept.parent)
         remote.upload(kept)
-
-    def _file(self, name: str) -> Path:
-        return self.partial / f"{name}.npy"
-
-    def _made(self, name: str) -> Path:
-        """A whole array: in the partial folder, or in its place already."""
-        return self._file(name) if self._file(name).exists() else self.path / str(self._arrays[name].get("file"))
-
-    def _resumed(self) -> dict[str, Any]:
-        """The journal of an earlier run of the same work, whose partial folder is kept; else empty, and so is the
-        partial folder."""
-        journal = self._read_journal() if self.resumable else {}
-        if not journal:
-            if self.partial.is_symlink():  # nothing of ours
-                self.partial.unlink()
-            elif self.partial.exists():
-                shutil.rmtree(self.partial)
-            self.partial.mkdir()
-        for name in journal.get("arrays", {}):  # a killed commit has moved it
-            if not self._file(name).exists():
-                link_or_copy(self._made(name), self._file(name))
-        return journal
-
-    def _read_journal(self) -> dict[str, Any]:
-        """Empty for other work, or when a file that the journal names is missing."""
-        try:
-            journal = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
-            same = all(journal[key] == value for key, value in self._journal.items())
-            self._arrays = journal["arrays"]
-            plain = all(name.isidentifier() for name in (*self._arrays, *journal["rows"]))
-            plain &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))
-            placed = [entry["file"] for entry in self._arrays.values() if "file" in entry]
-            plain &= all(ARRAY_FILE.fullmatch(file) and not (self.path / file).is_symlink() for file in placed)
-            there = plain and all(self._made(name).is_file() for name in self._arrays)
-            there &= all(self._file(name).stat().st_size >= size for name, (_, size) in journal["rows"].items())
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return dict(journal) if same and there else {}
 
 
 def remove_leftovers(path: Path, kind: str) -> None:
@@ -345,13 +332,12 @@ def remove_leftovers(path: Path, kind: str) -> None:
     if partial.is_symlink() or not partial.is_dir():
         return
     with suppress(LargeGTError), Lock(path):
-        newest = read_manifest(path, kind)["fingerprint"]
+        newest = ArrayFolder(path, kind, check=False).fingerprint
         try:
-            journal = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))
-            is_other = journal["state"].get("committing") != newest
+            committing = json.loads((partial / _JOURNAL).read_text(encoding="utf-8"))["state"].get("committing")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            is_other = False
-        if not is_other:
+            committing = newest
+        if committing == newest:
             shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -361,8 +347,11 @@ def _partial_of(path: Path) -> Path:
 
 def _check_target(path: Path, kind: str, replace: bool) -> None:
     """Refuse to write where something else is."""
+    remote.refresh(path)
     place = remote.shown(path)
-    if not path.exists() or _is_unfinished(path):
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [MANIFEST]
+    is_unfinished = all(ARRAY_FILE.fullmatch(name) or name.startswith(f".{MANIFEST}.partial-") for name in names)
+    if not path.exists() or is_unfinished:  # empty, or arrays of a first version that was not committed
         return
     if not replace:
         remove_leftovers(path, kind)
@@ -374,12 +363,6 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
         is_ours = False
     if not is_ours:
         raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Whether a folder is empty, or holds arrays of a first version that was not committed."""
-    names = [file.name for file in path.iterdir()] if path.is_dir() else [MANIFEST]
-    return all(ARRAY_FILE.fullmatch(name) or name.startswith(f".{MANIFEST}.partial-") for name in names)
 
 
 def _boot() -> str:

@@ -20,10 +20,8 @@ from largegt.types import PathLike
 
 def require_space(path: PathLike, num_bytes: int, what: str) -> None:
     """Refuse now what would fill the disk that holds `path` later."""
-    folder = Path(path)
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    path = Path(path)
+    free = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free
     if num_bytes > free:
         raise DiskError(
             f"{what} needs {format_bytes(num_bytes)} on the disk that holds {path}, {format_bytes(free)} are free: "
@@ -57,7 +55,11 @@ def replacing(path: PathLike, durable: bool = False) -> Iterator[Path]:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-    _remove_dead(path)
+    with suppress(OSError):
+        for file in path.parent.glob(f".{escape(path.name)}.partial-*"):  # of processes that were killed
+            pid = file.name.rpartition("-")[2]
+            if pid.isdigit() and not _is_running(int(pid)):
+                file.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> None:
@@ -67,18 +69,13 @@ def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> N
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name; a copy where the file system has no hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with replacing(target, durable=True) as partial:
+    """Put a file at `target` too, in the place of what is there; a copy where the file system has no hard links."""
+    with replacing(target) as partial:
+        try:
+            os.link(source, partial)
+        except OSError:
             shutil.copyfile(source, partial)
-
-
-def remove_partial(folder: Path) -> None:
-    """Remove temporary files that a killed process left in this folder."""
-    for file in folder.glob(".*.partial*"):
-        shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
+            sync(partial)
 
 
 def leaves(folder: Path, file: Path) -> bool:
@@ -95,12 +92,11 @@ def refuse_links_out(folder: Path, *paths: Path) -> None:
             )
 
 
-def _remove_dead(path: Path) -> None:
-    """Remove temporary files of this name that belong to processes that ended."""
-    with suppress(OSError):
-        for file in path.parent.glob(f".{escape(path.name)}.partial-*"):
-            pid = file.name.rpartition("-")[2]
-            try:
-                os.kill(int(pid) if pid.isdigit() else os.getpid(), 0)
-            except ProcessLookupError:
-                file.unlink(missing_ok=True)
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        pass
+    return True

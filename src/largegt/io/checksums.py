@@ -3,7 +3,7 @@
 A checksum is `xxh3:` and 32 hex digits: XXH3-128 over the XXH3-128 digests of a file's blocks of 64 MiB, so that all
 cores can share a file and a writer need not read it again. A check costs what reading costs. It finds accidents, not
 attacks: what comes from others is looked at as well (`array_folder.py`: names, sizes; `data/store.py`,
-`prepare/prepared.py`: numbers that point into other arrays).
+`preprocessing/prepared.py`: numbers that point into other arrays).
 
 What is found when:
   on opening     all of a manifest; of each array that it is there, its size, type and shape, and every byte up to 1 MiB
@@ -19,9 +19,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,6 @@ USED_BYTES = 1 << 26
 _MOST_JSON_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 _RANGE_ROWS = 1 << 22
-_PREFIX = "xxh3:"
 _LONGEST_HEADER = 10_000
 
 _checked: set[tuple[Any, ...]] = set()
@@ -85,54 +85,42 @@ class BlockDigests:
 
 def file_checksum(path: PathLike, known: Mapping[int, bytes] | None = None) -> str:
     """The checksum of a file, its blocks read on all cores; those whose digests are `known` are not read."""
-    done = known or {}
 
-    def digest_of(low: int, high: int) -> bytes:
-        return done.get(low // BLOCK_BYTES) or _digest(path, low, high)
+    def pieces(low: int, high: int) -> Iterator[bytes]:
+        with open(path, "rb", buffering=0) as stream:
+            stream.seek(low)
+            while low < high and (piece := stream.read(min(_READ_BYTES, high - low))):
+                yield piece
+                low += len(piece)
 
-    return _joined(digest_of, os.path.getsize(path))
-
-
-def url_mismatch(url: str, num_bytes: int, checksum: str) -> str | None:
-    """How a file at a URL differs from what was noted of it, or None. Every byte is read."""
-
-    def digest_of(low: int, high: int) -> bytes:
-        hasher = xxhash.xxh3_128()
-        for part in remote.read(url, low, high):
-            hasher.update(part)
-        return hasher.digest()
-
-    if (size := remote.size(url)) != num_bytes:
-        return "is missing" if size is None else f"has {size} bytes, {num_bytes} were written"
-    return None if _joined(digest_of, num_bytes) == checksum else "does not match its checksum"
-
-
-def bytes_checksum(text: bytes) -> str:
-    """XXH3-128 of some bytes, as one block."""
-    return _PREFIX + xxhash.xxh3_128(text).hexdigest()
+    return _joined(pieces, os.path.getsize(path), known)
 
 
 def is_checksum(value: Any) -> bool:
     """Whether this has the form of a checksum."""
-    return isinstance(value, str) and re.fullmatch(_PREFIX + "[0-9a-f]{32}", value) is not None
+    return isinstance(value, str) and re.fullmatch("xxh3:[0-9a-f]{32}", value) is not None
 
 
-def _joined(digest_of: Callable[[int, int], bytes], size: int) -> str:
-    """The checksum of a file of `size` bytes from the digests of its blocks."""
+def _joined(pieces: Callable[[int, int], Iterable[bytes]], size: int, known: Mapping[int, bytes] | None = None) -> str:
+    """The checksum of `size` bytes, of which `pieces(low, high)` are some, from the digests of their blocks."""
+
+    def digest_of(low: int, high: int) -> bytes:
+        if known and (digest := known.get(low // BLOCK_BYTES)) is not None:
+            return digest
+        hasher = xxhash.xxh3_128()
+        for piece in pieces(low, high):
+            hasher.update(piece)
+        return hasher.digest()
+
     whole = xxhash.xxh3_128()
     for digest in run_ranges(digest_of, [*range(0, size, BLOCK_BYTES), size]):
         whole.update(digest)
-    return _PREFIX + whole.hexdigest()
+    return f"xxh3:{whole.hexdigest()}"
 
 
-def _digest(path: PathLike, low: int, high: int) -> bytes:
-    hasher = xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as stream:
-        stream.seek(low)
-        while low < high and (piece := stream.read(min(_READ_BYTES, high - low))):
-            hasher.update(piece)
-            low += len(piece)
-    return hasher.digest()
+def bytes_checksum(text: bytes) -> str:
+    """XXH3-128 of some bytes, as one block."""
+    return f"xxh3:{xxhash.xxh3_128(text).hexdigest()}"
 
 
 def mismatch(file: Path, num_bytes: int, checksum: str) -> str | None:
@@ -149,6 +137,13 @@ def mismatch(file: Path, num_bytes: int, checksum: str) -> str | None:
         return "is missing"
     _checked.add(key)
     return None
+
+
+def url_mismatch(url: str, num_bytes: int, checksum: str) -> str | None:
+    """How a file at a URL differs from what was noted of it, or None. Every byte is read."""
+    if (size := remote.size(url)) != num_bytes:
+        return "is missing" if size is None else f"has {size} bytes, {num_bytes} were written"
+    return None if _joined(partial(remote.read, url), num_bytes) == checksum else "does not match its checksum"
 
 
 def outside(array: Array, below: int, checksum: str) -> str | None:

@@ -16,13 +16,14 @@ import platform
 import time
 import warnings
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from largegt.errors import DiskError, InputError, disk_errors
 from largegt.types import PathLike
 
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-_ATTEMPTS, _GLANCE_S = 3, 0.02
+_GLANCES, _GLANCE_S = 2, 0.02
 """`check_free` holds a lock for a moment: a process that meets it then tries again."""
 _WAIT_S = 0.2
 
@@ -47,12 +48,12 @@ class Lock:
         self._made = [parent for parent in path.parents if not parent.exists()]
         self._descriptor = -1
         with disk_errors(path):
-            self._descriptor = self._locked(path, doing, wait)
-            facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             try:
+                self._acquire(path, doing, wait)
+                facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
                 os.ftruncate(self._descriptor, 0)
                 os.pwrite(self._descriptor, json.dumps(facts).encode(), 0)
-            except OSError:  # a full disk
+            except BaseException:  # a full disk, a signal
                 self.release()
                 raise
 
@@ -62,44 +63,34 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _locked(self, path: Path, doing: str, wait: bool) -> int:
-        """The open lock file, locked."""
-        said = False
-        while True:
+    def _acquire(self, path: Path, doing: str, wait: bool) -> None:
+        for attempt in count():
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            with suppress(FileNotFoundError):  # another process has just removed the empty folder
                 descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            except FileNotFoundError:  # another process has just removed the empty folder
-                continue
-            try:
-                _lock(descriptor, path, doing)
-                if _is_at(descriptor, self.file):  # else its holder removed it meanwhile
-                    return descriptor
+                if (holder := _holder(descriptor, path)) is None and _is_at(descriptor, self.file):
+                    self._descriptor = descriptor
+                    return
                 os.close(descriptor)
-            except HeldError as error:
-                os.close(descriptor)
-                if not wait:
-                    raise
-                if not said:
-                    holder = str(error).rpartition(": wait")[0]
-                    _log.warning("%s: waiting for it (--no-wait to stop instead)", holder)
-                said = True
-                time.sleep(_WAIT_S)
-            except BaseException:
-                os.close(descriptor)
-                raise
+                if holder is None:  # it was removed while we locked it
+                    continue
+                said = f"another process ({holder}) is {doing} {path}"
+                if attempt >= _GLANCES and not wait:
+                    raise HeldError(f"{said}: wait for it or stop it, then run the same command again")
+                if attempt == _GLANCES:
+                    _log.warning("%s: waiting for it (--no-wait to stop instead)", said)
+                time.sleep(_GLANCE_S if attempt < _GLANCES else _WAIT_S)
 
     def release(self) -> None:
         """Let the next process in. A second call does nothing."""
-        if self._descriptor < 0:
-            return
-        if _is_at(self._descriptor, self.file):
-            self.file.unlink(missing_ok=True)  # while it is held: who has opened it already sees that it is gone
-        os.close(self._descriptor)
-        self._descriptor = -1
-        with suppress(OSError):  # not empty
-            for parent in self._made:
-                parent.rmdir()
+        if self._descriptor >= 0:
+            if _is_at(self._descriptor, self.file):
+                self.file.unlink(missing_ok=True)  # while it is held: who has opened it already sees that it is gone
+            os.close(self._descriptor)
+            self._descriptor = -1
+            with suppress(OSError):  # not empty
+                for parent in self._made:
+                    parent.rmdir()
 
 
 def check_free(path: PathLike, doing: str = "writing") -> None:
@@ -119,28 +110,19 @@ def _lock_file(path: Path) -> Path:
     return path.parent / f".{path.name}.lock"
 
 
-def _lock(descriptor: int, path: Path, doing: str) -> None:
-    """Take the lock of an open file, or say who holds it."""
-    for attempt in reversed(range(_ATTEMPTS)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno not in _HELD:  # a file system that knows no locks
-                warnings.warn(
-                    f"{path} cannot be locked ({error.strerror}): write it by one process at a time", stacklevel=4
-                )
-                return
-        if attempt:
-            time.sleep(_GLANCE_S)
+def _holder(descriptor: int, path: Path) -> str | None:
+    """Lock an open file: None, or who holds it."""
     try:
-        said = json.loads(os.pread(descriptor, 4096, 0))
-        holder = f"pid {said['pid']} on {said['host']}, since {said['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        holder = "it has just begun"
-    raise HeldError(
-        f"another process ({holder}) is {doing} {path}: wait for it or stop it, then run the same command again"
-    )
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            try:
+                said = json.loads(os.pread(descriptor, 4096, 0))
+                return f"pid {said['pid']} on {said['host']}, since {said['since']}"
+            except (OSError, ValueError, KeyError, TypeError):
+                return "it has just begun"
+        warnings.warn(f"{path} cannot be locked ({error.strerror}): write it by one process at a time", stacklevel=5)
+    return None
 
 
 def _is_at(descriptor: int, file: Path) -> bool:

@@ -18,7 +18,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,9 @@ def refresh(path: Path, name: str = MANIFEST) -> None:
     if (url := url_of(path)) is None:
         return
     now, file = _content(f"{url}/{name}"), path / name
-    if _is_current(file, now) or (now is None and not file.exists()):
+    if now == (file.read_bytes() if file.is_file() else None):
         return
     with _alone(path), _disk(path):
-        if _is_current(file, now):  # another process was faster
-            return
         if now is None:
             shutil.rmtree(path, ignore_errors=True) if name == MANIFEST else file.unlink(missing_ok=True)
             return
@@ -125,10 +123,6 @@ def refresh(path: Path, name: str = MANIFEST) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial:
             partial.write_bytes(now)
-
-
-def _is_current(file: Path, now: bytes | None) -> bool:
-    return now is not None and file.is_file() and file.read_bytes() == now
 
 
 def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
@@ -141,9 +135,7 @@ def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str |
         aside = file.with_name(f".{file.name}.part")
         with open(aside, "ab") as stream:
             while (done := stream.tell()) < num_bytes:
-                stop = min(num_bytes, done + PART_BYTES * PARTS_AT_ONCE)
-                for part in read(url, done, stop):
-                    stream.write(part)
+                stream.writelines(read(url, done, min(num_bytes, done + PART_BYTES * PARTS_AT_ONCE)))
         if (fault := fault_of(aside)) is not None:
             aside.unlink()
             raise FormatError(f"{url} {fault}: it was damaged or changed; make it again")
@@ -159,8 +151,7 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes of several ranges, none of them empty, asked for at once."""
     if not ranges:
         return []
-    with talking(url, "read"):
-        fs, path = file_system(url)
+    with _storage(url, "read") as (fs, path):
         starts, stops = [list(ends) for ends in zip(*ranges, strict=True)]
         parts: list[bytes] = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
     for (start, stop), part in zip(ranges, parts, strict=True):
@@ -169,17 +160,20 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     return parts
 
 
+def size(url: str) -> int | None:
+    """Bytes of the file at a URL; None without one."""
+    with _storage(url, "read") as (fs, path), suppress(FileNotFoundError):
+        return int(fs.info(path)["size"])
+    return None
+
+
 def names(path: Path) -> list[str]:
     """The names in a folder, sorted; none where there is no folder."""
     if (url := url_of(path)) is None:
         return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
-    with talking(url, "read"):
-        fs, inside = file_system(url)
-        fs.invalidate_cache()
-        try:
-            found = fs.ls(inside, detail=False)
-        except FileNotFoundError:
-            return []
+    found: list[str] = []
+    with _storage(url, "read") as (fs, inside), suppress(FileNotFoundError):
+        found = fs.ls(inside, detail=False)
     return sorted({str(name).rstrip("/").rsplit("/", 1)[1] for name in found})
 
 
@@ -188,15 +182,26 @@ def folders(path: Path) -> list[Path]:
     return [path / name for name in names(path) if FINGERPRINT.fullmatch(name)]
 
 
+def _content(url: str) -> bytes | None:
+    """The whole of a small file; None where there is none, though there is a bucket."""
+    with _storage(url, "read") as (fs, path):
+        try:
+            return bytes(fs.cat_file(path))
+        except FileNotFoundError as error:
+            response = getattr(error.__cause__, "response", {})
+            if response.get("Error", {}).get("Code") == "NoSuchBucket":
+                raise
+            return None
+
+
 # writing
 
 
 def announce(folder: Path) -> None:
     """Before long work whose result goes to a URL: see that something can be written there."""
     if (url := url_of(folder)) is not None:
-        with talking(url, "written"):
-            fs, path = file_system(url)
-            fs.pipe_file(f"{path}/writer", f"{platform.node()} {os.getpid()}\n".encode())
+        with _storage(f"{url}/writer", "written") as (fs, path):
+            fs.pipe_file(path, f"{platform.node()} {os.getpid()}\n".encode())
 
 
 def upload(file: Path) -> None:
@@ -207,24 +212,10 @@ def upload(file: Path) -> None:
 
 def put(file: Path, url: str) -> None:
     """Put a file at a URL, in the place of what is there."""
-    with talking(url, "written"):
-        fs, path = file_system(url)
+    with _storage(url, "written") as (fs, path):
         fs.put_file(str(file), path)
-        fs.invalidate_cache()
-        there, here = int(fs.info(path)["size"]), file.stat().st_size
-    if there != here:
+    if (there := size(url)) != (here := file.stat().st_size):
         raise DiskError(f"{url} has {there} of {here} bytes: run the same command again")
-
-
-def size(url: str) -> int | None:
-    """Bytes of the file at a URL; None without one."""
-    with talking(url, "read"):
-        fs, path = file_system(url)
-        fs.invalidate_cache()
-        try:
-            return int(fs.info(path)["size"])
-        except FileNotFoundError:
-            return None
 
 
 def publish(file: Path) -> str | None:
@@ -240,8 +231,7 @@ def publish(file: Path) -> str | None:
 
 def withdraw(file: Path) -> None:
     """Remove what `publish` put to a URL."""
-    url = url_of(file)
-    if url in _published:
+    if (url := url_of(file)) in _published:
         remove(url)
 
 
@@ -249,13 +239,8 @@ def remove(url: str) -> None:
     """Remove a file, or a folder with everything in it; nothing where there is none."""
     for known in [known for known in _published if known == url or known.startswith(f"{url}/")]:
         del _published[known]
-    with talking(url, "written"):
-        fs, path = file_system(url)
-        fs.invalidate_cache()
-        try:
-            fs.rm(path, recursive=True)
-        except FileNotFoundError:
-            return
+    with _storage(url, "written") as (fs, path), suppress(FileNotFoundError):
+        fs.rm(path, recursive=True)
 
 
 def remove_file(file: Path, dry_run: bool = False) -> int:
@@ -308,17 +293,13 @@ def _advice(error: BaseException) -> str:
     return ": see that the bucket, the network and AWS_ENDPOINT_URL are right, then run the same command again"
 
 
-def _content(url: str) -> bytes | None:
-    """The whole of a small file; None where there is none, though there is a bucket."""
-    with talking(url, "read"):
+@contextmanager
+def _storage(url: str, done: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, which looks anew, and the path in it; refusals become one line."""
+    with talking(url, done):
         fs, path = file_system(url)
-        try:
-            return bytes(fs.cat_file(path))
-        except FileNotFoundError as error:
-            response = getattr(error.__cause__, "response", {})
-            if response.get("Error", {}).get("Code") == "NoSuchBucket":
-                raise
-            return None
+        fs.invalidate_cache()
+        yield fs, path
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -32,11 +32,12 @@ class RemoteArray:
     """Rows of an array at a URL. `offset` is where in the file they begin; read from its header when None."""
 
     def __init__(self, url: str, dtype: str, shape: tuple[int, ...], offset: int | None = None) -> None:
-        self.url, self.dtype, self.shape = url, np.dtype(dtype), shape
+        self.url, self.dtype, self.shape, self.ndim = url, np.dtype(dtype), shape, len(shape)
         self._offset = offset
         self._row_bytes = self.dtype.itemsize * math.prod(shape[1:])
+        self.nbytes = len(self) * self._row_bytes
         self._lock = threading.Lock()
-        self._first, self._rows = 0, self._empty(0)
+        self._first, self._rows = 0, np.empty((0, *shape[1:]), self.dtype)
         """What is held: these rows, from that one on."""
         self._last = -1
         """Where the last slice ended."""
@@ -47,57 +48,48 @@ class RemoteArray:
     def __len__(self) -> int:
         return self.shape[0]
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.shape[0] * self._row_bytes
-
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             assert step == 1, "rows are read from front to back"
             return self._slice(start, max(start, stop))
-        if np.ndim(key) == 0:
-            row = range(len(self))[int(key)]
-            around = max(1, _AROUND_BYTES // max(1, self._row_bytes))
-            low = row - row % around
-            with self._lock:
-                if not self._holds(row, row + 1):
-                    self._hold(low, min(len(self), low + around))
-                return self._rows[row - self._first]
-        return self._take(np.asarray(key, dtype=np.int64))
+        if np.ndim(key):
+            return self._take(np.asarray(key, dtype=np.int64))
+        row, around = range(len(self))[int(key)], max(1, _AROUND_BYTES // max(1, self._row_bytes))
+        with self._lock:
+            return self._held(row, row + 1, row - row % around, row - row % around + around)[0]
 
     def _slice(self, start: int, stop: int) -> Array:
         with self._lock:
             goes_on = start <= self._last <= stop and self._last > 0
             self._last = stop
-            if not self._holds(start, stop):
-                if (stop - start) * self._row_bytes > _AHEAD_BYTES:
-                    return self._read(start, stop)
-                ahead = start + _AHEAD_BYTES // max(1, self._row_bytes) if goes_on else stop
-                self._hold(start, min(len(self), max(stop, ahead)))
-            return self._rows[start - self._first : stop - self._first]
+            if (stop - start) * self._row_bytes > _AHEAD_BYTES:
+                return self._read(start, stop)
+            ahead = start + _AHEAD_BYTES // max(1, self._row_bytes) if goes_on else stop
+            return self._held(start, stop, start, max(stop, ahead))
+
+    def _held(self, start: int, stop: int, low: int, high: int) -> Array:
+        """Rows that are held; if they are not, `low` to `high` are read."""
+        if not self._first <= start <= stop <= self._first + len(self._rows):
+            self._rows, self._first = self._read(low, min(len(self), high)), low
+        return self._rows[start - self._first : stop - self._first]
 
     def _take(self, rows: Array) -> Array:
         """These rows; sorted numbers are read in as few requests as lie close together."""
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if (np.diff(rows) < 0).any():
             order = np.argsort(rows, kind="stable")
-            out = self._empty(len(rows))
             out[order] = self._take(rows[order])
             return out
-        cuts = self._cuts(rows)
-        if len(cuts) == 2:
+        pairs = list(pairwise(self._cuts(rows)))
+        if len(pairs) == 1:
             return np.asarray(self._slice(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]])
-        out = self._empty(len(rows))
-        for group in range(0, len(cuts) - 1, PARTS_AT_ONCE):
-            ends = cuts[group : group + PARTS_AT_ONCE + 1]
-            pairs = list(pairwise(ends))
-            wanted = [(self._at(int(rows[low])), self._at(int(rows[high - 1]) + 1)) for low, high in pairs]
-            for (low, high), part in zip(pairs, read_ranges(self.url, wanted), strict=True):
-                out[low:high] = self._as_rows(part)[rows[low:high] - rows[low]]
+        for group in range(0, len(pairs), PARTS_AT_ONCE):
+            some = pairs[group : group + PARTS_AT_ONCE]
+            wanted = [(self._at(int(rows[low])), self._at(int(rows[high - 1]) + 1)) for low, high in some]
+            for (low, high), part in zip(some, read_ranges(self.url, wanted), strict=True):
+                between = np.frombuffer(part, self.dtype).reshape(-1, *self.shape[1:])
+                out[low:high] = between[rows[low:high] - rows[low]]
         return out
 
     def _cuts(self, rows: Array) -> Array:
@@ -110,15 +102,9 @@ class RemoteArray:
         new = (run[1:] != run[:-1]) | (part[1:] != part[:-1])
         return np.concatenate([[0], np.flatnonzero(new) + 1, [len(rows)]])
 
-    def _holds(self, start: int, stop: int) -> bool:
-        return self._first <= start and stop <= self._first + len(self._rows)
-
-    def _hold(self, start: int, stop: int) -> None:
-        self._rows, self._first = self._read(start, stop), start
-
     def _read(self, start: int, stop: int) -> Array:
         """A copy of a range of rows."""
-        out = self._empty(max(0, stop - start))
+        out = np.empty((max(0, stop - start), *self.shape[1:]), self.dtype)
         if not out.nbytes:
             return out
         left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
@@ -131,21 +117,19 @@ class RemoteArray:
     def _at(self, row: int) -> int:
         """Where in the file a row begins."""
         if self._offset is None:
-            self._offset = _data_offset(self.url)
+            (head,) = read(self.url, 0, HEADER_BYTES)
+            if head[:6] != b"\x93NUMPY":
+                raise FormatError(f"{self.url} is no .npy file: it was damaged or changed; make it again")
+            wide = 2 if head[6] > 1 else 0
+            self._offset = 10 + wide + int.from_bytes(head[8 : 10 + wide], "little")
         return self._offset + row * self._row_bytes
-
-    def _as_rows(self, part: bytes) -> Array:
-        return np.frombuffer(part, dtype=self.dtype).reshape(-1, *self.shape[1:])
-
-    def _empty(self, rows: int) -> Array:
-        return np.empty((rows, *self.shape[1:]), dtype=self.dtype)
 
 
 def window(array: Any, first: int, last: int) -> Array:
     """An array whose rows `first` to `last` can be read in place: itself, or for a RemoteArray a mapped file with these
     rows in their places and holes elsewhere, which take no room. The file goes with the array."""
     if not isinstance(array, RemoteArray):
-        return np.asarray(array) if not isinstance(array, np.ndarray) else array
+        return np.asanyarray(array)
     if not array.nbytes:
         return np.empty(array.shape, dtype=array.dtype)
     row_bytes = array.nbytes // len(array)
@@ -158,12 +142,3 @@ def window(array: Any, first: int, last: int) -> Array:
             stream.write(array[low : min(last, low + step)].data)
         stream.flush()
         return np.memmap(stream, dtype=array.dtype, mode="r", shape=array.shape)
-
-
-def _data_offset(url: str) -> int:
-    """Where the data of a `.npy` file begin."""
-    (head,) = read(url, 0, HEADER_BYTES)
-    if head[:6] != b"\x93NUMPY":
-        raise FormatError(f"{url} is no .npy file: it was damaged or changed; make it again")
-    wide = head[6] > 1
-    return 12 + int.from_bytes(head[8:12], "little") if wide else 10 + int.from_bytes(head[8:10], "little")

@@ -7,7 +7,7 @@ A URL that comes out of a folder is trusted only if the user gave the same URL o
 LARGEGT_TRUST_REMOTE (`--trust-remote`). The URLs that were given are in `trusted-urls.txt` in the settings folder:
 $LARGEGT_CONFIG, else $XDG_CONFIG_HOME/largegt, else ~/.config/largegt.
 
-This module imports nothing of the package, so that `errors` can use it.
+This module imports nothing of the package at first, so that `errors` can use it.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def remember(url: str) -> None:
     if url in _given or _trusts_all():
         return
     _given.add(url)
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
-        file = _trusted_file()
-        if url in (known := _read(file)):
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f".{file.name}-{os.getpid()}")
-        aside.write_text("".join(f"{line}\n" for line in [*known, url]), encoding="utf-8")
-        os.replace(aside, file)
+    from largegt.errors import LargeGTError
+
+    from .atomic import write_text_atomically
+
+    with suppress(OSError, RuntimeError, LargeGTError):  # RuntimeError: there is no home folder
+        if url not in (known := _known()):
+            _trusted_file().parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(_trusted_file(), "".join(f"{line}\n" for line in [*known, url]))
 
 
 def is_trusted(url: str) -> bool:
@@ -99,7 +99,7 @@ def is_trusted(url: str) -> bool:
     if url in _given or _trusts_all():
         return True
     with suppress(OSError, RuntimeError):
-        return url in _read(_trusted_file())
+        return url in _known()
     return False
 
 
@@ -112,5 +112,6 @@ def _trusted_file() -> Path:
     return Path(os.environ.get("LARGEGT_CONFIG") or Path(home) / "largegt") / "trusted-urls.txt"
 
 
-def _read(file: Path) -> list[str]:
+def _known() -> list[str]:
+    file = _trusted_file()
     return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []

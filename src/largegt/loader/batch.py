@@ -44,11 +44,7 @@ class TokenBatch:
 
     def tensors(self) -> list[Tensor]:
         """All that is there."""
-        every = (
-            self.nodes, self.tokens, self.multiplicity, self.positions, self.labels, self.label_contexts,
-            self.local_labels, self.near, self.local_contexts,
-        )  # fmt: skip
-        return [tensor for tensor in every if tensor is not None]
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def clone(self) -> TokenBatch:
         """The same batch in memory of its own."""

@@ -129,56 +129,39 @@ def gathered_ahead(
     gather: Callable[[torch.Tensor], BatchT], pieces: Sequence[torch.Tensor], device: torch.device, ahead: int,
     at_once: bool = False,
 ) -> Generator[BatchT, None, None]:  # fmt: skip
-    """`gather(piece)` of each piece, the next ones made while this one is used."""
-    aside = Aside(device)
-    try:
-        with closing(run_ahead(lambda piece: aside.make(gather, piece), pieces, ahead, at_once)) as made:
-            for batch, whole in made:
-                yield aside.take(batch, whole)
-    finally:
-        aside.close()
-
-
-class Aside:
-    """A stream of its own for a GPU's gathers and copies, so that they overlap the training step. On a CPU the
-    threads of the loader are enough. A batch is a dataclass of tensors, or of more such.
+    """`gather(piece)` of each piece, the next ones made while this one is used: on a GPU by a stream of their own, so
+    that they overlap the training step. A batch is a dataclass of tensors or of more such.
 
     A step is told to the GPU sooner than it is done, and its batch lies there until then: a CPU that is never waited
-    for fills the GPU's memory with batches of steps to come."""
+    for fills the GPU's memory with batches of steps to come. So a batch is given when all but the last few steps that
+    used earlier ones are done."""
+    if device.type != "cuda":
+        with closing(run_ahead(gather, pieces, ahead, at_once)) as batches:
+            yield from batches
+        return
+    aside = side_stream(device, "gather")
+    aside.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._told: deque[torch.Event] = deque()
-        self.stream = side_stream(device, "gather") if device.type == "cuda" else None
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
+    def make(rows: torch.Tensor) -> tuple[BatchT, torch.Event]:
+        with torch.cuda.stream(aside):
+            return gather(rows), aside.record_event()
 
-    def make(self, gather: Callable[[torch.Tensor], BatchT], rows: torch.Tensor) -> tuple[BatchT, torch.Event | None]:
-        """A batch, and what says that it is whole."""
-        if self.stream is None:
-            return gather(rows), None
-        with torch.cuda.stream(self.stream):
-            return gather(rows), self.stream.record_event()
-
-    def take(self, batch: BatchT, whole: torch.Event | None) -> BatchT:
-        """Let the training step use the batch as soon as it is whole. Returns when all but the last few steps that used
-        earlier batches are done."""
-        if whole is not None:
-            now = torch.cuda.current_stream(self.device)
-            self._told.append(now.record_event())
-            now.wait_event(whole)
-            num_bytes = 1
-            for tensor in _tensors_in(batch):
-                tensor.record_stream(now)
-                num_bytes += tensor.nbytes
-            while len(self._told) > max(_FEWEST_AHEAD, min(_MOST_AHEAD, _BYTES_AHEAD // num_bytes)):
-                self._told.popleft().synchronize()
-        return batch
-
-    def close(self) -> None:
-        """What comes next may free or change the table: let it wait for gathers that nobody took."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+    begun: deque[torch.Event] = deque()
+    try:
+        with closing(run_ahead(make, pieces, ahead, at_once)) as made:
+            for batch, whole in made:
+                now = torch.cuda.current_stream(device)
+                begun.append(now.record_event())
+                now.wait_event(whole)
+                num_bytes = 1
+                for tensor in _tensors_in(batch):
+                    tensor.record_stream(now)
+                    num_bytes += tensor.nbytes
+                while len(begun) > max(_FEWEST_AHEAD, min(_MOST_AHEAD, _BYTES_AHEAD // num_bytes)):
+                    begun.popleft().synchronize()
+                yield batch
+    finally:  # what comes next may free or change the table: let it wait for gathers that nobody took
+        torch.cuda.current_stream(device).wait_stream(aside)
 
 
 def _tensors_in(thing: Any) -> Iterator[torch.Tensor]:

@@ -10,6 +10,8 @@ part of the GPU. Cost: n·h·d numbers on the bus, nothing on the CPU.
 from __future__ import annotations
 
 import warnings
+import weakref
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 
 from largegt.errors import first_line
 from largegt.runtime.hardware import usable
+from largegt.runtime.memory import format_bytes
 
 try:
     import triton
@@ -28,6 +31,40 @@ _BLOCKS, _WARPS, _NUMBERS = 24, 16, 8192
 """Blocks that read, warps of each, and numbers that a block asks for at once."""
 
 _works: bool | None = None
+
+
+class _Pinned:
+    """Host memory that a GPU reads over the bus, for as long as a tensor made of this lives."""
+
+    def __init__(self, host: Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
+        weakref.finalize(self, _unpin, host)
+        self.__cuda_array_interface__ = {
+            "version": 2, "data": (host.data_ptr(), False), "shape": tuple(host.shape),
+            "typestr": host[:0].numpy().dtype.str,
+        }  # fmt: skip
+
+
+def _unpin(host: Tensor) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())  # type: ignore[no-untyped-call]
+
+
+def pinned(host: Tensor, device: torch.device) -> Tensor:
+    """`host` as a tensor of the GPU, without a copy; `host` itself where the system pins no memory for us."""
+    bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host  # NumPy's formats have no bfloat16
+    try:
+        return torch.as_tensor(_Pinned(bits), device=device).view(host.dtype)
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)  # CUDA tells the failure once more, to the next call
+        warnings.warn(
+            f"{format_bytes(host.nbytes)} of token rows could not be pinned ({first_line(error)}): "
+            "they stay in ordinary memory, and batches come more slowly",
+            stacklevel=3,
+        )
+        return host
 
 
 def read_over_bus(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:

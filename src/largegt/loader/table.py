@@ -4,7 +4,7 @@ Enters: a Prepared, the device that trains, and a place. Leaves: tokens of a bat
 
   gpu    every array is copied into the GPU's memory and gathered there
   host   every array is copied into this machine's memory; for a GPU the token rows are pinned, in the precision it
-         computes in, and it reads the rows that a batch needs by itself (bus.py)
+         computes in, and it reads the rows that a batch needs by itself (pinned_gather.py)
   disk   the memory-mapped files, read by several threads. Where they are larger than memory, only the distinct rows
          of a batch are read, in the file's order, and travel to the GPU, which spreads them out
 
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import mmap
 import warnings
-import weakref
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Literal
@@ -37,8 +35,8 @@ from largegt.types import Array
 
 from .batch import computable, input_tokens
 from .bf16_gather import take_rounded
-from .local_contexts import LocalContexts
-from .pinned_gather import read_over_bus
+from .label_inputs import LocalContexts
+from .pinned_gather import pinned, read_over_bus
 
 Place = Literal["auto", "gpu", "host", "disk"]
 
@@ -87,40 +85,33 @@ class TokenTable:
         form: TokenForm = TokenForm(),
     ) -> None:
         prepared.check()
-        names = ("nodes", "local_rows", "near", "tokens", "label_counts", "positions", "labels", "label_contexts")
+        read = ("local_rows", "near", "tokens", "label_counts")
+        names = (*read, "nodes", "positions", "labels", "label_contexts")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
-        self.target, self.form = torch.device(device), form
+        self.target, self.form, self.num_features = torch.device(device), form, prepared.num_features
         self.place = choose_place(place, num_bytes, self.target)
         self.readers, self.rows_per_read = max(1, min(num_threads(None) // self.ahead, _COPIERS)), 1024
         self.is_cold = self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes()
         if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
-            for name in [name for name in ("local_rows", "near", "tokens", "label_counts") if arrays[name].shape[1]]:
-                file = prepared.file(name)
-                arrays[name] = _without_readahead(np.load(file, mmap_mode="r", allow_pickle=False))
+            arrays |= {name: _without_readahead(prepared, name) for name in read if arrays[name].shape[1]}
         tensors = {name: _tensor(array) for name, array in arrays.items()}
-        self.num_features = prepared.num_features
-        if self.place == "gpu":
-            tokens = form.copied(tensors.pop("tokens"), self.target)
-            tensors = {name: tensor.to(self.target) for name, tensor in tensors.items()} | {"tokens": tokens}
-        elif self.place == "host":
-            packed = TokenForm(form.dtype, _BUS_NUMBERS) if self.target.type == "cuda" else TokenForm()
-            tokens = packed.copied(tensors.pop("tokens"), torch.device("cpu"))
-            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-            tensors["tokens"] = _pinned(tokens, self.target) if self.target.type == "cuda" else tokens
-        self.nodes: Tensor = tensors["nodes"]
-        self.local_rows_nk: Tensor = tensors["local_rows"]
-        self.tokens_rhd: Tensor = tensors["tokens"]
-        self.positions_np: Tensor = tensors["positions"]
-        self.label_contexts: Tensor = tensors["label_contexts"].flatten(1)
-        self.labels: Tensor = tensors["labels"]
-        self.near_bits: Tensor = tensors["near"]
-        self.label_counts: Tensor = tensors["label_counts"]
-        self.local_contexts: LocalContexts | None = None
+        if self.place != "disk":
+            here, packed = self.target if self.place == "gpu" else torch.device("cpu"), form
+            if self.place == "host":
+                packed = TokenForm(form.dtype, _BUS_NUMBERS) if self.target.type == "cuda" else TokenForm()
+            tokens = packed.copied(tensors["tokens"], here)
+            tensors = {name: tensor.to(here, copy=True) for name, tensor in tensors.items() if name != "tokens"}
+            is_read_by_gpu = self.place == "host" and self.target.type == "cuda"
+            tensors["tokens"] = pinned(tokens, self.target) if is_read_by_gpu else tokens
+        self.nodes, self.labels, self.positions_np = tensors["nodes"], tensors["labels"], tensors["positions"]
+        self.local_rows_nk, self.near_bits = tensors["local_rows"], tensors["near"]
+        self.tokens_rhd, self.label_counts = tensors["tokens"], tensors["label_counts"]
+        self.label_contexts = tensors["label_contexts"].flatten(1)
+        has_counts = prepared.config.labels.local
+        self.local_contexts = LocalContexts.of(prepared, self.device) if has_counts else None
         """What nodes are told of the labels around their local nodes, where those were counted."""
-        if prepared.config.labels.local:
-            self.local_contexts = LocalContexts.of(prepared, self.device)
         self._others: tuple[Tensor, Tensor, Tensor | None] | None = None
         """Rows, rising, that have other local nodes than `local_rows_nk` says, those, and which are neighbours."""
 
@@ -162,29 +153,21 @@ class TokenTable:
 
     def local_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] local nodes of these rows, as rows of the token table."""
-        is_read = self.place == "disk"
-        local_rows_bk = self._read(self.local_rows_nk, rows)[:, :k] if is_read else self.local_rows_nk[rows, :k]
-        return local_rows_bk if self._others is None else self._replaced(rows, local_rows_bk, self._others[1])
+        return self._replaced(rows, self._rows_at(self.local_rows_nk, rows)[:, :k], 1)
 
     def near_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] boolean: which local nodes of these rows are neighbours, where that is known."""
         bits = self._rows_at(self.near_bits, rows)
         near_bk = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-        near_bk = near_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k]
-        if self._others is None:
-            return near_bk
-        assert self._others[2] is not None
-        return self._replaced(rows, near_bk, self._others[2])
+        return self._replaced(rows, near_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k], 2)
 
-    def _replaced(self, rows: Tensor, values_bk: Tensor, others_nk: Tensor) -> Tensor:
+    def _replaced(self, rows: Tensor, values_bk: Tensor, which: Literal[1, 2]) -> Tensor:
         """[b, k] values of these rows, but those of the rows that have others."""
-        assert self._others is not None
+        if self._others is None or (others_nk := self._others[which]) is None:
+            return values_bk
         changed = self._others[0]
         at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
         return torch.where((changed[at] == rows)[:, None], others_nk[at, : values_bk.shape[1]], values_bk)
-
-    def _rows_at(self, table: Tensor, rows: Tensor) -> Tensor:
-        return self._read(table, rows) if self.place == "disk" else table[rows]
 
     def marked_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] local nodes of these rows, marked: where it is known which are neighbours, a row of the token table
@@ -201,13 +184,12 @@ class TokenTable:
         counted."""
         if self.local_contexts is None or near_bk is None:
             return None
-        flat = local_rows_bk.reshape(-1)
         if self.is_cold:
-            distinct_u, which = torch.unique(flat, return_inverse=True)
-            counts = self._read(self.label_counts, distinct_u)[which]
+            distinct_u, which_bk = torch.unique(local_rows_bk, return_inverse=True)
+            counts_bkc = self._read(self.label_counts, distinct_u)[which_bk]
         else:
-            counts = self._rows_at(self.label_counts, flat)
-        return self.local_contexts.told_to(rows, self.labels[rows], counts.view(*local_rows_bk.shape, -1), near_bk)
+            counts_bkc = self._rows_at(self.label_counts, local_rows_bk.reshape(-1)).view(*local_rows_bk.shape, -1)
+        return self.local_contexts.told_to(rows, self.labels[rows], counts_bkc, near_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
         """[b, h·k, d] tokens, on the device that trains."""
@@ -217,16 +199,20 @@ class TokenTable:
             rows = local_rows_bk.reshape(-1).to(self.target, non_blocking=True)
             tokens_nhd = read_over_bus(self.tokens_rhd, rows, self.width)
             return computable(tokens_nhd.view(len(local_rows_bk), -1, self.width))
-        if not self.is_cold:  # in memory, or in the page cache after one epoch
-            if self.target.type == "cpu":
-                self._check(self.tokens_rhd, local_rows_bk)
-                return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
-            block_nhd = self._read(self.tokens_rhd, local_rows_bk.reshape(-1)).to(self.target, non_blocking=True)
-            in_order = torch.arange(len(block_nhd), device=self.target).view(local_rows_bk.shape)
-            return input_tokens(self.form.of(block_nhd[..., : self.num_features]), in_order)
-        distinct_u, which_bk = torch.unique(local_rows_bk, return_inverse=True)
-        block_uhd = self._read(self.tokens_rhd, distinct_u).to(self.target, non_blocking=True)
-        return input_tokens(self.form.of(block_uhd), which_bk.to(self.target, non_blocking=True))
+        if self.target.type == "cpu" and not self.is_cold:
+            self._check(self.tokens_rhd, local_rows_bk)
+            return self.form.of(input_tokens(self.tokens_rhd, local_rows_bk))
+        if self.is_cold:
+            rows, which_bk = torch.unique(local_rows_bk, return_inverse=True)
+            which_bk = which_bk.to(self.target, non_blocking=True)
+        else:  # in memory, or in the page cache after one epoch
+            rows = local_rows_bk.reshape(-1)
+            which_bk = torch.arange(len(rows), device=self.target).view(local_rows_bk.shape)
+        block_uhd = self._read(self.tokens_rhd, rows).to(self.target, non_blocking=True)
+        return input_tokens(self.form.of(block_uhd[..., : self.num_features]), which_bk)
+
+    def _rows_at(self, table: Tensor, rows: Tensor) -> Tensor:
+        return self._read(table, rows) if self.place == "disk" else table[rows]
 
     def _check(self, table: Tensor, rows: Tensor) -> None:
         assert rows.numel() == 0 or (int(rows.min()) >= 0 and int(rows.max()) < len(table)), "a row that is not there"
@@ -281,42 +267,9 @@ def _tensor(array: Array) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _without_readahead(array: Array) -> Array:
+def _without_readahead(prepared: Prepared, name: str) -> Array:
     """A mapped file of which a page is read when it is touched, and not its neighbours."""
+    array: Array = np.load(prepared.file(name), mmap_mode="r", allow_pickle=False)
     if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         array.base.madvise(mmap.MADV_RANDOM)
     return array
-
-
-class _Pinned:
-    """Host memory that a GPU reads over the bus, for as long as a tensor made of this lives."""
-
-    def __init__(self, host: Tensor) -> None:
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0)))
-        weakref.finalize(self, _unpin, host)
-        self.__cuda_array_interface__ = {
-            "version": 2, "data": (host.data_ptr(), False), "shape": tuple(host.shape),
-            "typestr": host[:0].numpy().dtype.str,
-        }  # fmt: skip
-
-
-def _unpin(host: Tensor) -> None:
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())  # type: ignore[no-untyped-call]
-
-
-def _pinned(host: Tensor, device: torch.device) -> Tensor:
-    """`host` as a tensor of the GPU, without a copy; `host` itself where the system pins no memory for us."""
-    bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host  # NumPy's formats have no bfloat16
-    try:
-        return torch.as_tensor(_Pinned(bits), device=device).view(host.dtype)
-    except RuntimeError as error:
-        with suppress(RuntimeError):
-            torch.zeros(1, device=device)  # CUDA tells the failure once more, to the next call
-        warnings.warn(
-            f"{format_bytes(host.nbytes)} of token rows could not be pinned ({str(error).splitlines()[0]}): "
-            "they stay in ordinary memory, and batches come more slowly",
-            stacklevel=3,
-        )
-        return host

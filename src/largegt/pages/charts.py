@@ -10,19 +10,21 @@ Lines differ in colour, dashes and marker, so that none needs to be told by colo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from .colors import COLORS
-from .markup import Html, clipped, f1, join, short, tag
+from .markup import Html, clipped, percent, short, tag
 
-WIDTH, HEIGHT = 460.0, 300.0
-NUM_COLORS = len(COLORS)
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 28.0, 42.0
-_DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4")
-_MARKERS = "osd^xv+"
-_CLOSED = "osd^v"
-_MAX_POINTS = 150
+COLORS = ("#0063a8", "#c8520a", "#00775f", "#a8327d", "#806000", "#3b86c6", "#4b5563", "#8c2d04")
+"""Told apart by people who see red and green alike, and dark enough on white."""
+DARK_COLORS = ("#6cb4ff", "#ff9d5c", "#3fd0a8", "#f08bc9", "#e3c04a", "#a9d8ff", "#c3c9d1", "#d99a80")
+NUM_COLORS, GRAY = len(COLORS), 6
+WIDTH = 460.0
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300.0, 50.0, 12.0, 28.0, 42.0
+_SIDE = 14.0
+_DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4")
+_MANY, _MAX_POINTS = 30, 150
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,28 @@ class Line:
     errors: Sequence[float] = ()
     rings: Sequence[int] = ()
     """Points to mark by a ring."""
-    markers: bool = False
 
 
 @dataclass(frozen=True)
-class Dots:
-    """One row of a dot chart. Of one style: the first value is a full dot, the second an open square."""
+class Dot:
+    """A value in a row of dots, with half the width of its error bar. Open ones lie lower."""
+
+    what: str
+    value: float | None
+    error: float
+    style: int
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of its own, with its value in words."""
 
     name: str
-    style: int | Sequence[int]
-    values: Sequence[tuple[str, float | None, float]]
-    """(what, value, half the width of its error bar)"""
+    value: float
+    words: str
+    style: int = 0
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,186 +101,148 @@ class Scale:
 # the charts ------------------------------------------------------------------------------------------------------
 
 
-def line_chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, diagonal: bool = False) -> Html:
-    """Lines over a numeric axis, or over named places. `diagonal` draws where y = x."""
-    lines = [_finite(line, x, y) for line in lines]
-    lines = [_thinned(line) for line in lines if len(line.xs)]
+def line_chart(
+    lines: Sequence[Line], x: Axis, y: Axis, title: str, diagonal: bool = False, is_named: bool = False
+) -> Html:
+    """Lines over a numeric axis, or over named places. `diagonal` draws where y = x; `is_named` puts a legend below."""
+    lines = [line for given in lines if (line := _drawable(given, x, y)).xs]
     if not lines:
         return nothing(title)
-    reach = [
-        value + sign * error
-        for line in lines
-        for value, error in zip(line.ys, line.errors or [0.0] * len(line.ys), strict=True)
-        for sign in (-1, 1)
-    ]
-    sx = _scale(x, [value for line in lines for value in line.xs], _LEFT, WIDTH - _RIGHT, 0.5 if x.names else 0.03)
-    sy = _scale(y, reach, HEIGHT - _BOTTOM, _TOP, 0.06)
-    parts = [_grid(sx, sy, x, y)]
+    reach = _reach((y, e) for line in lines for y, e in zip(line.ys, line.errors or [0.0] * len(line.ys), strict=True))
+    sx = scale(x, [value for line in lines for value in line.xs], _LEFT, WIDTH - _RIGHT, 0.5 if x.names else 0.03)
+    sy = scale(y, reach, _HEIGHT - _BOTTOM, _TOP, 0.06)
+    grid = "".join(path("M", _LEFT, sy(value), "H", WIDTH - _RIGHT) for value, _ in _ticks_of(sy, y, 5))
+    parts = [tag("path", d=grid, class_="grid"), *_x_ticks(sx, x, _HEIGHT - _BOTTOM), *_y_ticks(sy, y, _LEFT)]
     if diagonal:
-        ends = max(sx.low, sy.low), min(sx.high, sy.high)
-        parts.append(tag("path", d=f"M{_at(sx, sy, ends[0])}L{_at(sx, sy, ends[1])}", class_="diagonal"))
+        parts.append(_diagonal(sx, sy))
     parts += [_drawn(line, sx, sy) for line in lines]
-    named = "|".join(name.replace("|", "/") for name in x.names) or None
-    return _svg(title, HEIGHT, *parts, data_x=sx.data, data_y=sy.data, data_xn=named, data_xl=x.label,
-                data_whole=1 if x.whole else None)  # fmt: skip
+    height = _HEIGHT
+    for line in lines if is_named else ():
+        key = _line_key(line.style, _LEFT, height + 6)
+        parts += [tag("g", *key, class_=shape_class(line.style)), _text(line.name, _LEFT + 42, height + 10, "name")]
+        height += 18
+    names = "|".join(name.replace("|", "/") for name in x.names) or None
+    return svg(title, height, *parts, data_x=sx.data, data_y=sy.data, data_xn=names, data_xl=x.label,
+               data_whole=1 if x.whole else None)  # fmt: skip
 
 
-def dot_chart(rows: Sequence[Dots], x: Axis, title: str) -> Html:
+def dot_chart(rows: Sequence[tuple[str, Sequence[Dot]]], x: Axis, title: str) -> Html:
     """A row per name, its values as dots with error bars; the axis need not begin at zero."""
-    reach = [
-        value + sign * error for row in rows for _, value, error in row.values if value is not None for sign in (-1, 1)
-    ]
+    reach = _reach((dot.value, dot.error) for _, dots in rows for dot in dots if dot.value is not None)
     if not reach:
         return nothing(title)
-    two = any(isinstance(row.style, int) and len(row.values) > 1 for row in rows)
-    step, top = (46.0 if two else 36.0), 8.0
-    bottom = top + step * len(rows)
-    sx = _scale(x, reach, 14.0, WIDTH - 14.0, 0.06)
-    parts = [_vertical_grid(sx, x, top, bottom)]
-    for number, row in enumerate(rows):
-        parts.append(_row_name(row.name, top + step * number + 13.0))
-        for place, (what, value, error) in reversed(list(enumerate(row.values))):
-            if value is None:
+    sx = scale(x, reach, _SIDE, WIDTH - _SIDE, 0.06)
+    step = 46.0 if any(dot.is_open for _, dots in rows for dot in dots) else 36.0
+    parts = []
+    for at, (name, dots) in enumerate(rows):
+        for dot in reversed(dots):
+            if dot.value is None:
                 continue
-            said = f"{row.name}: {what} {short(value)}" + (f" ± {short(error)}" if error else "")
-            one = isinstance(row.style, int)
-            style = row.style if isinstance(row.style, int) else row.style[place]
-            mark = ("s" if place else "o") if one else _mark(style)
-            middle = top + step * number + 25.0 + (11.0 * place if one else 0.0)
-            shapes = [tag("path", d=_marker(mark, sx(value), middle, 4.5))]
-            if error:
-                shapes.insert(0, tag("path", d=_whisker(sx(value - error), sx(value + error), middle)))
-            kind = f"c{style % NUM_COLORS} {'open' if one and place else 'full'}"
-            parts.append(tag("g", *shapes, class_=kind, data_tip=said))
-    return _svg(title, bottom + 36.0, *parts)
+            y = step * at + 29.0 + 11.0 * dot.is_open
+            shapes = [tag("path", d=marker(dot.style, sx(dot.value), y, 4.5))]
+            if dot.error:
+                shapes.insert(0, tag("path", d=_whisker(sx(dot.value - dot.error), sx(dot.value + dot.error), y)))
+            tip = f"{name}: {dot.what} {short(dot.value)}" + (f" ± {short(dot.error)}" if dot.error else "")
+            parts.append(tag("g", *shapes, class_=shape_class(dot.style, dot.is_open), data_tip=tip))
+    return _row_chart([(name, "") for name, _ in rows], step, sx, x, title, parts)
 
 
-def bar_chart(rows: Sequence[tuple[str, float, float, int, str]], x: Axis, title: str) -> Html:
-    """Bars from zero: (name, value, error, style, the value in words) each."""
-    if not rows:
+def bar_chart(bars: Sequence[Bar], x: Axis, title: str) -> Html:
+    """Bars from zero; one to the left is open, and of another colour."""
+    if not bars:
         return nothing(title)
-    step, top = 36.0, 4.0
-    bottom = top + step * len(rows)
-    high = max(value + error for _, value, error, _, _ in rows) or 1.0
-    sx = Scale(0.0, high * 1.02, 14.0, WIDTH - 14.0)
-    parts = [_vertical_grid(sx, x, top, bottom)]
-    for number, (name, value, error, style, words) in enumerate(rows):
-        y = top + step * number
-        width = max(1.0, sx(value) - sx(0.0))
-        shapes: list[Html] = [tag("rect", x=f1(sx(0.0)), y=f1(y + 19), width=f1(width), height=12, rx=2)]
-        if error:
-            shapes.append(
-                tag("path", d=_whisker(sx(max(0.0, value - error)), sx(value + error), y + 25), class_="error")
-            )
-        parts.append(_row_name(name, y + 13.0))
-        parts.append(tag("text", words, x=f1(WIDTH - 14.0), y=f1(y + 13.0), class_="end value"))
-        parts.append(tag("g", *shapes, class_=f"c{style % NUM_COLORS} solid", data_tip=f"{name}: {words}"))
-    return _svg(title, bottom + 36.0, *parts)
+    low, high = (pick(0.0, *(bar.value + bar.error for bar in bars)) for pick in (min, max))
+    sx = scale(replace(x, low=None if low else 0.0), [low, high], _SIDE, WIDTH - _SIDE, 0.02)
+    step = 36.0
+    zero = "".join(path("M", sx(0.0), step * at + 16, "v", 18) for at in range(len(bars)))
+    parts = [tag("path", d=zero, class_="base")]
+    for at, bar in enumerate(bars):
+        y = step * at + 19
+        left, right = sorted((sx(0.0), sx(bar.value)))
+        shapes = [tag("path", d=path("M", left, y, "H", max(right, left + 1), "v", 12, "H", left, "z"))]
+        if bar.error:
+            ends = sx(max(0.0, bar.value - bar.error)), sx(bar.value + bar.error)
+            shapes.append(tag("path", d=_whisker(*ends, y + 6), class_="error"))
+        style = bar.style if bar.value >= 0 else 1
+        parts.append(tag("g", *shapes, class_=shape_class(style, bar.value < 0), data_tip=f"{bar.name}: {bar.words}"))
+    return _row_chart([(bar.name, bar.words) for bar in bars], step, sx, x, title, parts)
 
 
-def signed_chart(rows: Sequence[tuple[str, float, str]], label: str, title: str) -> Html:
-    """Bars to both sides of zero: (name, value, the value in words) each; full to the right, open to the left."""
-    if not rows:
-        return nothing(title)
-    step, top = 36.0, 4.0
-    bottom = top + step * len(rows)
-    low, high = (pick(0.0, *(value for _, value, _ in rows)) for pick in (min, max))
-    sx = _scale(Axis(label), [low, high], 14.0, WIDTH - 14.0, 0.03)
-    parts = [_vertical_grid(sx, Axis(label), top, bottom)]
-    zero = "".join(f"M{f1(sx(0.0))} {f1(top + step * at + 16)}v18" for at in range(len(rows)))
-    parts.append(tag("path", d=zero, class_="base"))
-    for at, (name, value, words) in enumerate(rows):
-        y = top + step * at
-        left, right = sorted((sx(0.0), sx(value)))
-        bar = tag("path", d=f"M{f1(left)} {f1(y + 19)}H{f1(max(right, left + 1))}v12H{f1(left)}z")
-        parts.append(_row_name(name, y + 13.0))
-        parts.append(tag("text", words, x=f1(WIDTH - 14.0), y=f1(y + 13.0), class_="end value"))
-        way = "c0 full" if value >= 0 else "c1 open"
-        parts.append(tag("g", bar, class_=way, data_tip=f"{name}: {words}"))
-    return _svg(title, bottom + 36.0, *parts)
-
-
-def cell_chart(
-    values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    row_axis: str,
-    column_axis: str,
-    title: str,
-    shade: Sequence[Sequence[float]],
-    numbers: bool = True,
-    edges: tuple[Axis, Axis] | None = None,
+def _row_chart(
+    names: Sequence[tuple[str, str]], step: float, sx: Scale, x: Axis, title: str, marks: Sequence[Html]
 ) -> Html:
-    """A map of cells: `shade` in [0, 1] is the ink of each, `values` are what a hover says of it. With `edges`, the
-    cells are bins of two numeric axes (x, y) and the first row lies at the bottom."""
-    if not values or not values[0]:
-        return nothing(title)
-    num_rows, num_columns = len(values), len(values[0])
-    left, top = (62.0, 28.0) if edges else (128.0, 26.0)
-    side = (WIDTH - left - 12.0) / num_columns
-    tall = side if not edges else 300.0 / num_rows
-    bottom = top + tall * num_rows
-    by_level: dict[int, list[str]] = {}
-    texts = []
-    for i, line in enumerate(shade):
-        y = bottom - tall * (i + 1) if edges else top + tall * i
-        for j, ink in enumerate(line):
-            if not values[i][j]:
-                continue
-            level = 0 if ink < 0.01 else min(9, math.ceil(ink * 9))
-            by_level.setdefault(level, []).append(f"M{f1(left + side * j)} {f1(y)}h{f1(side)}v{f1(tall)}h-{f1(side)}z")
-            if numbers and side >= 17 and ink >= 0.01:
-                texts.append(
-                    tag("text", f"{100 * ink:.0f}", x=f1(left + side * (j + 0.5)), y=f1(y + tall / 2 + 3.5),
-                        class_="in on" if level > 5 else "in")
-                )  # fmt: skip
-    parts = [
-        tag("path", d=f"M{f1(left)} {f1(top)}H{f1(WIDTH - 12)}V{f1(bottom)}H{f1(left)}z", class_="frame"),
-        *(tag("path", d="".join(cells), class_=f"heat h{level}") for level, cells in sorted(by_level.items())),
-        *texts,
-    ]
-    if edges:
-        sx = _scale(edges[0], [], left, WIDTH - 12.0, 0.0)
-        sy = _scale(edges[1], [], bottom, top, 0.0)
-        parts += [*_x_ticks(sx, edges[0], bottom), *_y_ticks(sy, edges[1], left)]
-        parts.append(tag("path", d=f"M{_at(sx, sy, sx.low)}L{_at(sx, sy, sx.high)}", class_="diagonal"))
-    else:
-        size = 15 if num_rows <= 15 else 14
-        for i, name in enumerate(rows):
-            parts.append(
-                tag("text", clipped(name, size), x=f1(left - 6), y=f1(top + tall * (i + 0.5) + 4), class_="end")
-            )
-        for j in range(num_columns):
-            parts.append(tag("text", j + 1, x=f1(left + side * (j + 0.5)), y=f1(top - 6), class_="mid"))
-        parts.append(tag("text", column_axis, x=f1((left + WIDTH - 12) / 2), y=f1(bottom + 18), class_="mid axis"))
-        parts.append(tag("text", row_axis, x=f1(left - 6), y=f1(top - 6), class_="end axis"))
-    cells = ";".join(",".join(f"{value:.6g}" for value in line) for line in values)
-    place = " ".join(f1(part) for part in (left, top, side, tall, num_rows, num_columns))
-    clean = ["|".join(name.replace("|", "/") for name in names) for names in (rows, columns)]
-    height = bottom + (40.0 if edges else 28.0)
-    return _svg(title, height, *parts, data_cells=cells, data_place=place, data_rows=clean[0], data_columns=clean[1],
-                data_says=f"{row_axis}|{column_axis}", data_up=1 if edges else None)  # fmt: skip
+    """Rows one below the other, each with a name and some words at its end, over one axis."""
+    bottom = step * len(names) + 4.0
+    grid = "".join(path("M", sx(value), 4, "V", bottom) for value, _ in _ticks_of(sx, x, 6))
+    parts = [tag("path", d=grid, class_="grid"), *_x_ticks(sx, x, bottom)]
+    for at, (name, words) in enumerate(names):
+        parts.append(_text(clipped(name, 44), _SIDE, step * at + 13, "name"))
+        if words:
+            parts.append(_text(words, WIDTH - _SIDE, step * at + 13, "end value"))
+    return svg(title, bottom + 36.0, *parts, *marks)
 
 
-def legend(names: Sequence[tuple[str, int]], dots: Sequence[str] = ()) -> Html:
-    """What each line or dot stands for, as text that wraps."""
-    items = [
-        tag("li", tag("svg", tag("path", d="M1 7H33", class_="line", stroke_dasharray=_dash(style)),
-                      tag("path", d=_marker(_mark(style), 17, 7, 4.0), class_="mark"),
-                      viewBox="0 0 34 14", class_=f"key c{style % NUM_COLORS}", aria_hidden="true"), name)
-        for name, style in names
-    ]  # fmt: skip
-    items += [
-        tag("li", tag("svg", tag("path", d=_marker("s" if number else "o", 7, 7, 4.5)), viewBox="0 0 14 14",
-                      class_=f"key dot c6 {'open' if number else 'full'}", aria_hidden="true"), name)
-        for number, name in enumerate(dots)
-    ]  # fmt: skip
-    return tag("ul", *items, class_="legend")
+def confusion_chart(cells: Sequence[Sequence[int]], names: Sequence[str], title: str) -> Html:
+    """Nodes by true class (row) and predicted class (column); the ink of a cell is its share of the row."""
+    left, top, right, num = 128.0, 26.0, WIDTH - _RIGHT, len(names)
+    side = (right - left) / num
+    inks = [[value / max(1, sum(line)) for value in line] for line in cells]
+    parts = _cells(cells, inks, ("true class", names), ("predicted class", names), (left, top, right, top + side * num))
+    for i, name in enumerate(names):
+        parts.append(_text(clipped(f"{i + 1} {name}", 15), left - 6, top + side * (i + 0.5) + 4, "end"))
+        parts.append(_text(str(i + 1), left + side * (i + 0.5), top - 6, "mid"))
+        for j, ink in enumerate(inks[i]):
+            if side >= 17 and ink >= 0.01:
+                place = left + side * (j + 0.5), top + side * (i + 0.5) + 3.5
+                parts.append(_text(f"{100 * ink:.0f}", *place, "in on" if ink > 5 / 9 else "in"))
+    parts.append(_text("predicted class", (left + right) / 2, top + side * num + 18, "mid axis"))
+    parts.append(_text("true class", left - 6, top - 6, "end axis"))
+    return svg(title, top + side * num + 28.0, *parts)
+
+
+def density_chart(cells: Sequence[Sequence[int]], x: Axis, y: Axis, title: str) -> Html:
+    """Nodes by two values of one range, the first row of cells at the bottom; the darker, the more nodes."""
+    left, top, right, bottom = 62.0, 28.0, WIDTH - _RIGHT, 328.0
+    sx, sy = scale(x, [], left, right, 0.0), scale(y, [], bottom, top, 0.0)
+    edges = [sx.low + (sx.high - sx.low) * at / len(cells) for at in range(len(cells) + 1)]
+    bins = [" to ".join(short(float(f"{edge:.3g}")) for edge in pair) for pair in pairwise(edges)]
+    most, downwards = max(map(max, cells)), cells[::-1]
+    inks = [[math.sqrt(value / most) for value in line] for line in downwards]
+    parts = _cells(downwards, inks, (y.label, bins[::-1]), (x.label, bins), (left, top, right, bottom))
+    parts += [*_x_ticks(sx, x, bottom), *_y_ticks(sy, y, left), _diagonal(sx, sy)]
+    return svg(title, bottom + 40.0, *parts)
 
 
 def nothing(title: str) -> Html:
     """In place of a chart that has nothing to draw."""
     return tag("p", "Nothing to draw here: no such numbers in these runs.", class_="note", aria_label=title)
+
+
+# legends ---------------------------------------------------------------------------------------------------------
+
+
+def legend(keys: Iterable[tuple[str, Html]]) -> Html:
+    """What each line or dot stands for, as text that wraps."""
+    return tag("ul", *(tag("li", key, name) for name, key in keys), class_="legend")
+
+
+def line_legend(names: Iterable[tuple[str, int]]) -> Html:
+    """Of (name, style) of each line."""
+    return legend(
+        (name, tag("svg", *_line_key(style, 1, 7), viewBox="0 0 34 14", class_=f"key {shape_class(style)}",
+                   aria_hidden="true"))
+        for name, style in names
+    )  # fmt: skip
+
+
+def _line_key(style: int, x: float, y: float) -> tuple[Html, Html]:
+    line = tag("path", d=path("M", x, y, "h", 32), class_="line", stroke_dasharray=_dash(style))
+    return line, tag("path", d=marker(style, x + 16, y, 4.0), class_="mark")
+
+
+def dot_key(style: int, is_open: bool = False) -> Html:
+    return tag("svg", tag("path", d=marker(style, 7, 7, 4.5)), viewBox="0 0 14 14", aria_hidden="true",
+               class_=f"key dot {shape_class(style, is_open)}")  # fmt: skip
 
 
 # ticks and axes --------------------------------------------------------------------------------------------------
@@ -295,7 +270,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [value for value in found if low * 0.999 <= value <= high * 1.001] or [low]
 
 
-def _scale(axis: Axis, values: Sequence[float], start: float, end: float, room: float) -> Scale:
+def scale(axis: Axis, values: Sequence[float], start: float, end: float, room: float) -> Scale:
     """A scale that holds the values with some room around them."""
     if axis.names:
         return Scale(-room, len(axis.names) - 1 + room, start, end)
@@ -306,146 +281,130 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float, room: 
         return Scale(low * (high / low) ** -room, high * (high / low) ** room, start, end, log=True)
     if not high > low:
         spread = 1.0 if axis.whole else abs(low) * 0.1 or 1.0
-        low, high = low - spread, high + spread
-        return Scale(low, high, start, end)
+        return Scale(low - spread, high + spread, start, end)
     spread = (high - low) * room
     return Scale(low - (spread if axis.low is None else 0), high + (spread if axis.high is None else 0), start, end)
 
 
-def _ticks_of(scale: Scale, axis: Axis, wanted: int) -> list[tuple[float, str]]:
+def _reach(values: Iterable[tuple[float, float]]) -> list[float]:
+    """The ends of all error bars."""
+    return [end for value, error in values for end in (value - error, value + error)]
+
+
+def _ticks_of(of: Scale, axis: Axis, wanted: int) -> list[tuple[float, str]]:
     if axis.names:
-        every = math.ceil(len(axis.names) / 9)
-        return [(float(place), name) for place, name in enumerate(axis.names) if place % every == 0]
+        return [(float(at), name) for at, name in enumerate(axis.names)][:: math.ceil(len(axis.names) / 9)]
     if axis.at:
-        every = math.ceil(len(axis.at) / 9)
-        return [(value, short(value)) for value in axis.at[::every]]
-    found = log_ticks(scale.low, scale.high) if scale.log else ticks(scale.low, scale.high, wanted, axis.whole)
+        found = list(axis.at[:: math.ceil(len(axis.at) / 9)])
+    else:
+        found = log_ticks(of.low, of.high) if of.log else ticks(of.low, of.high, wanted, axis.whole)
     return [(value, short(value)) for value in found]
 
 
-def _grid(sx: Scale, sy: Scale, x: Axis, y: Axis) -> Html:
-    lines = "".join(f"M{f1(_LEFT)} {f1(sy(value))}H{f1(WIDTH - _RIGHT)}" for value, _ in _ticks_of(sy, y, 5))
-    return join((
-        tag("path", d=lines, class_="grid"), *_x_ticks(sx, x, HEIGHT - _BOTTOM), *_y_ticks(sy, y, _LEFT),
-    ))  # fmt: skip
-
-
 def _x_ticks(sx: Scale, x: Axis, bottom: float) -> list[Html]:
-    base = tag("path", d=f"M{f1(sx.start)} {f1(bottom)}H{f1(sx.end)}", class_="base")
-    texts = [tag("text", words, x=f1(sx(v)), y=f1(bottom + 16), class_="mid") for v, words in _ticks_of(sx, x, 6)]
-    label = tag("text", x.label, x=f1((sx.start + sx.end) / 2), y=f1(bottom + 34), class_="mid axis")
-    return [base, *texts, label]
+    base = tag("path", d=path("M", sx.start, bottom, "H", sx.end), class_="base")
+    texts = [_text(words, sx(value), bottom + 16, "mid") for value, words in _ticks_of(sx, x, 6)]
+    return [base, *texts, _text(x.label, (sx.start + sx.end) / 2, bottom + 34, "mid axis")]
 
 
 def _y_ticks(sy: Scale, y: Axis, left: float) -> list[Html]:
-    texts = [tag("text", words, x=f1(left - 6), y=f1(sy(v) + 4), class_="end") for v, words in _ticks_of(sy, y, 5)]
-    label = tag("text", y.label, x=4, y=f1(sy.end - 13), class_="axis")
-    return [*texts, label]
-
-
-def _vertical_grid(sx: Scale, x: Axis, top: float, bottom: float) -> Html:
-    lines = "".join(f"M{f1(sx(value))} {f1(top)}V{f1(bottom)}" for value, _ in _ticks_of(sx, x, 6))
-    return join((tag("path", d=lines, class_="grid"), *_x_ticks(sx, x, bottom)))
+    texts = [_text(words, left - 6, sy(value) + 4, "end") for value, words in _ticks_of(sy, y, 5)]
+    return [*texts, _text(y.label, 4, sy.end - 13, "axis")]
 
 
 # the parts -------------------------------------------------------------------------------------------------------
+
+
+def path(*parts: str | float) -> str:
+    """The `d` of a path: letters and lengths, of which one digit behind the point is shown, none where that is 0."""
+    return " ".join(part if isinstance(part, str) else f"{part:.1f}".removesuffix(".0") for part in parts)
+
+
+def marker(style: int, x: float, y: float, r: float) -> str:
+    """A path around (x, y); styles differ in shape: a circle, a square, a diamond, triangles."""
+    wide = 1.3 * r
+    return path(*(
+        ("M", x - r, y, "a", r, r, "0 1 0", 2 * r, "0a", r, r, "0 1 0", -2 * r, "0z"),
+        ("M", x - r, y - r, "h", 2 * r, "v", 2 * r, "h", -2 * r, "z"),
+        ("M", x, y - wide, "l", wide, wide, "l", -wide, wide, "l", -wide, -wide, "z"),
+        ("M", x, y - 1.2 * r, "l", 1.2 * r, 2.1 * r, "h", -2.4 * r, "z"),
+        ("M", x, y + 1.2 * r, "l", 1.2 * r, -2.1 * r, "h", -2.4 * r, "z"),
+    )[style % 5])  # fmt: skip
+
+
+def svg(title: str, height: float, *parts: Html, **data: object) -> Html:
+    """A chart of the page's width."""
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.1f}", role="img", aria_label=title, class_="chart",
+               **data)  # fmt: skip
+
+
+def _drawable(line: Line, x: Axis, y: Axis) -> Line:
+    """Without points that have no place, and at most so many of them, first, last and ringed ones among them."""
+    keep = [
+        at
+        for at, point in enumerate(zip(line.xs, line.ys, strict=True))
+        if all(math.isfinite(v) and (v > 0 or not axis.log) for v, axis in zip(point, (x, y), strict=True))
+    ]
+    if len(keep) > _MAX_POINTS:
+        shares = [at / (_MAX_POINTS - 1) for at in range(_MAX_POINTS)]
+        evenly = {keep[round(len(keep) ** share if x.log else share * (len(keep) - 1)) - x.log] for share in shares}
+        keep = sorted(evenly | (set(line.rings) & set(keep)))
+    xs, ys, errors = ([values[at] for at in keep] if values else [] for values in (line.xs, line.ys, line.errors))
+    return replace(line, xs=xs, ys=ys, errors=errors, rings=[keep.index(at) for at in line.rings if at in keep])
 
 
 def _drawn(line: Line, sx: Scale, sy: Scale) -> Html:
     places = [(sx(x), sy(y)) for x, y in zip(line.xs, line.ys, strict=True)]
     points = " ".join(f"{px:.2f},{py:.2f}" for px, py in places)
     parts = [tag("polyline", points=points, class_="line", stroke_dasharray=_dash(line.style), data_n=line.name)]
-    bars = "".join(
-        _upright(px, sy(y - error), sy(y + error))
-        for (px, _), y, error in zip(places, line.ys, line.errors, strict=bool(line.errors))
-        if error
-    )
-    if bars:
-        parts.append(tag("path", d=bars, class_="bar-of"))
-    few = line.markers or len(places) <= 30
-    every = 1 if few else math.ceil(len(places) / 12)
-    marks = "".join(_marker(_mark(line.style), px, py, 3.2) for px, py in places[::every])
-    parts.append(tag("path", d=marks, class_="mark"))
-    rings = "".join(_marker("o", *places[at], 7.0) for at in line.rings)
-    if rings:
-        parts.append(tag("path", d=rings, class_="ring"))
-    return tag("g", *parts, class_=f"c{line.style % NUM_COLORS}")
+    bars = ""
+    for (px, _), y, error in zip(places, line.ys, line.errors or [0.0] * len(places), strict=True):
+        if error:
+            low, high = sy(y - error), sy(y + error)
+            bars += path("M", px, low, "V", high, "M", px - 4, low, "h", 8, "M", px - 4, high, "h", 8)
+    every = 1 if len(places) <= _MANY else math.ceil(len(places) / 12)
+    marks = "".join(marker(line.style, *place, 3.2) for place in places[::every])
+    rings = "".join(marker(0, *places[at], 7.0) for at in line.rings)
+    parts += [tag("path", d=d, class_=kind) for d, kind in ((bars, "bar-of"), (marks, "mark"), (rings, "ring")) if d]
+    return tag("g", *parts, class_=shape_class(line.style))
 
 
-def _finite(line: Line, x: Axis, y: Axis) -> Line:
-    """Without points that have no place."""
-    keep = [
-        at
-        for at, (a, b) in enumerate(zip(line.xs, line.ys, strict=True))
-        if math.isfinite(a) and math.isfinite(b) and (a > 0 or not x.log) and (b > 0 or not y.log)
-    ]
-    if len(keep) == len(line.xs):
-        return line
-    return _picked(line, keep)
+def _cells(
+    cells: Sequence[Sequence[int]], inks: Sequence[Sequence[float]], rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]], place: tuple[float, float, float, float],
+) -> list[Html]:  # fmt: skip
+    """A frame and the cells that have nodes; rows and columns are (what they are, their names) for a hover."""
+    left, top, right, bottom = place
+    wide, tall = (right - left) / len(columns[1]), (bottom - top) / len(rows[1])
+    parts = [tag("path", d=path("M", left, top, "H", right, "V", bottom, "H", left, "z"), class_="frame")]
+    for i, (row, values) in enumerate(zip(rows[1], cells, strict=True)):
+        for j, (column, value) in enumerate(zip(columns[1], values, strict=True)):
+            if value:
+                d = path("M", left + wide * j, top + tall * i, "h", wide, "v", tall, "h", -wide, "z")
+                level = 0 if inks[i][j] < 0.01 else min(9, math.ceil(inks[i][j] * 9))
+                share = percent(value / sum(values))
+                tip = f"{rows[0]}: {row}\n{columns[0]}: {column}\n{value:,} nodes ({share} of the row)"
+                parts.append(tag("path", d=d, class_=f"heat h{level}", data_tip=tip))
+    return parts
 
 
-def _thinned(line: Line) -> Line:
-    """At most so many points, first, last and ringed ones among them."""
-    if len(line.xs) <= _MAX_POINTS:
-        return line
-    last = len(line.xs) - 1
-    keep = sorted({round(at * last / (_MAX_POINTS - 1)) for at in range(_MAX_POINTS)} | set(line.rings))
-    return _picked(line, keep)
+def _diagonal(sx: Scale, sy: Scale) -> Html:
+    low, high = max(sx.low, sy.low), min(sx.high, sy.high)
+    return tag("path", d=path("M", sx(low), sy(low), "L", sx(high), sy(high)), class_="diagonal")
 
 
-def _picked(line: Line, keep: Sequence[int]) -> Line:
-    errors = [line.errors[at] for at in keep] if line.errors else ()
-    rings = [keep.index(at) for at in line.rings if at in keep]
-    return Line(line.name, [line.xs[at] for at in keep], [line.ys[at] for at in keep], line.style, errors, rings,
-                line.markers)  # fmt: skip
-
-
-def _row_name(name: str, y: float) -> Html:
-    return tag("text", clipped(name, 44), x=14, y=f1(y), class_="name")
-
-
-def _marker(kind: str, x: float, y: float, r: float) -> str:
-    """A path around (x, y)."""
-    if kind == "o":
-        return f"M{f1(x - r)} {f1(y)}a{f1(r)} {f1(r)} 0 1 0 {f1(2 * r)} 0a{f1(r)} {f1(r)} 0 1 0 {f1(-2 * r)} 0z"
-    if kind == "s":
-        return f"M{f1(x - r)} {f1(y - r)}h{f1(2 * r)}v{f1(2 * r)}h{f1(-2 * r)}z"
-    if kind == "d":
-        e = 1.3 * r
-        return f"M{f1(x)} {f1(y - e)}l{f1(e)} {f1(e)}l{f1(-e)} {f1(e)}l{f1(-e)} {f1(-e)}z"
-    if kind in "^v":
-        s = r if kind == "^" else -r
-        return f"M{f1(x)} {f1(y - 1.2 * s)}l{f1(1.2 * r)} {f1(2.1 * s)}h{f1(-2.4 * r)}z"
-    if kind == "x":
-        return f"M{f1(x - r)} {f1(y - r)}l{f1(2 * r)} {f1(2 * r)}m0 {f1(-2 * r)}l{f1(-2 * r)} {f1(2 * r)}"
-    return f"M{f1(x - 1.2 * r)} {f1(y)}h{f1(2.4 * r)}m{f1(-1.2 * r)} {f1(-1.2 * r)}v{f1(2.4 * r)}"
-
-
-def dot(style: int, x: float, y: float, r: float) -> str:
-    """A path around (x, y) that can be full or open; styles differ in shape."""
-    return _marker(_CLOSED[style % len(_CLOSED)], x, y, r)
+def _text(words: str, x: float, y: float, class_: str) -> Html:
+    return tag("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=class_)
 
 
 def _whisker(low: float, high: float, y: float) -> str:
-    return f"M{f1(low)} {f1(y)}H{f1(high)}M{f1(low)} {f1(y - 4)}v8M{f1(high)} {f1(y - 4)}v8"
-
-
-def _upright(x: float, low: float, high: float) -> str:
-    return f"M{f1(x)} {f1(low)}V{f1(high)}M{f1(x - 4)} {f1(low)}h8M{f1(x - 4)} {f1(high)}h8"
+    return path("M", low, y, "H", high, "M", low, y - 4, "v", 8, "M", high, y - 4, "v", 8)
 
 
 def _dash(style: int) -> str | None:
-    return _DASHES[style % len(_DASHES)] or None
+    return _DASHES[style % len(_DASHES)]
 
 
-def _mark(style: int) -> str:
-    return _MARKERS[style % len(_MARKERS)]
-
-
-def _at(sx: Scale, sy: Scale, value: float) -> str:
-    return f"{f1(sx(value))} {f1(sy(value))}"
-
-
-def _svg(title: str, height: float, *parts: Html, **data: object) -> Html:
-    return tag("svg", *parts, viewBox=f"0 0 {f1(WIDTH)} {f1(height)}", role="img", aria_label=title, class_="chart",
-               **data)  # fmt: skip
+def shape_class(style: int, is_open: bool | None = None) -> str:
+    """Colour of a style, and whether its shapes are full or open, where they are either."""
+    return f"c{style % NUM_COLORS}" + ("" if is_open is None else " open" if is_open else " full")

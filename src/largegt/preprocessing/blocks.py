@@ -1,10 +1,12 @@
 """Sums over neighbours in blocks: AX for a matrix X that need not fit in memory.
 
 Enters: the rows of A that are wanted and a way to load rows of X. Leaves: the sums, lot after lot of rows. Cost:
-the memory given. X is loaded once if it fits, otherwise once per block of wanted rows, always from front to back.
+the memory given. X is loaded once if it fits, otherwise once per lot of wanted rows, always from front to back.
 
 A row's neighbours are added in rising order in any case, so the sums are the same bits for any amount of memory. Where
 A has weights, each row of X is multiplied by its own first.
+
+Sets of nodes are sorted node numbers or a range.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ Finish = Callable[[int, int, Array], None]
 _CHUNK_ROWS = 2048
 _SMALL_LOT = 1 << 17
 _PIECE_ROWS = 1 << 16
-_NOWHERE = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,9 @@ class Neighbors:
     def num_nodes(self) -> int:
         return len(self.indptr) - 1
 
-    def degrees(self, nodes: Array | range) -> Array:
-        if isinstance(nodes, range):
-            return np.diff(self.indptr[nodes.start : nodes.stop + 1])
-        wanted = numbers(nodes)
-        return np.asarray(self.indptr[wanted + 1] - self.indptr[wanted])
-
     def around(self, nodes: Array | range) -> Neighbors:
-        """The same rows where kernels can read them, if they lie at a URL; then only those from the first of `nodes`,
-        which are sorted, to the last."""
+        """The same rows where kernels can read them, if they lie at a URL; then only those from the first of `nodes`
+        to the last."""
         if isinstance(self.indptr, np.ndarray) or not len(nodes):
             return self
         first, last = int(nodes[0]), int(nodes[-1]) + 1
@@ -72,72 +67,68 @@ def numbers(nodes: Array | range) -> Array:
     return np.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else np.asarray(nodes, dtype=np.int64)
 
 
+def selection(nodes: Array | range) -> slice | Array:
+    """What selects these rows: a slice where they lie side by side, so that a file is read from front to back."""
+    if len(nodes) and nodes[-1] - nodes[0] + 1 == len(nodes):
+        return slice(int(nodes[0]), int(nodes[-1]) + 1)
+    return numbers(nodes)
+
+
+def degrees_of(indptr: Array, nodes: Array | range) -> Array:
+    """Lengths of these rows of a CSR."""
+    at = selection(nodes)
+    if isinstance(at, slice):
+        return np.diff(indptr[at.start : at.stop + 1])
+    return np.asarray(indptr[at + 1] - indptr[at])
+
+
 def marked_numbers(marked: Array, dtype: np.dtype[Any]) -> Array:
     """The nodes that are marked in a boolean [N], sorted. NumPy's own makes int64 of all first."""
-    found, at = np.empty(np.count_nonzero(marked), dtype=dtype), 0
-    for first in range(0, len(marked), _SMALL_LOT):
-        some = np.flatnonzero(marked[first : first + _SMALL_LOT])
-        found[at : at + len(some)] = some + first
-        at += len(some)
-    return found
+    starts = range(0, len(marked), _SMALL_LOT)
+    some = [(np.flatnonzero(marked[low : low + _SMALL_LOT]) + low).astype(dtype) for low in starts]
+    return np.concatenate([np.zeros(0, dtype=dtype), *some])
 
 
 @dataclass(frozen=True)
 class NeighborSums:
-    """The sums over the neighbours of `nodes`, which are sorted numbers or a range, of rows of X that `load` fills in,
-    `width` wide. `sources` are the nodes that X has rows of, sorted (None: every node); all neighbours must be among
-    them."""
+    """The sums over the neighbours of `nodes` of rows of X that `load` fills in, `width` wide. `sources` are the nodes
+    that X has rows of; all neighbours must be among them."""
 
     neighbors: Neighbors
     nodes: Array | range
     load: Load
     width: int
-    sources: Array | None = None
-
-    @property
-    def num_sources(self) -> int:
-        return self.neighbors.num_nodes if self.sources is None else len(self.sources)
+    sources: Array | range
 
 
 def block_sums(
     wanted: NeighborSums, finish: Finish, memory: int, threads: int | None = None,
-    show: Callable[[int, int], None] | None = None, start: int = 0,
+    show: Callable[[int, int], None] = lambda done, total: None, start: int = 0,
 ) -> None:  # fmt: skip
     """`finish(first, last, sums)` with the float32 sums of nodes[first:last], lot after lot, from nodes[start] on.
 
     The sums are for `finish` to change and to write; where lots are small that happens in the background, one lot at a
     time and in order, while the next one is summed.
     """
-    neighbors, nodes, sources, width = wanted.neighbors, wanted.nodes, wanted.sources, wanted.width
-    show, num_sources = show or _nothing_shown, wanted.num_sources
-    at_once, source_rows = plan(len(nodes), num_sources, width, memory)
-    dense = np.empty((source_rows, width), dtype=np.float32)
-    rooms = [np.empty((at_once, width), dtype=np.float32) for _ in range(2 if at_once <= _SMALL_LOT else 1)]
-    loaded = -1
+    nodes, num_sources = wanted.nodes, len(wanted.sources)
+    at_once, source_rows = plan(len(nodes), num_sources, wanted.width, memory)
+    block = _Block(wanted, np.empty((source_rows, wanted.width), dtype=np.float32), threads)
+    lots = [np.empty((at_once, wanted.width), dtype=np.float32) for _ in range(_num_lots(at_once))]
     show(start, len(nodes))
-    with ThreadPoolExecutor(1) as behind:
-        waiting: Future[None] | None = None
+    with ThreadPoolExecutor(1) as background:
+        writing: Future[Any] = background.submit(int)
         for number, first in enumerate(range(start, len(nodes), at_once)):
-            last = min(len(nodes), first + at_once)
-            some = numbers(nodes[first:last])
-            cursor = neighbors.indptr[some]
-            sums = rooms[number % len(rooms)][: last - first]
+            some = numbers(nodes[first : first + at_once])
+            cursor, sums = wanted.neighbors.indptr[some], lots[number % len(lots)][: len(some)]
+            if len(lots) == 1:
+                writing.result()
             for begin in range(0, num_sources, source_rows):
-                end = min(num_sources, begin + source_rows)
-                low, high = _range(sources, begin, end, neighbors.num_nodes)
-                place_of = _places(sources, begin, end, low, high)
-                if loaded != begin:
-                    _fill(wanted.load, begin, end, dense, threads)
-                    loaded = begin
-                _add(neighbors, (some, cursor, sums), (low, high, dense, place_of), threads)
-                show(first + (last - first) * end // num_sources, len(nodes))
-            if waiting is not None:
-                waiting.result()
-            waiting = behind.submit(_finish_in_pieces, finish, first, sums)
-            if len(rooms) == 1:
-                waiting.result()
-        if waiting is not None:
-            waiting.result()
+                block.load(begin, min(num_sources, begin + source_rows))
+                block.add(some, cursor, sums)
+                show(first + len(some) * min(num_sources, begin + source_rows) // num_sources, len(nodes))
+            writing.result()
+            writing = background.submit(_finish_in_pieces, finish, first, sums)
+        writing.result()
 
 
 def _finish_in_pieces(finish: Finish, first: int, sums: Array) -> None:
@@ -166,57 +157,52 @@ def plan(num_nodes: int, num_sources: int, width: int, memory: int) -> tuple[int
 
 def block_bytes(at_once: int, source_rows: int, width: int) -> int:
     """What `block_sums` holds with this plan."""
-    rooms = 2 if at_once <= _SMALL_LOT else 1
-    return 4 * width * (rooms * at_once + source_rows) + 24 * at_once + 4 * source_rows
+    return 4 * width * (_num_lots(at_once) * at_once + source_rows) + 24 * at_once + 4 * source_rows
 
 
-def _range(sources: Array | None, begin: int, end: int, num_nodes: int) -> tuple[int, int]:
-    """The node numbers that a block of sources stands for: the blocks lie end to end over all nodes."""
-    if sources is None:
-        return begin, end
-    low = int(sources[begin]) if begin else 0
-    return low, int(sources[end]) if end < len(sources) else num_nodes
+def _num_lots(at_once: int) -> int:
+    return 2 if at_once <= _SMALL_LOT else 1
 
 
-def _places(sources: Array | None, begin: int, end: int, low: int, high: int) -> Array:
-    """Where in the block each node of the range lies; empty when that is its place in the range."""
-    if sources is None:
-        return _NOWHERE
-    places = np.full(high - low, -1, dtype=np.int32)
-    for first in range(begin, end, _CHUNK_ROWS):
-        last = min(end, first + _CHUNK_ROWS)
-        places[numbers(sources[first:last]) - low] = np.arange(first - begin, last - begin, dtype=np.int32)
-    return places
+class _Block:
+    """Some rows of X, and where in them each node of a range is."""
 
+    def __init__(self, wanted: NeighborSums, dense: Array, threads: int | None) -> None:
+        self.wanted, self.dense, self.threads = wanted, dense, threads
+        self.begin = -1
 
-def _fill(load: Load, begin: int, end: int, dense: Array, threads: int | None) -> None:
-    def part(first: int, last: int) -> None:
-        load(begin + first, begin + last, dense[first:last])
+    def load(self, begin: int, end: int) -> None:
+        """Rows `begin` to `end` of X. The nodes of all blocks lie end to end: each goes up to the next one's first."""
+        if begin == self.begin:
+            return
+        self.begin, sources, num_nodes = begin, self.wanted.sources, self.wanted.neighbors.num_nodes
+        self.low = int(sources[begin]) if begin else 0
+        self.high = int(sources[end]) if end < len(sources) else num_nodes
+        self.place_of = np.zeros(0, dtype=np.int32)
+        if not isinstance(sources, range):
+            self.place_of = np.full(self.high - self.low, -1, dtype=np.int32)
+            for low in range(begin, end, _CHUNK_ROWS):
+                some = numbers(sources[low : min(end, low + _CHUNK_ROWS)])
+                self.place_of[some - self.low] = np.arange(low - begin, low - begin + len(some))
 
-    run_chunks(part, end - begin, min(_CHUNK_ROWS, rows_within(4 * dense.shape[1])), threads)
+        def fill(first: int, last: int) -> None:
+            self.wanted.load(begin + first, begin + last, self.dense[first:last])
 
+        run_chunks(fill, end - begin, min(_CHUNK_ROWS, rows_within(4 * self.wanted.width)), self.threads)
 
-def _add(
-    neighbors: Neighbors, rows: tuple[Array, Array, Array], block: tuple[int, int, Array, Array], threads: int | None
-) -> None:
-    """Add to the rows (their nodes, where their lists go on, their sums) what a block of X brings (the nodes from and
-    to which it has rows, the rows, and where in it each node is). The first block finds anything in the sums."""
-    nodes, cursor, sums = rows
-    low, high, dense, place_of = block
+    def add(self, nodes: Array, cursor: Array, sums: Array) -> None:
+        """Add what the block brings to the sums of these nodes, whose lists go on at `cursor`; the first one finds
+        anything in the sums."""
+        neighbors = self.wanted.neighbors
+        weights = np.zeros(0, dtype=np.float32) if neighbors.weights is None else neighbors.weights
 
-    def part(first: int, last: int) -> None:
-        if low == 0:
-            sums[first:last] = 0
-        some = (nodes[first:last], cursor[first:last], low, high, neighbors.self_loops, dense, place_of)
-        if neighbors.weights is None:
-            kernels.add_neighbors(neighbors.indptr, neighbors.indices, *some, sums[first:last])
-        else:
-            kernels.add_weighted(
-                neighbors.indptr, neighbors.indices, *some, sums[first:last], neighbors.weights, neighbors.weight_scale
-            )
+        def part(first: int, last: int) -> None:
+            if self.low == 0:
+                sums[first:last] = 0
+            kernels.add_neighbors(
+                neighbors.indptr, neighbors.indices, weights, neighbors.weight_scale, neighbors.self_loops,
+                nodes[first:last], cursor[first:last], self.low, self.high, self.dense, self.place_of,
+                sums[first:last],
+            )  # fmt: skip
 
-    run_chunks(part, len(nodes), _CHUNK_ROWS, threads)
-
-
-def _nothing_shown(done: int, total: int) -> None:
-    """Where nobody looks."""
+        run_chunks(part, len(nodes), _CHUNK_ROWS, self.threads)

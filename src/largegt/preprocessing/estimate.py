@@ -1,16 +1,15 @@
 """Estimate: what a preparation will take before it runs: bytes on disk, memory, rough time.
 
-Enters: a GraphStore, a PrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a few
-seconds: LocalNodes of some thousand nodes are really drawn, and some thousand rows really summed, to see how fast this
-machine is and how much the samples of different nodes overlap. Sizes are exact but for the number of token rows of a
-`sampled` preparation, which is extrapolated; time is rough, and assumes a disk of the speeds below.
+Enters: a GraphStore, a PrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a second
+or so: LocalNodes of some thousand nodes are really drawn, to see how fast this machine is and how much the samples of
+different nodes overlap. Sizes are exact but for the number of token rows of a `sampled` preparation, which is
+extrapolated; time is rough, and assumes cores and a disk of the speeds below.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,12 +19,12 @@ from largegt.config.schema import PrepareConfig
 from largegt.data.labels import num_label_columns
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
-from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.preprocessing.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import held_bytes, memory_budget, release_freed
 from largegt.runtime.threads import num_threads
 from largegt.types import Array, Direction
 
-from .blocks import Neighbors, NeighborSums, block_bytes, block_sums, plan
+from .blocks import Neighbors, block_bytes, plan
 from .cache_key import directions_of, is_prepared, nodes_to_prepare, resolve_config
 from .features import NodeFeatures
 from .label_features import counts_dtype, num_count_columns
@@ -34,16 +33,15 @@ from .positional_encoding import node2vec_bytes
 from .sampling.local_nodes import sample
 
 _SAMPLE_NODES = 1 << 14
-_SUM_NODES = 1 << 13
-_SUM_SOURCES = 1 << 18
-_SUM_BYTES = 1 << 28
 _FIXED_BYTES = 232 << 20
 """Python, the libraries, kernels that a first run compiles (warm, they take 100 MiB less), and the least for blocks."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1e9, 4e8
+_SUM_CORE_S = 1e-9
+"""Core seconds per number that is added to a sum over neighbours."""
 _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
 """Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
-_LANCZOS_EDGE_CORE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
-"""Of a step: core seconds per edge, and seconds per node and vector that the new one is made orthogonal to."""
+_LANCZOS_EDGE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
+"""Seconds of a step per edge, and per node and vector that the new one is made orthogonal to."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,8 @@ def estimate(
     nodes = nodes_to_prepare(store, config)
     engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
     draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
-    speed = _Speed(store, config, threads)
     release_freed()
-    made = _Stages(store, config, len(nodes), token_rows, speed, engine.room, held_bytes())  # with the kernels loaded
+    made = _Stages(store, config, engine, len(nodes), token_rows, held_bytes())  # with the kernels loaded
     stages = (made.local_nodes(draw_s), made.tokens(), made.positions(), *made.labels())
     kept = peak = 0
     for stage in stages:
@@ -111,14 +108,15 @@ def estimate(
 
 def least_memory(store: GraphStore, config: PrepareConfig, num_rows: int) -> int:
     """The smallest `--memory` that a preparation of `num_rows` nodes keeps, of resolve_config settings."""
-    return _FIXED_BYTES + max(_node_bytes(store, config, num_rows)) * store.num_nodes
+    return _FIXED_BYTES + max(_node_bytes(store, config, num_rows))
 
 
 def _node_bytes(store: GraphStore, config: PrepareConfig, num_rows: int) -> tuple[int, int, int]:
-    """Bytes per node that LocalNodes, context features and labels hold, beside their blocks."""
-    item = np.dtype(index_dtype(store.num_nodes)).itemsize
-    rings = config.tokens.hops * len(directions_of(config)) if num_rows < store.num_nodes else 0
-    return 1 + 2 * item, 1 + item * (1 + rings), 22 if store.task == "regression" else 1
+    """Bytes that LocalNodes, context features and labels hold for the nodes, beside their blocks."""
+    item, num_nodes = np.dtype(index_dtype(store.num_nodes)).itemsize, store.num_nodes
+    rings = config.tokens.hops * len(directions_of(config)) if num_rows < num_nodes else 0
+    labels = 22 if store.task == "regression" else 1
+    return (1 + 2 * item) * num_nodes, (1 + item * (1 + rings)) * num_nodes, labels * num_nodes
 
 
 def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
@@ -140,45 +138,10 @@ def _try_local_nodes(store: GraphStore, nodes: Array, config: PrepareConfig, thr
     elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
     if len(nodes) == store.num_nodes or config.tokens.nodes != "sampled":
         return elapsed_s, store.num_nodes
-    whole = len(np.unique(drawn))
+    whole, half = len(np.unique(drawn)), len(np.unique(drawn[::2]))
     if len(tried) == len(nodes):
         return elapsed_s, whole
-    half = len(np.unique(drawn[::2]))
     return elapsed_s, extrapolated_union(half, whole, len(tried), len(nodes), store.num_nodes)
-
-
-class _Speed:
-    """How fast rows are summed here."""
-
-    def __init__(self, store: GraphStore, config: PrepareConfig, threads: int | None) -> None:
-        self.store, self.threads = store, num_threads(threads)
-        indptr, _ = store.csr(config.local_nodes.direction)
-        count = min(store.num_nodes, _SUM_NODES)
-        first = (store.num_nodes - count) // 2
-        edges = int(indptr[first + count] - indptr[first]) + count
-        size = min(store.num_nodes, _SUM_SOURCES)
-        ends = (np.arange(edges, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(20)) % np.uint64(size)
-        indptr = np.minimum(np.arange(size + 1) * (edges // count), edges // count * count)
-        rows = Neighbors(indptr, ends.astype(np.int32), self_loops=False)
-
-        def load(start: int, stop: int, out: Array) -> None:
-            out[:] = 1
-
-        def forget(first: int, last: int, sums: Array) -> None:
-            pass
-
-        def sum_s(times: int) -> float:
-            begin = time.perf_counter()
-            block_sums(NeighborSums(rows, np.tile(np.arange(count), times), load, 64), forget, _SUM_BYTES, threads)
-            return time.perf_counter() - begin
-
-        sum_s(1)  # compiled by now
-        self.floats_per_s = 3 * 64 * edges / max(1e-6, sum_s(4) - sum_s(1))
-
-    def passes_s(self, num_rows: int, direction: Direction, width: int) -> float:
-        """Seconds to sum the neighbours of so many nodes, rows of this width."""
-        num_edges = len(self.store.csr(direction)[1])
-        return num_rows / self.store.num_nodes * num_edges * width / self.floats_per_s
 
 
 @dataclass(frozen=True)
@@ -187,33 +150,37 @@ class _Stages:
 
     store: GraphStore
     config: PrepareConfig
+    engine: Engine
     num_rows: int
     """Nodes that get a row."""
     token_rows: int
-    speed: _Speed
-    room: Callable[[int], int]
-    """What blocks may hold beside so many bytes."""
     held: int
     """What the process holds now."""
 
     def _blocks(self, rows: int, width: int, aside: int = 0) -> tuple[int, int]:
         """(bytes held, times that the sources are read) while so many rows are summed."""
         num_nodes = self.store.num_nodes
-        at_once, sources = plan(rows, num_nodes, width, self.room(aside))
-        return aside + block_bytes(at_once, sources, width), -(-rows // at_once) if sources < num_nodes else 1
+        at_once, sources = plan(rows, num_nodes, width, self.engine.room(aside))
+        return self.held + aside + block_bytes(at_once, sources, width), -(
+            -rows // at_once
+        ) if sources < num_nodes else 1
+
+    def _sum_s(self, num_rows: int, direction: Direction, width: int) -> float:
+        """Seconds to sum the neighbours of so many nodes, rows of this width."""
+        edges = num_rows / self.store.num_nodes * len(self.store.csr(direction)[1])
+        return edges * width * _SUM_CORE_S / num_threads(self.engine.threads)
 
     @property
-    def _node_bytes(self) -> list[int]:
-        return [size * self.store.num_nodes for size in _node_bytes(self.store, self.config, self.num_rows)]
+    def _node_bytes(self) -> tuple[int, int, int]:
+        return _node_bytes(self.store, self.config, self.num_rows)
 
     def local_nodes(self, draw_s: float) -> StageEstimate:
         k, item = self.config.local_nodes.k, np.dtype(index_dtype(self.store.num_nodes)).itemsize
         sampled = self.num_rows * k * item
         scratch = sampled if k > 1 else 0
         kept = sampled + self.num_rows * -(-k // 8) + self.token_rows * item
-        segment = 2 * min(self.num_rows, SEGMENT_NODES) * k * item
-        elapsed_s = draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S
-        return StageEstimate("local nodes", kept, scratch, self.held + self._node_bytes[0] + segment, elapsed_s)
+        memory = self.held + self._node_bytes[0] + 2 * min(self.num_rows, SEGMENT_NODES) * k * item
+        return StageEstimate("local nodes", kept, scratch, memory, draw_s + (sampled + scratch) / _WRITE_BYTES_PER_S)
 
     def tokens(self) -> StageEstimate:
         store, tokens, directions = self.store, self.config.tokens, directions_of(self.config)
@@ -222,63 +189,58 @@ class _Stages:
         kept = self.token_rows * (1 + hops * len(directions)) * width * np.dtype(tokens.dtype).itemsize
         stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
         read = (stored if tokens.standardize else 0) + stored
-        memory, scratch, sum_s = self._node_bytes[1], 0, 0.0
+        memory, scratch, sum_s = self.held + self._node_bytes[1], 0, 0.0
         for direction in directions if hops else ():
-            num_edges = len(store.csr(direction)[1])
+            growth = 1 + len(store.csr(direction)[1]) / num_nodes
             rows_of_hop = [self.token_rows]
             for _ in range(hops - 1):
-                rows_of_hop.insert(0, int(min(num_nodes, rows_of_hop[0] * (1 + num_edges / num_nodes))))
+                rows_of_hop.insert(0, int(min(num_nodes, rows_of_hop[0] * growth)))
             scratch += 4 * width * sum(rows_of_hop[:-1] if direction == directions[-1] else rows_of_hop)
-            source_bytes = stored
-            for rows in rows_of_hop:
+            for rows, source_bytes in zip(
+                rows_of_hop, [stored, *(4 * rows * width for rows in rows_of_hop)], strict=False
+            ):
                 held, times = self._blocks(rows, width, self._node_bytes[1])
                 read += times * source_bytes
                 memory = max(memory, held)
-                source_bytes = 4 * rows * width
-            sum_s += self.speed.passes_s(sum(rows_of_hop), direction, width)
+            sum_s += self._sum_s(sum(rows_of_hop), direction, width)
         elapsed_s = sum_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
-        return StageEstimate("context features", kept, scratch, self.held + memory, elapsed_s)
+        return StageEstimate("context features", kept, scratch, memory, elapsed_s)
 
     def positions(self) -> StageEstimate:
-        settings, num_nodes, threads = self.config.positions, self.store.num_nodes, self.speed.threads
-        scratch, memory, elapsed_s, kept = 0, 0, 0.0, 4 * self.num_rows * settings.dim
+        settings, num_nodes, threads = self.config.positions, self.store.num_nodes, num_threads(self.engine.threads)
+        kept, name = 4 * self.num_rows * settings.dim, f"positions, {settings.method}"
         if settings.method == "none":
-            kept = 0
-        elif settings.method == "node2vec":
+            return StageEstimate("positions", 0, 0, self.held, 0.0)
+        if settings.method == "node2vec":
             work = settings.walks_per_node * settings.walk_length * settings.context * settings.dim
-            work *= (1 + settings.negatives) * settings.epochs
-            elapsed_s = num_nodes * work * _NODE2VEC_CORE_S / threads
-            memory = node2vec_bytes(num_nodes, settings)
-        elif settings.method == "laplacian":
-            step_s = len(self.store.csr("both")[1]) * _LANCZOS_EDGE_CORE_S / threads
+            elapsed_s = num_nodes * work * (1 + settings.negatives) * settings.epochs * _NODE2VEC_CORE_S / threads
+            return StageEstimate(name, kept, 0, self.held + node2vec_bytes(num_nodes, settings), elapsed_s)
+        if settings.method == "laplacian":
+            step_s = len(self.store.csr("both")[1]) * _LANCZOS_EDGE_S
             step_s += num_nodes * num_lanczos_vectors(settings.dim) * _LANCZOS_NODE_S
-            elapsed_s = STEPS_PER_VECTOR * settings.dim * step_s
-            memory = laplacian_bytes(num_nodes, settings.dim)
-        else:
-            whole, more = 4 * num_nodes * settings.dim, len(settings.projection_weights) - 1
-            memory, times = self._blocks(num_nodes, settings.dim)
-            scratch = min(2, more) * whole + kept
-            rows = more * num_nodes + self.num_rows
-            elapsed_s = self.speed.passes_s(rows, self.config.local_nodes.direction, settings.dim)
-            elapsed_s += more * whole * (times / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
-        name = "positions" if settings.method == "none" else f"positions, {settings.method}"
-        return StageEstimate(name, kept, scratch, self.held + memory, elapsed_s)
+            memory = self.held + laplacian_bytes(self.store, settings.dim)
+            return StageEstimate(name, kept, 0, memory, STEPS_PER_VECTOR * settings.dim * step_s)
+        scratch = (len(settings.projection_weights) - 1) * 4 * num_nodes * settings.dim
+        memory, times = self._blocks(num_nodes, settings.dim)
+        num_sums = (len(settings.projection_weights) - 1) * num_nodes + self.num_rows
+        elapsed_s = self._sum_s(num_sums, self.config.local_nodes.direction, settings.dim)
+        elapsed_s += scratch * (times / _READ_BYTES_PER_S + 1 / _WRITE_BYTES_PER_S)
+        return StageEstimate(name, kept, scratch, memory, elapsed_s)
 
     def labels(self) -> list[StageEstimate]:
         store, hops, found = self.store, self.config.labels.hops, []
-        width, beside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
+        width, aside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
+        dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
         if hops:
             kept = 2 * self.num_rows * hops * (num_label_columns(store.task, store.num_outputs) + 1)
-            counts, memory = 4 * store.num_nodes * width, self.held + self._blocks(store.num_nodes, width, beside)[0]
-            elapsed_s = self.speed.passes_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
+            counts = dtype.itemsize * store.num_nodes * (width + 1)
+            elapsed_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
             elapsed_s += counts / _WRITE_BYTES_PER_S + counts / _READ_BYTES_PER_S
+            memory = self._blocks(store.num_nodes, width, aside)[0]
             found.append(StageEstimate("label contexts", kept, counts, memory, elapsed_s))
         if self.config.labels.local:
-            dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
-            kept, memory = (
-                dtype.itemsize * self.token_rows * (width + 1),
-                self._blocks(self.token_rows, width, beside)[0],
-            )
-            elapsed_s = self.speed.passes_s(self.token_rows, "both", width) + kept / _WRITE_BYTES_PER_S
-            found.append(StageEstimate("label surroundings", kept, 0, self.held + memory, elapsed_s))
+            kept = dtype.itemsize * self.token_rows * (width + 1)
+            elapsed_s = self._sum_s(self.token_rows, "both", width) + kept / _WRITE_BYTES_PER_S
+            memory = self._blocks(self.token_rows, width, aside)[0]
+            found.append(StageEstimate("label surroundings", kept, 0, memory, elapsed_s))
         return found

@@ -6,7 +6,7 @@ Cost: a copy of the rows asked for at most; the scale is one pass over the featu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -17,8 +17,10 @@ from largegt.data.store import GraphStore
 from largegt.runtime.memory import rows_within
 from largegt.types import Array, Direction
 
+from .blocks import degrees_of, selection
+
 if TYPE_CHECKING:
-    from largegt.runtime.engine import Engine
+    from largegt.preprocessing.engine import Engine
 
 _CHUNK_ROWS = 1 << 14
 _ZEROS, _ALIKE = 0.8, 20.0
@@ -32,21 +34,16 @@ class NodeFeatures:
     def __init__(self, store: GraphStore, degrees: bool = False) -> None:
         self.store, self.num_nodes = store, store.num_nodes
         sides: tuple[Direction, ...] = ("out", "in") if store.directed else ("out",)
-        self._sides = {side: store.csr(side)[0] for side in sides} if degrees else {}
-        self.width = store.num_features + len(self._sides)
+        self._indptrs = [store.csr(side)[0] for side in sides] if degrees else []
+        self.width = store.num_features + len(self._indptrs)
 
-    def rows(self, nodes: slice | Array) -> Array:
-        """float32 [n, d] of a range of nodes or of sorted node numbers; may be a view of the file."""
-        if not isinstance(nodes, slice):
-            nodes = as_range(nodes)
-        stored = decode(self.store.features[nodes], self.store.feature_dtype)
-        if not self._sides:
+    def rows(self, nodes: Array | range) -> Array:
+        """float32 [n, d] of sorted nodes; may be a view of the file."""
+        stored = decode(self.store.features[selection(nodes)], self.store.feature_dtype)
+        if not self._indptrs:
             return stored
-        rows = np.empty((len(stored), self.width), dtype=np.float32)
-        rows[:, : stored.shape[1]] = stored
-        for column, side in enumerate(self._sides, start=stored.shape[1]):
-            rows[:, column] = np.log1p(degrees_of(self._sides[side], nodes).astype(np.float64))
-        return rows
+        counts = np.stack([degrees_of(indptr, nodes) for indptr in self._indptrs], axis=1)
+        return np.concatenate([stored, np.log1p(counts.astype(np.float64)).astype(np.float32)], axis=1)
 
 
 class EdgeMeans(NodeFeatures):
@@ -57,34 +54,20 @@ class EdgeMeans(NodeFeatures):
         super().__init__(store)
         self.direction, self.width = direction, store.num_edge_features
 
-    def rows(self, nodes: slice | Array) -> Array:
-        return self.store.edge_features(self.direction)[nodes if isinstance(nodes, slice) else as_range(nodes)]
+    def rows(self, nodes: Array | range) -> Array:
+        return self.store.edge_features(self.direction)[selection(nodes)]
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Sums of x - pilot and of its square over a range of nodes; of each of the first `counted` features, how many
-    values are not zero; and how many nodes have such a one."""
-
-    features: NodeFeatures
-    pilot: Array
-    counted: int
-
-    def __call__(self, start: int, stop: int) -> tuple[Array, Array, Array, int]:
-        total, square = np.zeros_like(self.pilot), np.zeros_like(self.pilot)
-        there, nodes_with_any = np.zeros(self.counted, dtype=np.int64), 0
-        for first, last in pairwise([*range(start, stop, rows_within(8 * len(self.pilot))), stop]):
-            rows = self.features.rows(slice(first, last))
-            is_there = rows[:, : self.counted] != 0
-            block = rows.astype(np.float64)
-            block -= self.pilot
-            squares = block * block
-            block[0] += total  # row after row, so the bits do not depend on the pieces
-            squares[0] += square
-            total, square = block.sum(axis=0), squares.sum(axis=0)
-            there += is_there.sum(axis=0)
-            nodes_with_any += int(is_there.any(axis=1).sum())
-        return total, square, there, nodes_with_any
+def _moments(features: NodeFeatures, pilot: Array, start: int, stop: int) -> tuple[Array, int]:
+    """float64 [3, d]: sums of x - pilot and of its square over a range of nodes, and how many values are not zero; and
+    how many nodes have a stored feature that is not."""
+    sums, nodes_with_any = np.zeros((3, features.width)), 0
+    for low, high in pairwise([*range(start, stop, rows_within(8 * features.width)), stop]):
+        rows = features.rows(range(low, high))
+        away = rows - pilot
+        sums += away.sum(axis=0), (away * away).sum(axis=0), np.count_nonzero(rows, axis=0)
+        nodes_with_any += int(np.count_nonzero(rows[:, : features.store.num_features].any(axis=1)))
+    return sums, nodes_with_any
 
 
 def feature_scale(
@@ -95,33 +78,29 @@ def feature_scale(
     is whole for words: four fifths of the features are zero, nodes without any left out, and the others alike in
     size. Features of one category or text column share a gain, and their variances add up to 1: with a gain for each,
     rare categories and words would be the largest features."""
-    width, num_nodes = features.width, features.num_nodes
+    width, num_nodes, num_stored = features.width, features.num_nodes, features.store.num_features
     if not standardize:
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    pilot = features.rows(slice(0, 1)).astype(np.float64)[0]
-    counted = features.store.num_features if standardize == "auto" else 0
-    total, square = np.zeros(width), np.zeros(width)
-    there, nodes_with_any = np.zeros(counted, dtype=np.int64), 0
-    bounds = [*range(0, num_nodes, _CHUNK_ROWS), num_nodes]
-    for part, part_square, part_there, part_nodes in engine.run(_Moments(features, pilot, counted), pairwise(bounds)):
-        total += part  # in order: always the same bits
-        square += part_square
-        there += part_there
+    pilot = features.rows(range(1)).astype(np.float64)[0]
+    sums, nodes_with_any = np.zeros((3, width)), 0
+    parts = pairwise([*range(0, num_nodes, _CHUNK_ROWS), num_nodes])
+    for part, part_nodes in engine.run(partial(_moments, features, pilot), parts):  # in order: always the same bits
+        sums += part
         nodes_with_any += part_nodes
-    mean = total / num_nodes
-    deviation = np.sqrt(np.maximum(square / num_nodes - mean * mean, 0.0))
+    mean = sums[0] / num_nodes
+    deviation = np.sqrt(np.maximum(sums[1] / num_nodes - mean * mean, 0.0))
     shift = mean + pilot
     constant = deviation <= 1e-7 * np.abs(shift)
     gain = 1.0 / np.where(constant, 1.0, deviation)
     for column, span in features.store.columns.spans if features.store.columns is not None else ():
         if column.kind in ("category", "text"):
             gain[span] = 1.0 / max(np.sqrt(np.sum(deviation[span] ** 2)), 1e-7)
-    mean_square = deviation**2 + shift**2
-    squares = num_nodes * mean_square[:counted]
-    if standardize == "whole" or (standardize == "auto" and _are_words(there, nodes_with_any, squares)):
-        stored = slice(0, features.store.num_features)
-        size = np.sqrt(np.mean(mean_square[stored])) if features.store.num_features else 0.0
-        shift[stored], gain[stored] = 0.0, 1.0 / size if size > 0 else 1.0
+    mean_square = (deviation**2 + shift**2)[:num_stored]
+    if standardize == "auto" and _are_words(sums[2, :num_stored], nodes_with_any, num_nodes * mean_square):
+        standardize = "whole"
+    if standardize == "whole":
+        size = np.sqrt(np.mean(mean_square)) if num_stored else 0.0
+        shift[:num_stored], gain[:num_stored] = 0.0, 1.0 / size if size > 0 else 1.0
     return shift.astype(np.float32), gain.astype(np.float32)
 
 
@@ -131,17 +110,3 @@ def _are_words(there: Array, nodes: int, squares: Array) -> bool:
         return False
     sizes = np.sqrt(squares[there > 0] / there[there > 0])
     return bool(sizes.max() <= _ALIKE * np.median(sizes))
-
-
-def as_range(rows: Array) -> slice | Array:
-    """Sorted row numbers, as a slice where they lie side by side: a mapped file is then read from front to back."""
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
-
-
-def degrees_of(indptr: Array, nodes: slice | Array) -> Array:
-    """Lengths of these rows of a CSR."""
-    if isinstance(nodes, slice):
-        return np.diff(indptr[nodes.start : nodes.stop + 1])
-    return np.asarray(indptr[nodes + 1] - indptr[nodes])

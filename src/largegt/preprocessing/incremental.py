@@ -14,7 +14,7 @@ Positional encodings look at the whole graph and are made in full; so are labels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,10 +25,10 @@ from numba import njit
 
 from largegt.config.schema import LocalNodesConfig, PrepareConfig
 from largegt.data.store import GraphStore
-from largegt.data.versions import State, earlier_state, earlier_states, labels_updated_since, touched_since
+from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
-from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.preprocessing.engine import Engine
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from .prepared import Prepared
 
 _CHUNK_ROWS = 1 << 14
-_LEAST_KEPT = 0.2
-"""Where less than this share of the rows would be kept, all are made: that is simpler, and hardly slower."""
+
+SAMPLED = "scratch_sampled"
+"""LocalNodes as node numbers [n, K], while they are made."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier preparation of a store that was appended to: of a state before that, or of other nodes. `before` is
-    where each row of an array stands in it, -1 where the row must be made."""
+    """An earlier preparation of a store that was appended to: of a state before that, or of other nodes. `…_before` is
+    where each row of an array stands in it, -1 where the row must be made; None where all must be."""
 
     prepared: Prepared
     state: State
@@ -81,130 +82,89 @@ class Earlier:
             before[some[depends]] = -1
         return before
 
-    def token_rows_before(self, token_nodes: Array, config: PrepareConfig) -> Array:
+    def token_rows_before(self, token_nodes: Array, config: PrepareConfig, shift: Array, gain: Array) -> Array | None:
+        for name, values in (("feature_shift", shift), ("feature_gain", gain)):
+            if not np.array_equal(self.prepared.array(name), values):
+                return None
         hops, before = config.tokens.hops, self.prepared.token_rows_of(token_nodes)
         has_degrees = config.tokens.degrees or self.store.features_are_degrees
         changed = self.changed(directions_of(config), hops, lists=bool(hops) or has_degrees, features=True)
         before[changed[token_nodes]] = -1
         return before
 
-    def label_rows_before(self, nodes: Array, hops: int) -> Array:
+    def label_rows_before(self, nodes: Array, hops: int, own: TrainingLabels, then: State | None) -> Array | None:
+        """`own` are the labels to count, those of the version `then` or of the store's own."""
+        ours, theirs = then or State.of(self.store), self.prepared.as_of or self.state
+        if theirs != ours:
+            counted = TrainingLabels.of(self.store, theirs)
+            before, now = (each.is_train[: self.state.num_nodes] for each in (counted, own))
+            scales = [each.scale and (each.scale.mean, each.scale.std) for each in (counted, own)]
+            updated = any(labels_updated_since(self.store, version) for version in (theirs, ours))
+            if updated or scales[0] != scales[1] or not np.array_equal(before, now):
+                return None
         before = self.prepared.rows_of(nodes)
         before[self.changed(("both",), hops - 1)[nodes]] = -1
         return before
 
-    def local_nodes(
-        self, nodes: Array, before: Array, settings: LocalNodesConfig
-    ) -> Iterator[tuple[Array, Array]]:  # fmt: skip
-        """LocalNodes of `nodes` and which of them are neighbours, segment after segment."""
-        earlier, places = self.prepared, np.split(before, range(SEGMENT_NODES, len(nodes), SEGMENT_NODES))
-        made = _regrouped(
-            self.engine.local_nodes(self.store, nodes[before < 0], settings), [int((p < 0).sum()) for p in places]
-        )
-        for place in places:
-            kept = place[place >= 0]
-            local_nk = np.empty((len(place), settings.k), dtype=earlier.local_rows.dtype)
-            near_nk = np.empty(local_nk.shape, dtype=np.bool_)
-            local_nk[place >= 0] = earlier.token_nodes[earlier.local_rows[kept]]
-            bits = earlier.array("near")[kept]
-            near_nk[place >= 0] = np.unpackbits(bits, axis=1, count=settings.k, bitorder="little")
-            if len(kept) < len(place):
-                local_nk[place < 0], near_nk[place < 0] = next(made)
-            yield local_nk, near_nk
+    def rows(self, name: str, places: Array) -> Array:
+        """Rows of one of its arrays."""
+        earlier = self.prepared
+        rows = earlier.token_nodes[earlier.local_rows[places]] if name == SAMPLED else earlier.array(name)[places]
+        return np.asarray(rows)
 
 
 def find_earlier(
-    store: GraphStore, siblings: Iterable[Prepared], engine: Engine, serves: Callable[[Prepared, State], bool]
+    store: GraphStore, siblings: Iterable[Prepared], config: PrepareConfig, engine: Engine
 ) -> Earlier | None:
-    """The preparation that serves with the most rows, the latest of such; None where there is none."""
-    states = earlier_states(store)
-    names = [state.fingerprint for state in [*states, *([State.of(store)] if states else [])]]
-    ordered = sorted(
-        (prepared for prepared in siblings if prepared.meta["fingerprint"] in names),
-        key=lambda prepared: (len(prepared.nodes), names.index(prepared.meta["fingerprint"])),
-    )
-    for prepared in reversed(ordered):
-        state = earlier_state(store, prepared.meta["fingerprint"]) or State.of(store)
-        if state.directed == store.directed and serves(prepared, state):
+    """The preparation by the same settings, for whichever nodes, that has the most rows, the latest of such; None where
+    there is none."""
+    states = {state.fingerprint: state for state in [*earlier_states(store), State.of(store)]}
+    names = list(states)
+    known = [prepared for prepared in siblings if prepared.meta["fingerprint"] in states]
+    known.sort(key=lambda prepared: (len(prepared.nodes), names.index(prepared.meta["fingerprint"])), reverse=True)
+    for prepared in known:
+        state = states[prepared.meta["fingerprint"]]
+        if state.directed == store.directed and _rows_depend_on(prepared.config) == _rows_depend_on(config):
             with suppress(FormatError):  # a damaged one serves nobody
                 prepared.check()
                 return Earlier(prepared, state, store, engine)
     return None
 
 
-def same_sample(prepared: Prepared, config: PrepareConfig) -> bool:
-    """Whether local nodes were sampled as these settings say, for whichever nodes."""
-    ours, theirs = config.local_nodes.relevant(), prepared.config.local_nodes.relevant()
-    return {**ours, "nodes": ""} == {**theirs, "nodes": ""}
-
-
-def same_token_rows(prepared: Prepared, config: PrepareConfig, shift: Array, gain: Array) -> bool:
-    """Whether token rows were made as these settings say, with this scale, for whichever nodes."""
-    ours, theirs = (each.tokens.model_dump(exclude={"nodes"}) for each in (config, prepared.config))
-    same = ours == theirs and config.local_nodes.direction == prepared.config.local_nodes.direction
-    scale = [prepared.array(name) for name in ("feature_shift", "feature_gain")]
-    return same and np.array_equal(scale[0], shift) and np.array_equal(scale[1], gain)
-
-
-def same_training_labels(
-    prepared: Prepared, state: State, store: GraphStore, own: TrainingLabels, ours: State
-) -> bool:  # fmt: skip
-    """Whether labels were counted from the same training nodes among those there were. `own` are the labels to count,
-    those of the version `ours`. Where labels were updated since either version, they are not."""
-    theirs = prepared.as_of or state
-    if theirs == ours:
-        return True
-    if labels_updated_since(store, theirs) or labels_updated_since(store, ours):
-        return False
-    then = TrainingLabels.of(store, theirs)
-    if not np.array_equal(then.is_train[: state.num_nodes], own.is_train[: state.num_nodes]):
-        return False
-    if own.scale is None or then.scale is None:
-        return True
-    return (then.scale.mean, then.scale.std) == (own.scale.mean, own.scale.std)
-
-
-def is_worth_it(before: Array) -> bool:
-    """Whether enough rows are kept."""
-    return len(before) > 0 and float((before >= 0).mean()) >= _LEAST_KEPT
+def _rows_depend_on(config: PrepareConfig) -> list[Any]:
+    """The settings that a node's rows depend on, wherever there are some."""
+    sampled, tokens = config.local_nodes.relevant(), config.tokens.model_dump(exclude={"nodes"})
+    return [{**sampled, "nodes": ""}, tokens, config.labels.hops]
 
 
 def merge(
-    writer: ArrayWriter, name: str, before: Array, earlier: Array, make: Callable[[Array, ArrayWriter], None]
-) -> None:
-    """Write the array `name`: the kept rows of `earlier`, and those between them as `make(which, scratch)` writes them
-    under the same name into a scratch folder. It goes on where an earlier run stopped."""
+    writer: ArrayWriter, names: Sequence[str], before: Array, rows_at: Callable[[str, Array], Array],
+    make: Callable[[Array, ArrayWriter], None],
+) -> None:  # fmt: skip
+    """Write arrays of these names: the rows that are kept, as `rows_at(name, places)` gives them, and those between
+    them as `make(which, scratch)` writes them into a scratch folder. It goes on where an earlier run stopped."""
     missing = np.flatnonzero(before < 0)
-    which = [name, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
+    which = [names, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
     with ArrayWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
-        if len(missing) and not scratch.has(name):
+        if len(missing) and not all(scratch.has(name) for name in names):
             make(missing, scratch)
             scratch.commit()
-        made = scratch.array(name) if len(missing) else earlier[:0]
-        out = writer.grow(name, earlier.dtype.name, earlier.shape[1:])
-        done = int(np.searchsorted(missing, out.rows))
-        for start in range(out.rows, len(before), _CHUNK_ROWS):
-            places = before[start : start + _CHUNK_ROWS]
-            block = np.empty((len(places), *earlier.shape[1:]), dtype=earlier.dtype)
-            block[places >= 0] = earlier[places[places >= 0]]
-            count = int((places < 0).sum())
-            block[places < 0] = made[done : done + count]
-            done += count
-            out.append(block)
+        for name in names:
+            none = rows_at(name, before[:0])
+            made = scratch.array(name) if len(missing) else none
+            out = writer.grow(name, none.dtype.name, none.shape[1:])
+            done = int(np.searchsorted(missing, out.rows))
+            for start in range(out.rows, len(before), _CHUNK_ROWS):
+                places = before[start : start + _CHUNK_ROWS]
+                count = int((places < 0).sum())
+                block = np.empty((len(places), *none.shape[1:]), dtype=none.dtype)
+                block[places >= 0] = rows_at(name, places[places >= 0])
+                block[places < 0] = made[done : done + count]
+                done += count
+                out.append(block)
+                writer.commit()
+            writer.close(name)
             writer.commit()
-        writer.close(name)
-
-
-def _regrouped(segments: Iterator[tuple[Array, Array]], counts: list[int]) -> Iterator[tuple[Array, Array]]:
-    """The same rows in segments of so many, empty ones left out."""
-    rows, near = None, None
-    for count in filter(None, counts):
-        while rows is None or near is None or len(rows) < count:
-            more, more_near = next(segments)
-            rows = more if rows is None else np.concatenate([rows, more])
-            near = more_near if near is None else np.concatenate([near, more_near])
-        yield rows[:count], near[:count]
-        rows, near = rows[count:], near[count:]
 
 
 @njit(nogil=True, cache=True)

@@ -1,20 +1,22 @@
-"""Label contexts: the training labels around a node, one and two hops away, without its own.
+"""Training labels around nodes, the node's own left out.
 
-Axes: n nodes that get a row, c classes or labels, h hops.
+Axes: n nodes that get a row, t nodes of the token table, c classes or labels, h hops.
 
-Enters: a store, whose training nodes have labels, and the nodes that need a row. Leaves: float16 [n, h, c + 1]: per hop
-the share of each class among the training nodes that a random walk of so many steps ends at, and how likely it ends at
-one at all. Walks take edges both ways. Cost: one pass over the edges, and one over the lists of the n nodes that reads
-a row of counts per neighbour; the counts lie on disk meanwhile.
+Enters: a store, whose training nodes have labels, and the nodes that need a row. Walks take edges both ways. Leaves:
+
+- label_counts [t, c + 2], for models that read labels around local nodes: how often each label stands among a node's
+  neighbours in the training split (of a regression: sums of values in the scale of either half), how many such
+  neighbours there are, and how many in all;
+- label_contexts float16 [n, h, c + 1]: per hop the share of each class among the training nodes that a random walk of
+  so many steps ends at, and how likely it ends at one at all.
+
+Cost: one pass over the edges; for label contexts one more over the lists of the n nodes that reads a row of counts per
+neighbour. Their counts lie on disk meanwhile.
 
 A node's row does not depend on its own label, not in a single bit: at one hop there is no edge to itself; at two, each
 neighbour's count of labels is a whole number, and the node is taken out of it before anything is divided. Walks of
 three steps come back along cycles, which no such count knows: there are no more than two hops. Values of a regression
 are standardised (LabelScale) and rounded to steps of 1/32, so that they are whole numbers too.
-
-label_counts [t, c + 2] are the same counts of the nodes behind the token table, for models that read labels around
-local nodes: how often each label stands among a node's neighbours in the training split (of a regression: sums of
-values in the scale of either half), how many such neighbours there are, and how many in all.
 """
 
 from __future__ import annotations
@@ -31,11 +33,10 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, labels_as_of
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.atomic import require_space
-from largegt.runtime.engine import Engine
+from largegt.preprocessing.engine import Engine
 from largegt.types import Array, Task
 
-from .blocks import Neighbors, NeighborSums
-from .features import as_range
+from .blocks import Neighbors, NeighborSums, degrees_of, selection
 
 _COUNTS = "scratch_label_counts"
 _RANGE = 1 << 20
@@ -48,12 +49,13 @@ def write_label_contexts(
 ) -> None:
     """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
     labels that count."""
-    num_labels = num_label_columns(store.task, store.num_outputs)
-    out = writer.grow("label_contexts", "float16", (hops, num_labels + 1))
-    require_space(writer.path, 2 * hops * (num_labels + 1) * (len(nodes) - out.rows), "label contexts")
-    counts = _count(writer, _COUNTS, np.dtype("float32"), store, range(store.num_nodes), (engine, own))
-    task = _Rows(Neighbors(*store.csr("both"), self_loops=False), counts, own, hops)
-    for rows in engine.rows(task, nodes, hops * (num_labels + 1), out.rows):
+    width = num_label_columns(store.task, store.num_outputs) + 1
+    out = writer.grow("label_contexts", "float16", (hops, width))
+    require_space(writer.path, 2 * hops * width * (len(nodes) - out.rows), "label contexts")
+    if not writer.has(_COUNTS):
+        write_label_counts(writer, store, range(store.num_nodes), engine, own, _COUNTS)
+    task = _Rows(Neighbors(*store.csr("both"), self_loops=False), writer.array(_COUNTS), own, hops)
+    for rows in engine.rows(task, nodes, hops * width, out.rows):
         out.append(rows)
         writer.commit()
     writer.close("label_contexts")
@@ -61,35 +63,23 @@ def write_label_contexts(
 
 
 def write_label_counts(
-    writer: ArrayWriter, store: GraphStore, nodes: Array, engine: Engine, own: TrainingLabels
-) -> None:
+    writer: ArrayWriter, store: GraphStore, nodes: Array | range, engine: Engine, own: TrainingLabels,
+    name: str = "label_counts",
+) -> None:  # fmt: skip
     """Write `label_counts` of `nodes` (sorted), from where an earlier run stopped."""
-    dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), own.scale is not None)
-    _count(writer, "label_counts", dtype, store, nodes, (engine, own))
-    writer.close("label_counts")
-
-
-def _count(
-    writer: ArrayWriter, name: str, dtype: np.dtype[Any], store: GraphStore, nodes: Array | range,
-    by: tuple[Engine, TrainingLabels],
-) -> Array:  # fmt: skip
-    """The array `name` [n, c + 2], mapped: labels around `nodes`, training nodes among their neighbours, neighbours."""
-    engine, own = by
     width = num_count_columns(store.task, store.num_outputs)
     neighbors = Neighbors(*store.csr("both"), self_loops=False)
+    dtype = counts_dtype(neighbors, own.scale is not None)
     out = writer.grow(name, dtype.name, (width + 1,))
     require_space(writer.path, dtype.itemsize * (width + 1) * (len(nodes) - out.rows), "counts of labels")
 
     def finish(first: int, last: int, sums: Array) -> None:
-        counts = np.empty((last - first, width + 1), dtype=dtype)
-        counts[:, :-1] = sums
-        counts[:, -1] = neighbors.degrees(nodes[first:last])
-        out.append(counts)
+        out.append(np.column_stack([sums, degrees_of(neighbors.indptr, nodes[first:last])]).astype(dtype))
         writer.commit()
 
-    if out.rows < len(nodes):
-        engine.sums(NeighborSums(neighbors, nodes, own, width), finish, name.replace("_", " "), out.rows)
-    return out.so_far()
+    wanted = NeighborSums(neighbors, nodes, own, width, range(store.num_nodes))
+    engine.sums(wanted, finish, name.replace("_", " "), out.rows)
+    writer.close(name)
 
 
 def counts_dtype(neighbors: Neighbors, are_values: bool) -> np.dtype[Any]:
@@ -126,8 +116,9 @@ class LabelScale:
         half = np.cumsum(is_train, dtype=np.uint8) & np.uint8(1)
         half[~is_train] = 0
         others = [np.asarray(labels[is_train & (half != reader)], dtype=np.float64) for reader in (0, 1)]
-        known = [values if len(values) else np.zeros(1) for values in others]
-        mean, std = ([float(moment(values)) for values in known] for moment in (np.mean, np.std))
+        mean, std = (
+            [float(moment(values)) if len(values) else 0.0 for values in others] for moment in (np.mean, np.std)
+        )
         return cls(half, (mean[0], mean[1]), (std[0] or 1.0, std[1] or 1.0))
 
     def standardized(self, values: Array) -> Array:
@@ -157,21 +148,21 @@ class TrainingLabels:
         return cls(labels, is_train, LabelScale.fit(labels, is_train) if task == "regression" else None)
 
     def __call__(self, first: int, last: int, out: Array) -> None:
-        """Fill `out` [last - first, c + 1] with the rows of a range of nodes, and whether each is a training node."""
-        out[:, :-1] = self.rows(np.arange(first, last), out.shape[1] - 1)
-        out[:, -1] = self.is_train[first:last]
+        """Fill `out` [last - first, c + 1] with the rows of a range of nodes."""
+        out[:] = self.rows(np.arange(first, last), out.shape[1])
 
     def rows(self, nodes: Array, width: int) -> Array:
-        """[n, c]; zeros for others than training nodes."""
+        """[n, c + 1]: what each node counts for, and whether it is a training node; zeros for others."""
         out = np.zeros((len(nodes), width), dtype=np.float32)
         here = np.flatnonzero(self.is_train[nodes])
         labels = np.asarray(self.labels[nodes[here]])
         if self.scale is not None:
-            out[here] = np.clip(np.rint(self.scale.standardized(labels) * STEPS), -_MOST_STEPS, _MOST_STEPS)
+            out[here, :-1] = np.clip(np.rint(self.scale.standardized(labels) * STEPS), -_MOST_STEPS, _MOST_STEPS)
         elif labels.ndim == 2:
-            out[here] = np.nan_to_num(labels.astype(np.float32)) > 0
+            out[here, :-1] = np.nan_to_num(labels.astype(np.float32)) > 0
         else:
             out[here, labels.astype(np.int64)] = 1
+        out[here, -1] = 1
         return out
 
 
@@ -188,12 +179,11 @@ class _Rows:
     def __call__(self, nodes: Array, memory: int | None) -> Array:
         """float16 [n, hops, c + 1]."""
         nodes = np.asarray(nodes, dtype=np.int64)
-        counts = self.counts[as_range(nodes)]
+        counts = self.counts[selection(nodes)].astype(np.float32)
         sums = [counts[:, :-1], *([self._two_steps(nodes, memory)] if self.hops > 1 else [])]
-        sums_nhc = np.stack(sums, axis=1)
-        rows = np.empty_like(sums_nhc)
-        mass = sums_nhc[:, :, -1:]
-        rows[:, :, :-1] = sums_nhc[:, :, :-1] / np.where(mass > 0, mass, np.float32(1))
+        rows = np.stack(sums, axis=1)
+        mass = rows[:, :, -1:].copy()
+        rows[:, :, :-1] /= np.where(mass > 0, mass, np.float32(1))
         rows[:, :, -1:] = mass / np.maximum(counts[:, None, -1:], 1)
         if self.own.scale is not None:
             half = self.own.scale.half[nodes]
@@ -202,13 +192,11 @@ class _Rows:
 
     def _two_steps(self, nodes: Array, memory: int | None) -> Array:
         """float32 [n, c + 1] labels at the ends of two-step walks that do not come back, and how likely they are."""
-        neighbors = self.neighbors.around(nodes)
-        width, num_nodes = self.counts.shape[1] - 1, neighbors.num_nodes
-        own, sums = np.empty((len(nodes), width), dtype=np.float32), np.zeros((len(nodes), width), dtype=np.float32)
-        own[:, :-1], own[:, -1] = self.own.rows(nodes, width - 1), self.own.is_train[nodes]
+        neighbors, width = self.neighbors.around(nodes), self.counts.shape[1] - 1
+        own, sums = self.own.rows(nodes, width), np.zeros((len(nodes), width), dtype=np.float32)
         cursor = neighbors.indptr[nodes]
-        block = num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
-        for low in range(0, num_nodes, block):
+        block = neighbors.num_nodes if memory is None else max(1, memory // (4 * self.counts.shape[1] + 8))
+        for low in range(0, neighbors.num_nodes, block):
             counts = self.counts[low : low + block]
             _add_walks(neighbors.indptr, neighbors.indices, nodes, cursor, low, counts, own, sums)
         return sums
@@ -232,5 +220,5 @@ def _add_walks(
                 continue
             step = np.float32(1) / around[width]
             for c in range(width):
-                row[c] += step * (around[c] - own[c])
+                row[c] += step * (np.float32(around[c]) - own[c])
         cursor[n] = place

@@ -8,7 +8,7 @@ taken from the preparation of its earlier version (incremental.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +25,12 @@ from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter, ExistsError, remove_leftovers
 from largegt.io.atomic import refuse_links_out, require_space
-from largegt.runtime.engine import SEGMENT_NODES, Engine
+from largegt.preprocessing.engine import SEGMENT_NODES, Engine
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
-from largegt.types import Array, Direction, PathLike
+from largegt.types import Array, PathLike
 
-from .blocks import Neighbors, marked_numbers
+from .blocks import Neighbors, degrees_of, marked_numbers
 from .cache_key import (
     directions_of,
     directions_read,
@@ -44,12 +44,13 @@ from .cache_key import (
 from .context import ContextFeatures
 from .estimate import least_memory
 from .features import EdgeMeans, NodeFeatures, feature_scale
-from .incremental import Earlier, find_earlier, is_worth_it, merge, same_sample, same_token_rows, same_training_labels
+from .incremental import SAMPLED, Earlier, find_earlier, merge
 from .label_features import TrainingLabels, write_label_contexts, write_label_counts
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
 
-_SAMPLED = "scratch_sampled"
+_LEAST_KEPT = 0.2
+"""Where less than this share of the rows would be kept, all are made: that is simpler, and hardly slower."""
 
 Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
@@ -177,60 +178,53 @@ class _Preparation:
         return cached_preparations(self.store) if earlier_states(self.store) else []
 
     @cached_property
+    def earlier(self) -> Earlier | None:
+        return find_earlier(self.store, self.siblings, self.config, self.engine)
+
+    @cached_property
     def training_labels(self) -> TrainingLabels:
         return TrainingLabels.of(self.store, self.then)
 
-    def earlier(self, serves: Callable[[Prepared, State], bool]) -> Earlier | None:
-        return find_earlier(self.store, self.siblings, self.engine, serves)
-
     def keep_or_make(
-        self, writer: ArrayWriter, name: str, earlier: Earlier | None, before: Array, nodes: Array,
+        self, writer: ArrayWriter, what: str, names: Sequence[str], before: Array | None, nodes: Array,
         make: Callable[[Array, ArrayWriter], None],
     ) -> None:  # fmt: skip
-        """Write the array `name`, a row for each of `nodes`: those that an earlier preparation has are kept, where they
-        are many, and the others are what `make(nodes, writer)` writes."""
-        keeps = earlier is not None and is_worth_it(before)
-        if earlier is not None:
-            kept = int((before >= 0).sum()) if keeps else 0
-            self.reused[name.replace("_", " ").replace("tokens", "token rows")] = kept, len(nodes) - kept
-        if earlier is not None and keeps:
-            rows = earlier.prepared.array(name)
-            merge(writer, name, before, rows, lambda which, scratch: make(nodes[which], scratch))
-        else:
+        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, where
+        they are many, and the others are what `make(nodes, writer)` writes."""
+        if before is None or self.earlier is None:
             make(nodes, writer)
+            return
+        num_kept = int((before >= 0).sum())
+        if num_kept and num_kept >= _LEAST_KEPT * len(nodes):
+            merge(writer, names, before, self.earlier.rows, lambda which, scratch: make(nodes[which], scratch))
+        else:
+            num_kept = 0
+            make(nodes, writer)
+        self.reused[what] = num_kept, len(nodes) - num_kept
 
     def remove_superseded(self, prepared: Prepared) -> None:
         """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
         the same run, and those of versions that are gone."""
         states = {state.fingerprint for state in earlier_states(self.store)}
-        removed = False
         for other in self.siblings:
             version, made_for = other.meta["fingerprint"], other.as_of
             other.close()
-            if other.config != prepared.config or version not in states:
-                continue
             same_run = made_for is not None and made_for == prepared.as_of
             is_gone = made_for is None and not (self.store.path / VERSIONS / f"{version}.json").is_file()
-            if same_run or is_gone:
+            if other.config == prepared.config and version in states and (same_run or is_gone):
                 remote.remove_folder(other.path)
-                removed = True
-        if removed:
-            clean_quietly(self.store)
+                clean_quietly(self.store)
 
 
 def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     """The nodes that get a row, their labels and splits."""
     nodes = nodes_to_prepare(making.store, making.config)
     writer.save("nodes", nodes)
-    all_labels, all_split = labels_as_of(making.store, making.then)
-    labels = writer.grow("labels", all_labels.dtype.name, all_labels.shape[1:])
-    split = writer.grow("split", all_split.dtype.name)
-    for start in range(labels.rows, len(nodes), SEGMENT_NODES):
-        some = nodes[start : start + SEGMENT_NODES]
-        labels.append(all_labels[some])
-        split.append(all_split[some])
-    writer.close("labels")
-    writer.close("split")
+    for name, values in zip(("labels", "split"), labels_as_of(making.store, making.then), strict=True):
+        out = writer.grow(name, values.dtype.name, values.shape[1:])
+        for start in range(out.rows, len(nodes), SEGMENT_NODES):
+            out.append(values[nodes[start : start + SEGMENT_NODES]])
+        writer.close(name)
 
 
 def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
@@ -239,12 +233,12 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     k, which = config.local_nodes.k, config.tokens.nodes
     dtype = np.dtype(index_dtype(store.num_nodes))
     rows = writer.grow("local_rows", dtype.name, (k,))
-    copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(_SAMPLED)
+    copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
     sampled = _sampled(making, writer)
     at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
-        used = _within_two_hops(store, nodes, config.local_nodes.direction, making.engine)
+        used = _within_two_hops(making)
     else:
         used = np.full(store.num_nodes, which == "all")
         for start in range(0, len(nodes) if which == "sampled" else 0, at_once):
@@ -255,18 +249,17 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     for start in range(rows.rows, len(nodes), at_once):
         rows.append(row_of[sampled[start : start + at_once]])
     writer.close("local_rows")
-    writer.close("near")
-    writer.drop(_SAMPLED)
+    writer.drop(SAMPLED)
 
 
-def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engine: Engine) -> Array:
-    """Boolean [N]: every node that LocalNodes of `nodes` can draw. All of them if one of `nodes` has no neighbour."""
-    neighbors = Neighbors(*store.csr(direction), self_loops=False)
-    reached = np.zeros(store.num_nodes, dtype=np.bool_)
+def _within_two_hops(making: _Preparation) -> Array:
+    """Boolean [N]: every node that can be drawn. All of them if one of those with a row has no neighbour."""
+    store, nodes, engine = making.store, making.nodes, making.engine
+    neighbors = Neighbors(*store.csr(making.config.local_nodes.direction), self_loops=False)
     starts = range(0, len(nodes), SEGMENT_NODES)
-    if any((neighbors.degrees(nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
-        reached[:] = True
-        return reached
+    if any((degrees_of(neighbors.indptr, nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
+        return np.ones(store.num_nodes, dtype=np.bool_)
+    reached = np.zeros(store.num_nodes, dtype=np.bool_)
     engine.mark_neighbors(neighbors, nodes, reached)
     engine.mark_neighbors(neighbors, marked_numbers(reached, nodes.dtype), reached)
     reached[nodes] = True
@@ -276,25 +269,27 @@ def _within_two_hops(store: GraphStore, nodes: Array, direction: Direction, engi
 def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
     """LocalNodes as node numbers [n, K], a scratch array, mapped; and `near`, which of them are neighbours."""
     store, nodes, engine, settings = making.store, making.nodes, making.engine, making.config.local_nodes
-    near = writer.grow("near", "uint8", (-(-settings.k // 8),))
     if settings.k == 1:
-        near.append(np.zeros((len(nodes) - near.rows, 1), dtype=np.uint8))
+        writer.save("near", np.zeros((len(nodes), 1), dtype=np.uint8))
         return nodes[:, None]
-    sampled = writer.grow(_SAMPLED, index_dtype(store.num_nodes), (settings.k,))
-    engine.show("local nodes", sampled.rows, len(nodes))
-    earlier, left = making.earlier(lambda prepared, _: same_sample(prepared, making.config)), nodes[sampled.rows :]
-    if earlier is None:
-        segments = engine.local_nodes(store, left, settings)
-    else:
-        before = earlier.local_nodes_before(left, settings)
-        segments = earlier.local_nodes(left, before, settings)
-        making.reused["local nodes"] = int((before >= 0).sum()), int((before < 0).sum())
-    for local_nk, near_nk in segments:
-        sampled.append(local_nk)
-        near.append(np.packbits(near_nk, axis=1, bitorder="little"))
+
+    def make(some: Array, target: ArrayWriter) -> None:
+        sampled = target.grow(SAMPLED, index_dtype(store.num_nodes), (settings.k,))
+        near = target.grow("near", "uint8", (-(-settings.k // 8),))
+        engine.show("local nodes", sampled.rows, len(some))
+        for local_nk, near_nk in engine.local_nodes(store, some[sampled.rows :], settings):
+            sampled.append(local_nk)
+            near.append(np.packbits(near_nk, axis=1, bitorder="little"))
+            target.commit()
+            engine.show("local nodes", sampled.rows, len(some))
+        target.close(SAMPLED)
+        target.close("near")
+
+    if not (writer.has(SAMPLED) and writer.has("near")):
+        before = making.earlier.local_nodes_before(nodes, settings) if making.earlier else None
+        making.keep_or_make(writer, "local nodes", (SAMPLED, "near"), before, nodes, make)
         writer.commit()
-        engine.show("local nodes", sampled.rows, len(nodes))
-    return sampled.so_far()
+    return writer.array(SAMPLED)
 
 
 def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
@@ -312,16 +307,16 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
         writer.commit()
     shift, gain = np.array(writer.array("feature_shift")), np.array(writer.array("feature_gain"))
 
-    def write(nodes: Array, target: ArrayWriter) -> None:
+    def make(nodes: Array, target: ArrayWriter) -> None:
         ContextFeatures(
             NodeFeatures(store, tokens.degrees), nodes, shift, gain, directions, engine,
             tokens.weighted is True, tokens.edge_features is True,
         ).write(target, tokens.dtype, tokens.hops)  # fmt: skip
 
     nodes = making.token_nodes
-    earlier = making.earlier(lambda prepared, _: same_token_rows(prepared, config, shift, gain))
-    before = nodes[:0] if earlier is None else earlier.token_rows_before(nodes, config)
-    making.keep_or_make(writer, "tokens", earlier, before, nodes, write)
+    earlier = making.earlier
+    before = earlier.token_rows_before(nodes, config, shift, gain) if earlier else None
+    making.keep_or_make(writer, "token rows", ("tokens",), before, nodes, make)
 
 
 def _write_positions(making: _Preparation, writer: ArrayWriter) -> None:
@@ -330,18 +325,13 @@ def _write_positions(making: _Preparation, writer: ArrayWriter) -> None:
 
 
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
-    store, engine, hops, own = making.store, making.engine, making.config.labels.hops, making.training_labels
-    ours = making.then or State.of(store)
+    hops, own, nodes = making.config.labels.hops, making.training_labels, making.nodes
 
-    def write(nodes: Array, target: ArrayWriter) -> None:
-        write_label_contexts(target, store, nodes, hops, engine, own)
+    def make(some: Array, target: ArrayWriter) -> None:
+        write_label_contexts(target, making.store, some, hops, making.engine, own)
 
-    def serves(prepared: Prepared, state: State) -> bool:
-        return prepared.config.labels.hops == hops and same_training_labels(prepared, state, store, own, ours)
-
-    earlier = making.earlier(serves)
-    before = making.nodes[:0] if earlier is None else earlier.label_rows_before(making.nodes, hops)
-    making.keep_or_make(writer, "label_contexts", earlier, before, making.nodes, write)
+    before = making.earlier.label_rows_before(nodes, hops, own, making.then) if making.earlier else None
+    making.keep_or_make(writer, "label contexts", ("label_contexts",), before, nodes, make)
 
 
 def _write_label_counts(making: _Preparation, writer: ArrayWriter) -> None:

@@ -3,21 +3,9 @@
 Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
 the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
 
-Arrays (`n` nodes that have a row, `t` nodes whose tokens they use):
-  nodes:
-    nodes [n]          node numbers, sorted
-    labels [n] or [n, c], split [n]     as in the store
-  local_nodes:
-    local_rows [n, K]  LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers
-    near [n, ⌈K/8⌉]    which of them an edge joins to the node, whichever way: a bit each, the lowest first
-    token_nodes [t]    node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all
-  tokens:
-    tokens [t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along
-                       and against the edges are apart; d is the store's, and the degrees where they are added
-    feature_shift [d], feature_gain [d] what standardising did
-  positions:           positions [n, p], positional encodings
-  label_contexts:      [n, h, c + 1], training labels around each node (label_contexts.py), where they were asked for
-  label_counts:        [t, c + 2], training labels around the nodes behind `tokens`, likewise
+Stages: nodes (nodes, labels, split), local_nodes (local_rows, near, token_nodes), tokens (tokens, feature_shift [d] and
+feature_gain [d], which standardised them), positions; where they were asked for, label_contexts and label_counts
+(label_features.py). `Prepared` says what each array is.
 """
 
 from __future__ import annotations
@@ -49,8 +37,27 @@ STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "labe
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
+def _stored(name: str) -> Any:
+    """A property: the array of this name."""
+    return property(lambda prepared: prepared.array(name))
+
+
 class Prepared:
-    """A prepared graph: `Prepared.open(folder)`. See the module's text for the arrays."""
+    """A prepared graph: `Prepared.open(folder)`. n nodes have a row, and t nodes are behind the token rows they use."""
+
+    nodes: Array = _stored("nodes")
+    """[n] node numbers, sorted."""
+    labels: Array = _stored("labels")
+    """[n] or [n, c], as in the store; so is `split` [n]."""
+    local_rows: Array = _stored("local_rows")
+    """[n, K] LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers."""
+    token_nodes: Array = _stored("token_nodes")
+    """[t] node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all."""
+    tokens: Array = _stored("tokens")
+    """[t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along and
+    against the edges are apart; d is the store's, and the degrees where they are added."""
+    positions: Array = _stored("positions")
+    """[n, p] positional encodings."""
 
     def __init__(self, folder: ArrayFolder) -> None:
         self.folder = folder
@@ -161,58 +168,33 @@ class Prepared:
         return int(self.meta["num_nodes"]) if self.as_of is None else self.as_of.num_nodes
 
     @property
-    def nodes(self) -> Array:
-        return self.array("nodes")
-
-    @property
-    def local_rows(self) -> Array:
-        return self.array("local_rows")
-
-    @property
-    def token_nodes(self) -> Array:
-        return self.array("token_nodes")
-
-    @property
-    def tokens(self) -> Array:
-        return self.array("tokens")
-
-    @property
-    def positions(self) -> Array:
-        return self.array("positions")
-
-    @property
-    def labels(self) -> Array:
-        return self.array("labels")
+    def near(self) -> Array:
+        """[n, ⌈K/8⌉] which local nodes an edge joins to the node, whichever way: a bit each, the lowest first. Of no
+        local nodes where no model asked for it."""
+        return self.array("near") if self.config.local_nodes.near else np.zeros((len(self.nodes), 0), dtype=np.uint8)
 
     @property
     def label_contexts(self) -> Array:
-        """Of no hops where none were asked for."""
+        """[n, hops, c + 1] training labels around each node; of no hops where none were asked for."""
         if self.config.labels.hops:
             return self.array("label_contexts")
         return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
 
     @property
-    def near(self) -> Array:
-        """Of no local nodes where no model asked for it."""
-        if self.config.local_nodes.near:
-            return self.array("near")
-        return np.zeros((len(self.nodes), 0), dtype=np.uint8)
-
-    @property
     def label_counts(self) -> Array:
-        """Of no labels where they were not asked for."""
+        """[t, c + 2] training labels around the nodes behind `tokens`; of no labels where they were not asked for."""
         if self.config.labels.local:
             return self.array("label_counts")
         return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
 
     @property
     def k(self) -> int:
-        return int(self.local_rows.shape[1])
+        return self.shape("local_rows")[1]
 
     @property
     def hops(self) -> int:
         """Contexts in a token row: one per hop, or two where directions are apart."""
-        return int(self.tokens.shape[1]) - 1
+        return self.shape("tokens")[1] - 1
 
     @property
     def token_names(self) -> list[str]:
@@ -221,11 +203,11 @@ class Prepared:
 
     @property
     def num_features(self) -> int:
-        return int(self.tokens.shape[2])
+        return self.shape("tokens")[2]
 
     @property
     def num_positions(self) -> int:
-        return int(self.positions.shape[1])
+        return self.shape("positions")[1]
 
     def rows_of(self, nodes: Array) -> Array:
         """The rows of these node numbers; -1 for a node that was not prepared."""
@@ -237,15 +219,11 @@ class Prepared:
 
     def split_rows(self, split: str) -> Array:
         """The rows of one split."""
-        self.check_split(split)
+        if split not in SPLIT_CODES:
+            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
         return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
 
     # what it is good for
-
-    def check_split(self, split: str) -> None:
-        """Refuse a split that there is not."""
-        if split not in SPLIT_CODES:
-            raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
 
     def check_reachable(self) -> None:
         """Refuse to draw other samples where only the sampled nodes have token rows."""
@@ -314,11 +292,8 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     for other in cached_preparations(store):
         if other.meta["fingerprint"] == store.fingerprint:
             old = other.config.model_dump(mode="json")
-            settings = [(table, key) for table in new for key in new[table]]
-            differences.append([
-                f"{table}.{key}={old[table][key]} (now {new[table][key]})"
-                for table, key in settings if old[table][key] != new[table][key]
-            ])  # fmt: skip
+            settings = [(table, key) for table in new for key in new[table] if old[table][key] != new[table][key]]
+            differences.append([f"{table}.{key}={old[table][key]} (now {new[table][key]})" for table, key in settings])
     if not differences:
         return None
     fewest: list[str] = min(differences, key=len)

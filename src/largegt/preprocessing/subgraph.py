@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import numpy as np
 
@@ -26,20 +25,18 @@ from largegt.data.pair_runs import offsets
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
-from largegt.runtime.engine import Engine
+from largegt.preprocessing.engine import Engine
 from largegt.runtime.memory import format_bytes
 from largegt.types import Array, Direction
 
+from .blocks import Neighbors, selection
 from .cache_key import directions_of
 from .context import ContextFeatures
 from .extended_graph import Extended
 from .features import NodeFeatures
 from .label_features import TrainingLabels, write_label_contexts, write_label_counts
-from .positional_encoding import write_positions
+from .positional_encoding import Signs, write_projection
 from .sampling.neighbor_lists import index_type
-
-Given = ParamSpec("Given")
-Make = Callable[Concatenate[Extended, Array, Given], Array]
 
 
 class TooLargeError(ConfigError):
@@ -95,9 +92,8 @@ class Cutout(GraphStore):
         return frozen(offsets(degrees)), frozen(np.zeros(0, dtype=index_type(self.num_nodes)))
 
     def ids_of(self, nodes: Array) -> list[Any]:
-        old = self.numbers[nodes]
-        return [self.graph.store.ids_of(old[n : n + 1])[0] if old[n] < self.graph.num_old else int(old[n])
-                for n in range(len(old))]  # fmt: skip
+        store, num_old = self.graph.store, self.graph.num_old
+        return [store.ids_of(np.array([n]))[0] if n < num_old else int(n) for n in self.numbers[nodes]]
 
 
 class _Features(NodeFeatures):
@@ -106,10 +102,10 @@ class _Features(NodeFeatures):
     def __init__(self, cutout: Cutout, degrees: bool) -> None:
         self.store, self.num_nodes = cutout, cutout.num_nodes
         self._cutout, self._with_degrees = cutout, degrees
-        self.width = cutout.graph.feature_rows(cutout.numbers[:1], degrees).shape[1]
+        self.width = self.rows(range(1)).shape[1]
 
-    def rows(self, nodes: slice | Array) -> Array:
-        return self._cutout.graph.feature_rows(self._cutout.numbers[nodes], self._with_degrees)
+    def rows(self, nodes: Array | range) -> Array:
+        return self._cutout.graph.feature_rows(self._cutout.numbers[selection(nodes)], self._with_degrees)
 
 
 @contextmanager
@@ -119,61 +115,64 @@ def scratch_folder() -> Iterator[ArrayWriter]:
         yield writer
 
 
-def in_parts(make: Make[Given]) -> Make[Given]:
-    """`make` for some nodes at a time where what they all depend on does not fit."""
+def _rows(
+    graph: Extended, nodes: Array, reach: tuple[Sequence[Direction], int], memory: int, name: str,
+    write: Callable[[ArrayWriter, Cutout, Array], None],
+) -> Array:  # fmt: skip
+    """The array `name` that `write(writer, cutout, places)` makes of a cutout with these directions and hops; for some
+    nodes at a time where what they all depend on does not fit."""
+    try:
+        cutout = Cutout(graph, nodes, *reach, memory // 2)
+    except TooLargeError:
+        if len(nodes) < 2:
+            raise
+        return np.concatenate([_rows(graph, half, reach, memory, name, write) for half in np.array_split(nodes, 2)])
+    with scratch_folder() as writer:
+        write(writer, cutout, cutout.places(nodes))
+        return np.array(writer.array(name))
 
-    @wraps(make)
-    def made(graph: Extended, nodes: Array, /, *args: Given.args, **options: Given.kwargs) -> Array:
-        try:
-            return make(graph, nodes, *args, **options)
-        except TooLargeError:
-            if len(nodes) < 2:
-                raise
-        return np.concatenate([made(graph, half, *args, **options) for half in np.array_split(nodes, 2)])
 
-    return made
-
-
-@in_parts
 def token_rows(
     graph: Extended, nodes: Array, shift: Array, gain: Array, config: PrepareConfig, engine: Engine
 ) -> Array:
     """[n, 1 + contexts, d] token rows of `nodes` (sorted)."""
     tokens, directions = config.tokens, directions_of(config)
-    cutout = Cutout(graph, nodes, directions, tokens.hops, engine.memory // 2)
-    with scratch_folder() as writer:
-        features, places = _Features(cutout, tokens.degrees), cutout.places(nodes)
+
+    def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
+        features = _Features(cutout, tokens.degrees)
         ContextFeatures(features, places, shift, gain, directions, engine).write(writer, tokens.dtype, tokens.hops)
-        return np.array(writer.array("tokens"))
+
+    return _rows(graph, nodes, (directions, tokens.hops), engine.memory, "tokens", write)
 
 
-@in_parts
 def projected_positions(graph: Extended, nodes: Array, config: PrepareConfig, engine: Engine) -> Array:
     """[n, p] encodings of `nodes` (sorted) by projection."""
     direction, settings = config.local_nodes.direction, config.positions
-    cutout = Cutout(graph, nodes, (direction,), len(settings.projection_weights), engine.memory // 2)
-    with scratch_folder() as writer:
-        write_positions(writer, cutout, cutout.places(nodes), settings, direction, engine, cutout.numbers)
-        return np.array(writer.array("positions"))
+
+    def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
+        neighbors = Neighbors(*cutout.csr(direction), self_loops=False)
+        write_projection(writer, neighbors, places, settings, engine, Signs(settings.seed, cutout.numbers))
+
+    return _rows(graph, nodes, ((direction,), len(settings.projection_weights)), engine.memory, "positions", write)
 
 
-@in_parts
 def label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
     """[n, hops, c + 1] labels around `nodes` (sorted). `own` are the training labels of the store's nodes; new ones
     have none."""
-    cutout = Cutout(graph, nodes, ("both",), hops, engine.memory // 2)
-    with scratch_folder() as writer:
-        write_label_contexts(writer, cutout, cutout.places(nodes), hops, engine, _labels_in(cutout, own))
-        return np.array(writer.array("label_contexts"))
+
+    def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
+        write_label_contexts(writer, cutout, places, hops, engine, _labels_in(cutout, own))
+
+    return _rows(graph, nodes, (("both",), hops), engine.memory, "label_contexts", write)
 
 
-@in_parts
 def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:
     """[n, c + 2] counts of labels around `nodes` (sorted); `own` as above."""
-    cutout = Cutout(graph, nodes, ("both",), 1, engine.memory // 2)
-    with scratch_folder() as writer:
-        write_label_counts(writer, cutout, cutout.places(nodes), engine, _labels_in(cutout, own))
-        return np.array(writer.array("label_counts"))
+
+    def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
+        write_label_counts(writer, cutout, places, engine, _labels_in(cutout, own))
+
+    return _rows(graph, nodes, (("both",), 1), engine.memory, "label_counts", write)
 
 
 def _labels_in(cutout: Cutout, own: TrainingLabels) -> TrainingLabels:

@@ -8,15 +8,13 @@ the neighbours of those; the test split is read after training, to look at, neve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.special import entr
 
 from largegt.data.store import GraphStore
 from largegt.errors import DiskError, FormatError, InputError
@@ -25,26 +23,25 @@ from largegt.inference.embed import Embedder, vectors_head
 from largegt.io.atomic import write_text_atomically
 from largegt.io.checksums import file_checksum, read_sealed, sealed
 from largegt.loader.loader import TokenLoader
-from largegt.models.largegt.local_module import LocalNodeInputs
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.cache_key import is_prepared
 from largegt.preprocessing.prepared import Prepared
+from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.runtime.progress import Progress
 from largegt.runtime.text import quoted
 from largegt.training.checksums import check_file
 from largegt.training.evaluate import Scorer
-from largegt.training.metrics import Scores, TaskHead
+from largegt.training.metrics import Scores
 from largegt.training.run import Run
-from largegt.training.setup import Loader
 from largegt.types import Array, PathLike
 
 from . import tallies
-from .attention import attention_use
+from .attention import attention_use, kinds
 from .node_map import MAX_POINTS, node_map
 
 FILE = "analysis.json"
 MAX_NODES = 20_000
-_VERSION = 4
+_VERSION = 5
 _MOST_CELLS = 12
 _MOST_CLASSES = 60
 _ATTENTION_NODES = 1000
@@ -61,9 +58,13 @@ def analyse(
     if not weights.is_file():
         raise InputError(f"{opened.path} has no weights to look into")
     identity = {"version": _VERSION, "weights": file_checksum(weights), "max_nodes": max_nodes}
-    if (known := _kept(opened.path / FILE, identity)) is not None:
-        return known
-    found: dict[str, Any] = json.loads(json.dumps(_rounded(_analysis(opened, max_nodes, progress, device))))
+    with suppress(FormatError):
+        known: dict[str, Any] = read_sealed(opened.path / FILE, "it is made again")
+        if all(known.get(key) == value for key, value in identity.items()):
+            return known
+    made = json.dumps(_analysis(opened, max_nodes, progress, device))
+    # six digits are enough to look at, and keep the file small
+    found = json.loads(made, parse_float=lambda text: float(f"{float(text):.6g}"), parse_constant=lambda _: None)
     with suppress(DiskError):  # a run folder that cannot be written to is analysed anew next time
         write_text_atomically(opened.path / FILE, sealed({**identity, **found}))
     return {**identity, **found}
@@ -82,21 +83,10 @@ def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
         if name is None:
             return None
         counts = np.sort(tensors.get_tensor(name))[::-1].astype(np.int64)
-    shares = counts[counts > 0] / max(1, counts.sum())
     return {
         "centroids": len(counts), "live": int((counts > 0).sum()), "nodes": int(counts.sum()),
-        "effective": float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0,
-        "sizes": counts.tolist(),
+        "effective": float(np.exp(entr(counts / max(1, counts.sum())).sum())), "sizes": counts.tolist(),
     }  # fmt: skip
-
-
-def _kept(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier analysis of the same weights found."""
-    try:
-        known = read_sealed(file, "it is made again")
-    except FormatError:
-        return None
-    return known if all(known.get(key) == value for key, value in identity.items()) else None
 
 
 def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str | None) -> dict[str, Any]:
@@ -108,136 +98,105 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         )
     prepared = run.prepared(progress)
     split = "test" if len(prepared.split_rows("test")) else "valid"
-    every = prepared.split_rows(split)
+    rows = every = prepared.split_rows(split)
     if not len(every):
         raise InputError(f"{store.path} has no test and no validation nodes")
-    rows = every
     if len(every) > max_nodes:
         rows = np.sort(np.random.default_rng(0).choice(every, max_nodes, replace=False))
     if device is None and run.config.train.device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
     config = run.train_config(device)
     scorer = Scorer.of_run(run, prepared, store, config)
-    model, head, loaders = scorer.model, scorer.head, scorer.loaders(rows, config.draws)
+    head, loaders, stage = scorer.head, scorer.loaders(rows, config.draws), f"analyse {run.path.name}"
     scores = Scores(head)
     probabilities, truths = [], []
-    stage = f"analyse {run.path.name}"
     for _, logits, labels in scorer.logits(loaders, rows, progress, stage):
         scores.add(logits, labels)
         probabilities.append(head.probabilities(logits).cpu().numpy())
         truths.append(labels.cpu().numpy())
-    probability, truth = np.concatenate(probabilities), np.concatenate(truths)
     nodes = np.asarray(prepared.nodes[rows], dtype=np.int64)
     found: dict[str, Any] = {
         "task": head.task, "split": split, "num_nodes": len(rows), "num_split": len(every), "scores": scores.result(),
+        **_answers(store, nodes, np.concatenate(truths), np.concatenate(probabilities)),
     }  # fmt: skip
-    describe = {"regression": _regression, "multilabel": _multilabel}.get(head.task, _classes)
-    found |= describe(store, nodes, truth, probability)
-    if isinstance(model, LargeGT) and model.local_module is not None:
-        sample = rows[:: max(1, len(rows) // _ATTENTION_NODES)][:_ATTENTION_NODES]
-        batches = _token_batches(model, loaders[0], prepared, sample)
-        found["attention"] = attention_use(model.local_module, batches, store.csr("both"), prepared.token_names)
-    if isinstance(model, LargeGT):
+    if isinstance(scorer.model, LargeGT):
         some = _spread(rows, MAX_POINTS)
-        embedder = replace(scorer, model=Embedder(model), head=vectors_head(run.config.model.hidden))
+        embedder = replace(scorer, model=Embedder(scorer.model), head=vectors_head(run.config.model.hidden))
         vectors = embedder.logits(scorer.loaders(some, config.draws), some, progress, stage)
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)
-        found |= _columns(store, prepared, model, head, loaders[0], rows)
+        found |= _attention(store, prepared, scorer.model, loaders[0], _spread(rows, _ATTENTION_NODES))
+        found |= _columns(store, prepared, scorer, _spread(rows, _COLUMN_NODES))
     return found
 
 
-def _columns(
-    store: GraphStore, prepared: Prepared, model: LargeGT, head: TaskHead, loader: Loader, rows: Array
-) -> dict[str, Any]:
+def _answers(store: GraphStore, nodes: Array, truth: Array, probability: Array) -> dict[str, Any]:
+    """What was said of each node against what is true: by class or value, by degree, by neighbourhood."""
+    lists = MappedCSR.of_store(store, "both")
+    degree = lists.degrees(nodes)
+    if store.task == "regression":
+        predicted, truth = probability[:, 0].astype(np.float64), truth.astype(np.float64)
+        return {
+            "values": tallies.value_cells(truth, predicted), "by_value": tallies.by_value(truth, predicted),
+            "by_degree": tallies.by_degree(degree, np.abs(predicted - truth)),
+        }  # fmt: skip
+    names = [str(name) for name in store.classes]
+    if store.task == "multilabel":
+        known = ~np.isnan(truth)
+        right = ((probability >= 0.5) == (truth > 0.5)) & known
+        answered = known.any(axis=1)
+        return {
+            "num_classes": len(names), "per_class": _largest(names, tallies.label_scores(truth, probability)),
+            "calibration": tallies.calibration(probability[known], truth[known] > 0.5),
+            "by_degree": tallies.by_degree(degree[answered], right.sum(axis=1)[answered] / known.sum(axis=1)[answered]),
+        }  # fmt: skip
+    predicted = probability.argmax(axis=1)
+    right = predicted == truth
+    matrix = tallies.confusion(truth, predicted, probability.shape[1])
+    classes, cells = tallies.folded(matrix, names, _MOST_CELLS)
+    share = tallies.homophily(lists, store.labels, nodes)
+    return {
+        "num_classes": len(names), "per_class": _largest(names, tallies.class_scores(matrix)),
+        "confusion": {"classes": classes, "cells": cells},
+        "calibration": tallies.calibration(probability.max(axis=1), right),
+        "by_degree": tallies.by_degree(degree, right), "by_homophily": tallies.by_share(share, right),
+        "no_neighbours": int(np.isnan(share).sum()),
+    }  # fmt: skip
+
+
+def _largest(names: list[str], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The scores with the names of their classes, those with most nodes first."""
+    named = [{"name": name, **score} for name, score in zip(names, scores, strict=True)]
+    return sorted(named, key=lambda one: -int(one["support"]))[:_MOST_CLASSES]
+
+
+@torch.no_grad()
+def _attention(store: GraphStore, prepared: Prepared, model: LargeGT, loader: Any, rows: Array) -> dict[str, Any]:
+    """Weights of the readout, each local node standing for itself, repeated ones too."""
+    module = model.local_module
+    if module is None:
+        return {}
+    plain, weights = replace(loader, distinct=False), []
+    for piece in torch.split(torch.from_numpy(rows.astype(np.int64)), _ATTENTION_BATCH):
+        batch = plain.gather(piece.to(plain.table.device))
+        h_btd = module.hidden_states(module.embed(batch.tokens.float(), model.local_node_inputs(batch)))
+        weights.append(module.readout_weights(h_btd).double().cpu().numpy())
+    nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[rows])], dtype=np.int64)
+    kind_bk = kinds(MappedCSR.of_store(store, "both"), nodes_bk)
+    return {"attention": attention_use(np.concatenate(weights), kind_bk, prepared.token_names)}
+
+
+def _columns(store: GraphStore, prepared: Prepared, scorer: Scorer, rows: Array) -> dict[str, Any]:
     """What the columns of tables carry; nothing where there are none, or where the model reads no features."""
-    columns = token_columns(store, prepared.config)
+    model, head, loader, columns = scorer.model, scorer.head, scorer.loader, token_columns(store, prepared.config)
+    assert isinstance(model, LargeGT)
+    assert isinstance(loader, TokenLoader)
     reads_features = model.local_module is not None or model.input is not None
     if not columns or not reads_features or (head.task == "multiclass" and head.num_outputs < 2):
         return {}
-    assert isinstance(loader, TokenLoader)
-    return {"columns": column_use(model, head, loader, _spread(rows, _COLUMN_NODES), columns)}
+    return {"columns": column_use(model, head, loader, rows, columns)}
 
 
 def _spread(rows: Array, most: int) -> Array:
     """At most so many of the rows, spread evenly."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64))]
-
-
-# the tasks -------------------------------------------------------------------------------------------------------
-
-
-def _classes(store: GraphStore, nodes: Array, truth: Array, probability: Array) -> dict[str, Any]:
-    """Multiclass and binary: confusion, scores of each class, calibration, accuracy by degree and homophily."""
-    names = [str(name) for name in store.classes]
-    predicted, confidence = probability.argmax(axis=1), probability.max(axis=1)
-    right = predicted == truth
-    matrix = tallies.confusion(truth, predicted, probability.shape[1])
-    scores: list[dict[str, Any]] = [
-        {"name": name, **score} for name, score in zip(names, tallies.class_scores(matrix), strict=True)
-    ]
-    scores.sort(key=lambda score: -score["support"])
-    kept, cells = tallies.folded(matrix, names, _MOST_CELLS)
-    indptr, indices = store.csr("both")
-    share = tallies.homophily(indptr, indices, store.labels, nodes)
-    return {
-        "num_classes": len(names),
-        "confusion": {"classes": kept, "cells": cells},
-        "per_class": scores[:_MOST_CLASSES],
-        "calibration": tallies.calibration(confidence, right),
-        "by_degree": tallies.by_degree(indptr[nodes + 1] - indptr[nodes], right),
-        "by_homophily": tallies.by_share(share, right),
-        "no_neighbours": int(np.isnan(share).sum()),
-    }
-
-
-def _multilabel(store: GraphStore, nodes: Array, truth: Array, probability: Array) -> dict[str, Any]:
-    """Scores of each label; calibration and the share of right answers over all of them."""
-    known = ~np.isnan(truth)
-    right = ((probability >= 0.5) == (truth > 0.5)) & known
-    indptr, _ = store.csr("both")
-    labels = tallies.label_scores(truth, probability, [str(name) for name in store.classes])
-    labels.sort(key=lambda label: -label["support"])
-    answered = known.any(axis=1)
-    share = right.sum(axis=1)[answered] / known.sum(axis=1)[answered]
-    return {
-        "num_classes": len(labels),
-        "per_class": labels[:_MOST_CLASSES],
-        "calibration": tallies.calibration(probability[known], truth[known] > 0.5),
-        "by_degree": tallies.by_degree((indptr[nodes + 1] - indptr[nodes])[answered], share),
-    }
-
-
-def _regression(store: GraphStore, nodes: Array, truth: Array, probability: Array) -> dict[str, Any]:
-    """Predicted against true values, and the error by value and degree."""
-    predicted, truth = probability[:, 0].astype(np.float64), truth.astype(np.float64)
-    indptr, _ = store.csr("both")
-    return {
-        "values": tallies.value_cells(truth, predicted),
-        "by_value": tallies.by_value(truth, predicted),
-        "by_degree": tallies.by_degree(indptr[nodes + 1] - indptr[nodes], np.abs(predicted - truth)),
-    }
-
-
-def _token_batches(
-    model: LargeGT, loader: Loader, prepared: Prepared, rows: Array
-) -> Iterator[tuple[Tensor, LocalNodeInputs, Array]]:
-    """(tokens, inputs of local nodes, the nodes they belong to) of some rows, each local node standing for itself."""
-    assert isinstance(loader, TokenLoader)
-    plain = replace(loader, distinct=False)
-    for low in range(0, len(rows), _ATTENTION_BATCH):
-        some = rows[low : low + _ATTENTION_BATCH]
-        batch = plain.gather(torch.from_numpy(np.ascontiguousarray(some, dtype=np.int64)).to(loader.table.device))
-        nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[some])])
-        yield batch.tokens.float(), model.local_node_inputs(batch), nodes_bk
-
-
-def _rounded(value: Any) -> Any:
-    """Six digits are enough to look at, and keep the file small."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    return value

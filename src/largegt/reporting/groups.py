@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from largegt.errors import InputError
+from largegt.pages.markup import mean_of
 from largegt.training.log import flatten
 from largegt.training.run import Run
 from largegt.types import PathLike
 
+T = TypeVar("T")
 K = "prepare.local_nodes.k"
 SMALLER_IS_BETTER = ("rmse", "mae", "loss")
 _NO_MATTER = (
@@ -49,13 +50,13 @@ class Opened:
     def model(self) -> str:
         return str(self.metrics["model"])
 
-    @property
-    def k(self) -> int:
-        return int(self.settings[K])
-
     def score(self, split: str, metric: str) -> float | None:
         value = self.metrics[split].get(metric)
         return None if value is None else float(value)
+
+    def key(self, but: Sequence[str]) -> str:
+        """Its settings without some; equal for runs that differ in nothing else."""
+        return repr([(name, value) for name, value in sorted(self.settings.items()) if name not in but])
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,13 @@ class Group:
     def model(self) -> str:
         return self.runs[0].model
 
+    @property
+    def k(self) -> int:
+        return int(self.runs[0].settings[K])
+
     def mean(self, of: Callable[[Opened], float | None]) -> tuple[float | None, float]:
         """Mean and standard deviation (0 of one) over the runs that have this number, a finite one."""
-        values = [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
-        return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
+        return mean_of([value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)])
 
     def score(self, split: str, metric: str) -> tuple[float | None, float]:
         return self.mean(lambda run: run.score(split, metric))
@@ -97,60 +101,52 @@ class Dataset:
 
     def best_of_each_model(self) -> list[tuple[Group, Opened]]:
         """The run of each model that was best on validation (on test, where there was none)."""
-        best: dict[str, tuple[float, Group, Opened]] = {}
-        for group in self.groups:
-            for run in group.runs:
-                score = run.score("valid", self.metric)
-                score = run.score("test", self.metric) if score is None else score
-                value = self.sign * score if score is not None else float("-inf")
-                if group.model not in best or value > best[group.model][0]:
-                    best[group.model] = value, group, run
-        return [(group, run) for _, group, run in best.values()]
+
+        def score(pair: tuple[Group, Opened]) -> float:
+            scores = (pair[1].score(split, self.metric) for split in ("valid", "test"))
+            return next((self.sign * score for score in scores if score is not None), -math.inf)
+
+        pairs = [(group, run) for group in self.groups for run in group.runs]
+        return [max(of, key=score) for of in _by(pairs, lambda pair: pair[0].model).values()]
 
 
 def open_runs(paths: Iterable[PathLike]) -> list[Opened]:
     """Open them all; the same folder given twice counts once."""
     runs = {Path(os.path.abspath(path)): Run.open(path) for path in paths}
-    names = short_names(list(runs))
-    return [Opened(run, names[place], run.metrics, run.history) for place, run in runs.items()]
+    return [Opened(run, _short_name(path, runs), run.metrics, run.history) for path, run in runs.items()]
+
+
+def _short_name(path: Path, others: Iterable[Path]) -> str:
+    """The last part of the path, with as much before it as tells it from the others."""
+    ends = ["/".join(path.parts[at:]) for at in range(len(path.parts) - 1, 0, -1)]
+    unique = (end for end in ends if not any(str(other).endswith(f"/{end}") for other in others if other != path))
+    return next(unique, str(path))
 
 
 def datasets_of(runs: Sequence[Opened]) -> list[Dataset]:
     """The runs by store, and there by what they have in common."""
-    stores: dict[tuple[str, str], list[Opened]] = {}
-    for run in runs:
-        stores.setdefault((str(run.metrics["dataset"]), run.run.store_fingerprint), []).append(run)
+    stores = _by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
     names = [name for name, _ in stores]
     styles: dict[str, int] = {}
     found = []
     for (name, fingerprint), members in stores.items():
         shown = name if names.count(name) == 1 else f"{name} ({fingerprint[:6]})"
-        groups = []
         models = list(dict.fromkeys(run.model for run in members))
-        ordered = sorted(_alike(members).items(), key=lambda item: (models.index(item[1][0].model), item[1][0].k))
-        for label, alike in ordered:
-            groups.append(Group(label, styles.setdefault(label, len(styles)), tuple(alike)))
-        found.append(Dataset(shown, main_metric(members), tuple(groups)))
+        groups = [Group(label, 0, tuple(alike)) for label, alike in _alike(members).items()]
+        groups.sort(key=lambda group: (models.index(group.model), group.k))
+        styled = tuple(Group(one.name, styles.setdefault(one.name, len(styles)), one.runs) for one in groups)
+        found.append(Dataset(shown, _main_metric(members), styled))
     return found
 
 
-def main_metric(runs: Sequence[Opened]) -> str:
+def _main_metric(runs: Sequence[Opened]) -> str:
     """The metric the runs were stopped by where they name one, otherwise the first that is not the loss."""
-    scores = [run.metrics["test"] or run.metrics["valid"] for run in runs]
-    if not any(scores):
+    known = next((scores for run in runs if (scores := run.metrics["test"] or run.metrics["valid"])), None)
+    if known is None:
         raise InputError("these runs have no validation or test nodes, so there is nothing to report")
-    known = next(found for found in scores if found)
     monitors = {run.run.config.train.monitor for run in runs}
-    for name in (*(monitors if len(monitors) == 1 else ()), "accuracy", "roc_auc", "rmse"):
-        if name in known:
-            return str(name)
-    return str(next(iter(known)))
-
-
-def ranks(values: Mapping[str, float | None], sign: int) -> dict[str, int]:
-    """1 for the best of each name, and so on; equal values share a rank."""
-    known = {name: sign * value for name, value in values.items() if value is not None}
-    return {name: 1 + sum(other > value for other in known.values()) for name, value in known.items()}
+    wanted = (*(monitors if len(monitors) == 1 else ()), "accuracy", "roc_auc", "rmse", *known)
+    return next(str(name) for name in wanted if name in known)
 
 
 def differing(runs: Sequence[Opened], but: Sequence[str] = ()) -> list[str]:
@@ -161,51 +157,30 @@ def differing(runs: Sequence[Opened], but: Sequence[str] = ()) -> list[str]:
 
 def sensitivity(dataset: Dataset) -> list[list[Group]]:
     """Groups that differ in K alone, by rising K; only where there are several K."""
-    families: dict[str, list[Group]] = {}
-    for group in dataset.groups:
-        families.setdefault(_key(group.runs[0], (*_NO_MATTER, K)), []).append(group)
-    found = [sorted(family, key=k_of) for family in families.values()]
-    return [family for family in found if len({k_of(group) for group in family}) > 1]
-
-
-def k_of(group: Group) -> int:
-    return group.runs[0].k
-
-
-def short_names(paths: Sequence[Path]) -> dict[Path, str]:
-    """The last part of each path, with as much before it as tells it from the others."""
-    found = {}
-    for path in paths:
-        parts = path.parts
-        others = [other.parts for other in paths if other != path]
-        length = next(
-            (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts)
-        )
-        found[path] = "/".join(parts[-length:])
-    return found
+    families = _by(dataset.groups, lambda group: group.runs[0].key((*_NO_MATTER, K)))
+    return [sorted(family, key=lambda one: one.k) for family in families.values() if len({g.k for g in family}) > 1]
 
 
 def _alike(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
-    by_key: dict[str, list[Opened]] = {}
-    for run in runs:
-        by_key.setdefault(_key(run, _NO_MATTER), []).append(run)
+    """Groups of runs that differ in nothing that matters, by a name of their own."""
+    by_key = _by(runs, lambda run: run.key(_NO_MATTER))
     named: dict[str, list[Opened]] = {}
     for alike in by_key.values():
-        model = alike[0].model
-        others = [run for run in runs if run.model == model]
-        changed = differing(others, but=_NO_MATTER)
-        words = [f"{name.rsplit('.', 1)[1]}={_plain(alike[0].settings.get(name))}" for name in changed]
+        model, settings = alike[0].model, alike[0].settings
+        changed = differing([run for run in runs if run.model == model], but=_NO_MATTER)
+        words = [f"{name.rsplit('.', 1)[1]}={_plain(settings.get(name))}" for name in changed]
         label = f"{model} ({', '.join(words[:3])}{', …' if len(words) > 3 else ''})" if words else model
-        unique, number = label, 1
-        while unique in named:
-            number += 1
-            unique = f"{label} #{number}"
-        named[unique] = alike
+        names = (label, *(f"{label} #{number}" for number in range(2, 2 + len(by_key))))
+        named[next(name for name in names if name not in named)] = alike
     return named
 
 
-def _key(run: Opened, but: Sequence[str]) -> str:
-    return repr([(name, value) for name, value in sorted(run.settings.items()) if name not in but])
+def _by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items with the same key together, in their order."""
+    found: dict[Any, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _plain(value: Any) -> str:

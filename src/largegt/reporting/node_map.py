@@ -3,8 +3,8 @@
 Axes: n nodes, d width of a vector.
 
 Enters: vectors [n, d] and labels. Leaves: places, groups and ids, ready for JSON, and from those a chart. The plane is
-that of the first two principal components; how much of the differences lies in it is told. Cost: O(n·d² + d³) time;
-some 25 bytes of the page per node.
+that of the first two principal components; how much of the differences lies in it is told. Cost: O(n·d²) time; some 25
+bytes of the page per node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from largegt.data.store import GraphStore
-from largegt.pages.charts import NUM_COLORS, WIDTH, nothing
+from largegt.pages.charts import NUM_COLORS, WIDTH, legend, nothing, svg
 from largegt.pages.markup import Html, clipped, tag
 from largegt.types import Array
 
@@ -26,13 +26,15 @@ _MOST_GROUPS = NUM_COLORS - 1
 """The last of so many is gray."""
 _HEIGHT, _EDGE = 400.0, 12.0
 _LONGEST_ID = 24
-_SHAPES = ("h0", "l3 3-3 3-3-3z", "h0", "l3.4 6h-6.8z", "l-3.4-6h6.8z")
-"""What follows the place of a point; the first and third are lines of no length with round and square ends."""
+_SHAPES = (("M7 7", "h0"), ("M7 4", "l3 3-3 3-3-3z"), ("M7 7", "h0"), ("M7 4", "l3.4 6h-6.8z"),
+           ("M7 10", "l-3.4-6h6.8z"))  # fmt: skip
+"""Of a key, where a point begins; what follows the place of a point. The first and third are lines of no length with
+round and square ends."""
 
 
 def node_map(store: GraphStore, nodes: Array, vectors_nd: Array) -> dict[str, Any]:
     """Where each node lies, and to which group of labels it belongs."""
-    places_n2, shares = principal_plane(vectors_nd)
+    places_n2, shares = _principal_plane(vectors_nd)
     groups, group_n = _groups(store, nodes)
     return {
         "x": np.round(places_n2[:, 0], 4).tolist(),
@@ -44,18 +46,16 @@ def node_map(store: GraphStore, nodes: Array, vectors_nd: Array) -> dict[str, An
     }
 
 
-def principal_plane(vectors_nd: Array) -> tuple[Array, list[float]]:
+def _principal_plane(vectors_nd: Array) -> tuple[Array, list[float]]:
     """[n, 2] places along the two directions in which vectors differ most, and each one's share of the differences. A
     direction's sign is that of its largest entry, so that a page is the same again."""
     centred_nd = vectors_nd.astype(np.float64) - vectors_nd.mean(axis=0, dtype=np.float64)
-    spread_d, directions_dd = np.linalg.eigh(centred_nd.T @ centred_nd)
-    first_d2 = np.zeros((vectors_nd.shape[1], 2))
-    taken = min(2, vectors_nd.shape[1])
-    first_d2[:, :taken] = directions_dd[:, ::-1][:, :taken]
-    largest_2 = first_d2[np.abs(first_d2).argmax(axis=0), [0, 1]]
-    total = float(spread_d.clip(min=0).sum()) or 1.0
-    shares = [float(part) / total for part in (*spread_d[::-1][:2].clip(min=0), 0.0, 0.0)[:2]]
-    return centred_nd @ (first_d2 * np.where(largest_2 < 0, -1.0, 1.0)), shares
+    _, lengths, directions = np.linalg.svd(centred_nd, full_matrices=False)
+    plane_2d, shares_2 = np.zeros((2, vectors_nd.shape[1])), np.zeros(2)
+    plane_2d[: len(lengths)] = directions[:2]
+    shares_2[: len(lengths)] = lengths[:2] ** 2 / ((lengths**2).sum() or 1.0)
+    largest_2 = plane_2d[[0, 1], np.abs(plane_2d).argmax(axis=1)]
+    return centred_nd @ (plane_2d.T * np.where(largest_2 < 0, -1.0, 1.0)), shares_2.tolist()
 
 
 def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
@@ -70,27 +70,24 @@ def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
     top = _HEIGHT / 2 - (ys - (ys.max() + ys.min()) / 2) * scale
     parts = [tag("path", d=f"M0 0H{WIDTH:.0f}V{_HEIGHT:.0f}H0z", class_="grid")]
     for at, name in reversed(list(enumerate(found["groups"]))):  # the smaller groups and the rest below
-        members = shown[group_n[shown] == at]
-        if not len(members):
-            continue
-        shape = at % len(_SHAPES)
-        path = "".join(f"M{left[i]:.1f} {top[i]:.1f}{_SHAPES[shape]}" for i in members)
-        ids = "|".join(found["ids"][i].replace("|", "/") for i in members)
-        parts.append(tag("path", d=path, class_=f"c{at % NUM_COLORS} points p{shape}", data_n=name, data_ids=ids))
-    return tag("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {_HEIGHT:.0f}", role="img", aria_label=title, class_="chart",
-               data_map=1)  # fmt: skip
+        if members := shown[group_n[shown] == at].tolist():
+            d = "".join(f"M{left[i]:.1f} {top[i]:.1f}{_SHAPES[at % len(_SHAPES)][1]}" for i in members)
+            ids = "|".join(found["ids"][i].replace("|", "/") for i in members)
+            parts.append(tag("path", d=d, class_=_class(at), data_n=name, data_ids=ids))
+    return svg(title, _HEIGHT, *parts, data_map=1)
 
 
 def point_legend(names: list[str]) -> Html:
     """Which colour and shape is which group."""
-    items = []
-    for at, name in enumerate(names):
-        shape = at % len(_SHAPES)
-        start = {0: "M7 7", 1: "M7 4", 2: "M7 7", 3: "M7 4", 4: "M7 10"}[shape]
-        mark = tag("path", d=f"{start}{_SHAPES[shape]}", class_=f"points p{shape}")
-        key = tag("svg", mark, viewBox="0 0 14 14", class_=f"key dot c{at % NUM_COLORS}", aria_hidden="true")
-        items.append(tag("li", key, name))
-    return tag("ul", *items, class_="legend")
+    return legend(
+        (name, tag("svg", tag("path", d="".join(_SHAPES[at % len(_SHAPES)]), class_=_class(at)), viewBox="0 0 14 14",
+                   class_="key dot", aria_hidden="true"))
+        for at, name in enumerate(names)
+    )  # fmt: skip
+
+
+def _class(at: int) -> str:
+    return f"c{at % NUM_COLORS} points p{at % len(_SHAPES)}"
 
 
 def _groups(store: GraphStore, nodes: Array) -> tuple[list[str], Array]:
@@ -99,9 +96,7 @@ def _groups(store: GraphStore, nodes: Array) -> tuple[list[str], Array]:
     labels = np.asarray(store.labels[nodes])
     if store.task == "regression":
         cuts = np.unique(np.quantile(labels, np.linspace(0, 1, 6)))
-        if len(cuts) < 2:
-            return [f"{cuts[0]:.4g}"], np.zeros(len(nodes), np.int64)
-        names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(cuts)]
+        names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(cuts)] or [f"{cuts[0]:.4g}"]
         return names, np.searchsorted(cuts[1:-1], labels)
     names = [str(name) for name in store.classes]
     if store.task == "multilabel":

@@ -7,18 +7,21 @@ Cost: the page is some 10 KB per run; looking into weights is a prediction per m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from largegt.errors import InputError, LargeGTError, first_line
-from largegt.pages.markup import Html, Section, duration, join, tag
-from largegt.pages.template import facts_of, write_page
+from largegt.pages.markup import Section, duration
+from largegt.pages.template import page_of, write_file
 from largegt.runtime.progress import Progress
+from largegt.training.run import Run
 from largegt.types import PathLike
 
-from . import columns, insight, results, settings
+from . import insight, results, settings
 from .analysis import FILE, MAX_NODES, analyse, codebook_use
-from .groups import Dataset, Group, Opened, datasets_of, open_runs
+from .groups import Dataset, datasets_of, open_runs
 from .results import Baselines
 
 
@@ -41,65 +44,53 @@ def report(
     if not opened:
         raise InputError("no run folders given: largegt report runs/*")
     datasets = datasets_of(opened)
-    looks = [
-        _look(dataset, group, run, look_into, max_nodes, device, progress)
-        for dataset in datasets
-        for group, run in dataset.best_of_each_model()
-    ]
+
+    def look_at(run: Run) -> dict[str, Any] | None:
+        return analyse(run, max_nodes, progress, device) if look_into else None
+
+    looks = [look for dataset in datasets for look in _looks(dataset, len(datasets) > 1, look_at)]
     sections = [
         *first,
         results.scores(datasets, baselines or {}),
         results.curves(datasets),
         results.cost(datasets),
         results.local_nodes(datasets),
-        columns.tables(datasets),
+        settings.columns(datasets),
         insight.predictions(datasets, looks),
-        columns.use(looks),
+        insight.column_use(looks),
         insight.codebook(looks),
         insight.attention(looks),
         insight.node_maps(looks),
         settings.differences(datasets, opened),
         settings.listing(opened),
     ]
-    return write_page(out, title, _head(title, datasets, opened), sections)
-
-
-def _look(
-    dataset: Dataset,
-    group: Group,
-    run: Opened,
-    look_into: bool,
-    max_nodes: int,
-    device: str | None,
-    progress: Progress | None,
-) -> insight.Look:
-    """The analysis of one run, or why there is none: a page without it is better than no page."""
-    found, why_not = None, "it was not asked for"
-    codebook = None
-    try:
-        codebook = codebook_use(run.run)
-        if look_into:
-            found = analyse(run.run, max_nodes, progress, device)
-    except (LargeGTError, OSError) as error:
-        why_not = first_line(error)
-    look = insight.Look(dataset.name, group, run, found, why_not, codebook)
-    try:  # it may come from an analysis.json that a stranger wrote
-        insight.predictions([dataset], [look]), insight.attention([look]), insight.node_maps([look])
-        columns.use([look])
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        why_not = f"{run.run.path / FILE} is damaged ({first_line(error)}): remove it"
-        return insight.Look(dataset.name, group, run, None, why_not, codebook)
-    return look
-
-
-def _head(title: str, datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Html:
     groups = sum(len(dataset.groups) for dataset in datasets)
-    names = ", ".join(dataset.name for dataset in datasets)
-    total = sum(float(run.metrics["train_time_s"]) for run in runs)
     facts = [
-        (str(len(runs)), "run" if len(runs) == 1 else "runs"),
+        (str(len(opened)), "run" if len(opened) == 1 else "runs"),
         (str(groups), "model or setting" if groups == 1 else "models and settings"),
-        (duration(total), "of training in all"),
+        (duration(sum(float(run.metrics["train_time_s"]) for run in opened)), "of training in all"),
     ]
-    lead = tag("p", f"Node prediction on {names}.", class_="lead")
-    return join((tag("h1", title), lead, facts_of(facts)))
+    lead = f"Node prediction on {', '.join(dataset.name for dataset in datasets)}."
+    return write_file(out, page_of(title, lead, facts, sections))
+
+
+def _looks(
+    dataset: Dataset, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
+) -> Iterable[insight.Look]:
+    """The analysis of each model's best run, or why there is none: a page without it is better than no page."""
+    for group, run in dataset.best_of_each_model():
+        label = f"{group.model} on {dataset.name}" if is_one_of_several else group.model
+        look = insight.Look(dataset.name, label, group, run, None, None, "it was not asked for")
+        try:
+            look = replace(look, codebook=codebook_use(run.run))
+            look = replace(look, found=look_at(run.run))
+        except (LargeGTError, OSError) as error:
+            look = replace(look, why_not=first_line(error))
+        try:  # it may come from an analysis.json that a stranger wrote
+            insight.predictions([dataset], [look])
+            for made in (insight.attention, insight.node_maps, insight.column_use):
+                made([look])
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            why_not = f"{run.run.path / FILE} is damaged ({first_line(error)}): remove it"
+            look = replace(look, found=None, why_not=why_not)
+        yield look

@@ -1,17 +1,54 @@
-"""Sections of the page that say how to get the runs again: settings that differ, folders, commands."""
+"""Sections of the page that say what went in: columns of tables, settings that differ, folders, commands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from largegt.data.column_encoding import Columns
+from largegt.errors import LargeGTError
 from largegt.io.remote import shown
-from largegt.pages.markup import Cell, Html, Section, clipped, duration, join, section, table, tag
+from largegt.pages.markup import NONE, Html, Section, clipped, duration, join, section, tag
+from largegt.pages.tables import Cell, Table
 from largegt.runtime.text import quoted
 
 from .groups import Dataset, Opened, differing
+from .results import headed
 
 _MAX_VALUE = 28
+_MOST_ROWS = 500
+
+
+def columns(datasets: Sequence[Dataset]) -> Section | None:
+    """What became of each column of the tables of nodes and edges, as `largegt inspect` shows it; None where features
+    were arrays."""
+    body = headed(datasets, map(_columns_of, datasets))
+    lead = "What became of each column: its kind, how it is used or why it is not, and what to look at."
+    return section("columns", "Columns of the tables", lead, *body) if body else None
+
+
+def _columns_of(dataset: Dataset) -> Html:
+    """Those of the first run whose store is at hand: all runs of a dataset have the same one."""
+    for run in dataset.runs:
+        try:
+            store = run.run.store()
+            named = [("Columns of nodes", store.columns), ("Columns of edges", store.edge_columns)]
+        except (LargeGTError, OSError):
+            continue
+        return join(_column_table(title, columns) for title, columns in named if columns is not None)
+    return Html()
+
+
+def _column_table(title: str, columns: Columns) -> Html:
+    every = columns.table()
+    rows: list[list[Cell]] = [
+        [one["column"], one["kind"], one["used_as"], f"{one['missing']:,}",
+         "" if one["distinct"] is None else f"{one['distinct']:,}"]
+        for one in every[:_MOST_ROWS]
+    ]  # fmt: skip
+    more = f"{len(every) - _MOST_ROWS:,} more: largegt inspect --json shows all." if len(every) > _MOST_ROWS else ""
+    made = Table(title, ["column", "kind", "used as", "missing", "distinct"], rows, left=3, note=more).html()
+    notes = [tag("li", tag("b", one["column"]), ": ", note) for one in every for note in one["notes"]]
+    return join((made, tag("div", "To look at:", tag("ul", *notes[:_MOST_ROWS]), class_="say") if notes else Html()))
 
 
 def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
@@ -21,38 +58,34 @@ def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
     names = differing(runs)
     if not names:
         return section("settings", "Settings that differ", "All runs have the same settings.")
-    several = len(datasets) > 1
-    groups = [
-        (f"{group.name} on {dataset.name}" if several else group.name, group.runs)
+    groups = {
+        f"{group.name} on {dataset.name}" if len(datasets) > 1 else group.name: group.runs
         for dataset in datasets
         for group in dataset.groups
-    ]
-    rows: list[list[Cell]] = [
-        [tag("code", name), *(_values([run.settings.get(name) for run in members]) for _, members in groups)]
-        for name in names
-    ]
-    shown = table("Settings that differ between runs", ["setting", *(name for name, _ in groups)], rows)
+    }
+    rows: list[list[Cell]] = []
+    for name in names:
+        values = [[run.settings.get(name) for run in members] for members in groups.values()]
+        texts = ([clipped(NONE if one is None else str(one), _MAX_VALUE) for one in of] for of in values)
+        rows.append([tag("code", name), *(", ".join(dict.fromkeys(of)) for of in texts)])
+    table = Table("Settings that differ between runs", ["setting", *groups], rows)
     lead = "Everything else is the same in all runs. A column holds the runs that differ in nothing but their seeds."
-    return section("settings", "Settings that differ", lead, shown)
+    return section("settings", "Settings that differ", lead, table.html())
 
 
 def listing(runs: Sequence[Opened]) -> Section:
     """Every run: its folder, its numbers, the command that makes it again, its whole configuration."""
     head = ["run", "model", "dataset", "seed", "best epoch", "epochs", "draws", "training", "parameters", "ended"]
-    rows: list[list[Cell]] = []
-    for run in runs:
-        m = run.metrics
-        rows.append([
-            run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m.get("epochs", len(run.history)),
-            m.get("draws", 1), duration(m["train_time_s"]), f"{m['num_parameters']:,}",
-            m.get("stopped") or "all epochs done",
-        ])  # fmt: skip
-    body = [table("All runs", head, rows, left=3), *(_details(run) for run in runs)]
+    rows: list[list[Cell]] = [
+        [run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m["epochs"], m["draws"],
+         duration(m["train_time_s"]), f"{m['num_parameters']:,}", m["stopped"] or "all epochs done"]
+        for run in runs for m in [run.metrics]
+    ]  # fmt: skip
     lead = (
         "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it. "
         "Draws: samples of local nodes or neighbours that its test predictions are averaged over."
     )
-    return section("runs", "Runs", lead, *body)
+    return section("runs", "Runs", lead, Table("All runs", head, rows, left=3).html(), *map(_details, runs))
 
 
 def command(run: Opened) -> str:
@@ -67,12 +100,6 @@ def _details(run: Opened) -> Html:
         [f"{split} {name}", f"{value:.6g}"] for split in ("valid", "test") for name, value in run.metrics[split].items()
     ]
     return tag(
-        "details", tag("summary", run.name), tag("p", "Folder: ", tag("code", run.run.path)),
-        tag("pre", command(run)), table(f"Scores of {run.name}", ["metric", "value"], scores), tag("pre", text),
+        "details", tag("summary", run.name), tag("p", "Folder: ", tag("code", run.run.path)), tag("pre", command(run)),
+        Table(f"Scores of {run.name}", ["metric", "value"], scores).html(), tag("pre", text),
     )  # fmt: skip
-
-
-def _values(values: Sequence[Any]) -> Html:
-    """The values of a group's runs, each once."""
-    texts = dict.fromkeys(clipped("–" if value is None else str(value), _MAX_VALUE) for value in values)
-    return join(texts, ", ")

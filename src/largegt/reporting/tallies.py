@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
+from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
+from largegt.training.metrics import roc_auc
 from largegt.types import Array
 
 CONFIDENCE_BINS = 15
@@ -31,23 +34,41 @@ def confusion(truth_n: Array, predicted_n: Array, num_classes: int) -> Array:
 
 def class_scores(confusion_cc: Array) -> list[dict[str, float]]:
     """Of each class its nodes, precision, recall and F1; 0 where nothing was there to be found."""
-    hits, support, said = confusion_cc.diagonal(), confusion_cc.sum(axis=1), confusion_cc.sum(axis=0)
-    return [
-        {"support": int(n), "precision": _ratio(hit, s), "recall": _ratio(hit, n), "f1": _ratio(2 * hit, n + s)}
-        for hit, n, s in zip(hits.tolist(), support.tolist(), said.tolist(), strict=True)
-    ]
+    each = zip(confusion_cc.diagonal(), confusion_cc.sum(axis=1), confusion_cc.sum(axis=0), strict=True)
+    return [_score(int(hits), int(support), int(said)) for hits, support, said in each]
+
+
+def label_scores(truth_nc: Array, probability_nc: Array) -> list[dict[str, Any]]:
+    """Of each label of a multi-label task the same and its ROC-AUC, None without a node that has it and one that has
+    not; NaN is not known."""
+    found = []
+    for truth_n, probability_n in zip(truth_nc.T, probability_nc.T, strict=True):
+        known = ~np.isnan(truth_n)
+        true, probability = truth_n[known] > 0.5, probability_n[known]
+        said = probability >= 0.5
+        is_mixed = true.any() and not true.all()
+        area = float(roc_auc(torch.from_numpy(probability), torch.from_numpy(true))) if is_mixed else None
+        found.append(_score(int((true & said).sum()), int(true.sum()), int(said.sum())) | {"roc_auc": area})
+    return found
+
+
+def _score(hits: int, support: int, said: int) -> dict[str, Any]:
+    return {
+        "support": support, "precision": hits / max(1, said), "recall": hits / max(1, support),
+        "f1": 2 * hits / max(1, support + said),
+    }  # fmt: skip
 
 
 def folded(confusion_cc: Array, names: list[str], most: int) -> tuple[list[str], list[list[int]]]:
     """The same for the `most` classes with most nodes, in that order, and the rest as one."""
     order = np.argsort(-confusion_cc.sum(axis=1), kind="stable")
-    if len(order) <= most:
-        return [names[c] for c in order], confusion_cc[np.ix_(order, order)].tolist()
-    place = np.full(len(order), most - 1)
-    place[order[: most - 1]] = np.arange(most - 1)
-    small = np.zeros((most, most), dtype=np.int64)
+    num = min(most, len(order))
+    place = np.full(len(order), num - 1)
+    place[order[:num]] = np.arange(num)
+    small = np.zeros((num, num), dtype=np.int64)
     np.add.at(small, (place[:, None], place[None, :]), confusion_cc)
-    return [*(names[c] for c in order[: most - 1]), OTHERS], small.tolist()
+    kept = [names[c] for c in order[:num]]
+    return [*kept[:-1], OTHERS] if num < len(order) else kept, small.tolist()
 
 
 def calibration(confidence_n: Array, right_n: Array, num_bins: int = CONFIDENCE_BINS) -> dict[str, Any]:
@@ -85,80 +106,43 @@ def by_share(share_n: Array, score_n: Array) -> list[Bin]:
     return _by_bin(bin_n, score_n[known], names)
 
 
-def homophily(indptr: Array, indices: Array, labels: Array, nodes_n: Array) -> Array:
+def homophily(lists: NeighborLists, labels: Array, nodes_n: Array) -> Array:
     """[n] share of each node's labelled neighbours that have its label; NaN for a node that has none."""
     share_n = np.full(len(nodes_n), np.nan)
     for low in range(0, len(nodes_n), _NODES_AT_ONCE):
-        nodes = np.asarray(nodes_n[low : low + _NODES_AT_ONCE], dtype=np.int64)
-        start, count = np.asarray(indptr[nodes]), np.asarray(indptr[nodes + 1]) - np.asarray(indptr[nodes])
-        owner = np.repeat(np.arange(len(nodes)), count)
-        place = np.arange(count.sum()) + np.repeat(start - (count.cumsum() - count), count)
-        theirs = np.asarray(labels[np.asarray(indices[place])])
-        mine = np.asarray(labels[nodes])[owner]
+        nodes = nodes_n[low : low + _NODES_AT_ONCE]
+        indptr, indices = lists.neighbors(nodes)
+        owner, theirs = np.repeat(np.arange(len(nodes)), np.diff(indptr)), np.asarray(labels[indices])
         known = np.bincount(owner[theirs >= 0], minlength=len(nodes))
-        same = np.bincount(owner[theirs == mine], minlength=len(nodes))
+        same = np.bincount(owner[theirs == np.asarray(labels[nodes])[owner]], minlength=len(nodes))
         np.divide(same, known, out=share_n[low : low + len(nodes)], where=known > 0)
     return share_n
-
-
-def label_scores(truth_nc: Array, probability_nc: Array, names: list[str]) -> list[dict[str, Any]]:
-    """Of each label of a multi-label task: how often it is there, precision, recall, F1 and ROC-AUC."""
-    found = []
-    for c, name in enumerate(names):
-        known = ~np.isnan(truth_nc[:, c])
-        true, probability = truth_nc[known, c] > 0.5, probability_nc[known, c]
-        said = probability >= 0.5
-        hits = int((true & said).sum())
-        found.append({
-            "name": name, "support": int(true.sum()), "precision": _ratio(hits, int(said.sum())),
-            "recall": _ratio(hits, int(true.sum())), "f1": _ratio(2 * hits, int(true.sum() + said.sum())),
-            "roc_auc": roc_auc(true, probability),
-        })  # fmt: skip
-    return found
-
-
-def roc_auc(true_n: Array, score_n: Array) -> float | None:
-    """How often a positive scores higher than a negative, ties counting half; None without one of each."""
-    positives, negatives = int(true_n.sum()), int((~true_n).sum())
-    if not positives or not negatives:
-        return None
-    _, place, count = np.unique(score_n, return_inverse=True, return_counts=True)
-    rank_n = (count.cumsum() - (count - 1) / 2)[place]
-    return float((rank_n[true_n].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def value_cells(truth_n: Array, predicted_n: Array) -> dict[str, Any]:
     """Regression: nodes by true value (across) and predicted value (up), in square cells of one range; what lies
     outside the middle 99 % is counted at the border."""
-    both = np.concatenate([truth_n, predicted_n])
-    low, high = (float(value) for value in np.quantile(both, [0.005, 0.995]))
+    low, high = (float(value) for value in np.quantile(np.concatenate([truth_n, predicted_n]), [0.005, 0.995]))
     if not high > low:
         low, high = low - 0.5, high + 0.5
-    at = [
-        np.clip((values - low) / (high - low) * _CELLS, 0, _CELLS - 1).astype(np.int64)
-        for values in (predicted_n, truth_n)
-    ]
-    cells = np.bincount(at[0] * _CELLS + at[1], minlength=_CELLS**2).reshape(_CELLS, _CELLS)
-    return {"low": low, "high": high, "cells": cells.tolist()}
+    edges = np.linspace(low, high, _CELLS + 1)
+    cells = np.histogram2d(predicted_n.clip(low, high), truth_n.clip(low, high), [edges, edges])[0]
+    return {"low": low, "high": high, "cells": cells.astype(np.int64).tolist()}
 
 
 def by_value(truth_n: Array, predicted_n: Array, parts: int = 10) -> list[list[float]]:
     """Regression: (nodes, mean truth, mean prediction, mean absolute error) of each tenth by true value."""
     order = np.argsort(truth_n, kind="stable")
+    columns_3n = np.stack([truth_n, predicted_n, np.abs(predicted_n - truth_n)])
     return [
-        [len(part), float(truth_n[part].mean()), float(predicted_n[part].mean()),
-         float(np.abs(predicted_n - truth_n)[part].mean())]
+        [len(part), *columns_3n[:, part].mean(axis=1).tolist()]
         for part in np.array_split(order, min(parts, len(order)))
-    ]  # fmt: skip
+    ]
 
 
 def _by_bin(bin_n: Array, score_n: Array, names: list[str]) -> list[Bin]:
     count, total = np.bincount(bin_n), np.bincount(bin_n, score_n.astype(float))
     return [(names[b], int(count[b]), float(total[b] / count[b])) for b in np.flatnonzero(count).tolist()]
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 def _short(value: int) -> str:

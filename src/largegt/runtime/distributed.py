@@ -120,14 +120,17 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place; without gradient."""
         if self.size > 1:
-            dist.all_reduce(tensor, group=self._host if tensor.device.type == "cpu" else None)
+            dist.all_reduce(tensor, group=self._group_of(tensor))
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, and its gradient."""
         if self.size == 1:
             return tensor
-        summed: Tensor = _Sum.apply(self, tensor)  # type: ignore[no-untyped-call]
+        from torch.distributed.nn.functional import all_reduce
+
+        # what a rank adds reaches the losses of all ranks, so the gradient is a sum over them too
+        summed: Tensor = all_reduce(tensor, group=self._group_of(tensor))  # type: ignore[no-untyped-call]
         return summed
 
     def joined(self, rows: Tensor, counts: list[int]) -> Tensor:
@@ -151,8 +154,12 @@ class Ranks:
     def from_first(self, tensor: Tensor) -> Tensor:
         """As the first rank has it."""
         if self.size > 1:
-            dist.broadcast(tensor, src=0, group=self._host if tensor.device.type == "cpu" else None)
+            dist.broadcast(tensor, src=0, group=self._group_of(tensor))
         return tensor
+
+    def _group_of(self, tensor: Tensor) -> Any:
+        """The process group that a tensor travels in."""
+        return self._host if tensor.device.type == "cpu" else dist.group.WORLD
 
     def _start(self, counts: list[int]) -> int:
         return [0, *accumulate(counts)][self.rank]
@@ -205,19 +212,6 @@ class Ranks:
         dist.broadcast_object_list(values, src=0, group=self._patient)
         said: T = values[0]
         return said
-
-
-class _Sum(torch.autograd.Function):
-    """What a rank adds to a sum reaches the losses of all ranks, so its gradient is a sum over them too."""
-
-    @staticmethod
-    def forward(ctx: Any, ranks: Ranks, tensor: Tensor) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.sum_(tensor.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.ranks.sum_(gradient.clone(memory_format=torch.contiguous_format))
 
 
 ALONE = Ranks()

@@ -8,7 +8,6 @@ seconds for the child, once; nothing for what is never used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 
 from largegt.errors import LargeGTError, first_line
 from largegt.io.atomic import write_text_atomically
+from largegt.io.checksums import fingerprint
 from largegt.io.remote import cache_folder
 
 CPUAbility = Literal["bfloat16_cpu", "compile_cpu"]
@@ -86,13 +87,11 @@ def probe(name: AbilityName) -> Ability:
     found = _tried(name)
     if found.works is not None:
         key = _key(name)
-        entries = {other: entry for other, entry in _entries().items() if other != key} | {key: asdict(found)}
-        newest = dict(list(entries.items())[-_MOST_ENTRIES:])
-        try:
+        others = [(other, entry) for other, entry in _entries().items() if other != key]
+        newest = dict([*others, (key, asdict(found))][-_MOST_ENTRIES:])
+        with suppress(OSError, RuntimeError, LargeGTError):  # no home folder, or a read-only one: tried again next time
             cache_folder().mkdir(parents=True, exist_ok=True)
             write_text_atomically(cache_folder() / "hardware.json", json.dumps(newest, indent=1) + "\n")
-        except (OSError, RuntimeError, LargeGTError):  # no home folder, or one that is read-only: tried again next time
-            pass
     return found
 
 
@@ -120,11 +119,10 @@ def _tried(name: AbilityName) -> Ability:
         return Ability(False, f"the probe was stopped by {name_of.get(number, number)} ({signal.strsignal(number)})")
     if done.returncode > 0:
         return Ability(False, _last_line(done.stderr) or f"the probe ended with exit code {done.returncode}")
-    try:
-        found = _parse({"reason": "", "speedup": None} | json.loads(_last_line(done.stdout)))
-    except (ValueError, TypeError):
-        found = None
-    return found or Ability(False, "the probe printed no result")
+    with suppress(ValueError, TypeError):
+        if (found := _parse({"reason": "", "speedup": None} | json.loads(_last_line(done.stdout)))) is not None:
+            return found
+    return Ability(False, "the probe printed no result")
 
 
 def _last_line(text: str) -> str:
@@ -141,11 +139,10 @@ def _parse(entry: Any) -> Ability | None:
 
 def _entries() -> dict[str, Any]:
     """The cache; empty where there is none that can be read."""
-    try:
+    with suppress(OSError, ValueError, RuntimeError):
         found = json.loads((cache_folder() / "hardware.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _key(name: AbilityName) -> str:
@@ -153,13 +150,12 @@ def _key(name: AbilityName) -> str:
     facts = [
         name, torch.__version__, platform.python_version(), platform.node(), platform.machine(), _cpu(),
         *(os.environ.get(variable, "") for variable in _ENVIRONMENT),
-        *(str(shutil.which(compiler)) for compiler in _COMPILERS),
-        hashlib.sha256(_PROBES.read_bytes()).hexdigest(),
+        *(str(shutil.which(compiler)) for compiler in _COMPILERS), _PROBES.read_text(encoding="utf-8"),
     ]  # fmt: skip
     if name in get_args(GPUAbility):
         about = torch.cuda.get_device_properties(torch.cuda.current_device())
         facts += [about.name, str(about.major), str(about.minor), _text(Path("/proc/driver/nvidia/version"))]
-    return f"{name} {hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    return f"{name} {fingerprint(facts)}"
 
 
 def _cpu() -> str:
@@ -170,7 +166,6 @@ def _cpu() -> str:
 
 
 def _text(file: Path) -> str:
-    try:
+    with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""

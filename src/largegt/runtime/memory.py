@@ -80,39 +80,24 @@ def release_freed() -> None:
 
 def held_bytes() -> int:
     """Memory of this process that is not a view of a file."""
-    return _fields("/proc/self/status").get("RssAnon", 0)
+    return _facts("/proc/self/status").get("RssAnon", 0) * 1024
 
 
 def available_bytes() -> int:
     """Memory that programs can still take, by the kernel's estimate and within this container's limit."""
-    free = _fields("/proc/meminfo").get("MemAvailable") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    limit = _number("/sys/fs/cgroup/memory.max")
-    used = _number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used) + _reclaimable())
+    free = _facts("/proc/meminfo").get("MemAvailable", 0) * 1024
+    free = free or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limit, used = (_facts(f"/sys/fs/cgroup/memory.{name}").get("", -1) for name in ("max", "current"))
+    if limit >= 0 and used >= 0:
+        cache = _facts("/sys/fs/cgroup/memory.stat")  # page cache counts, and goes when memory is needed
+        free = min(free, max(0, limit - used) + cache.get("inactive_file", 0) + cache.get("active_file", 0))
     return free
 
 
-def _fields(file: str) -> dict[str, int]:
-    """The sizes that the kernel tells in a file of `Name: 123 kB` lines, in bytes."""
+def _facts(file: str) -> dict[str, int]:
+    """The numbers in a file of the kernel, by the names before them; nothing without the file."""
     try:
-        lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()
+        text = Path(file).read_text(encoding="ascii", errors="replace")
     except OSError:
         return {}
-    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-
-
-def _number(file: str) -> int | None:
-    try:
-        return int(Path(file).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or `max`
-        return None
-
-
-def _reclaimable() -> int:
-    """Page cache that counts towards the container's limit and goes when it is needed."""
-    try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "active_file"))
+    return {name: int(number) for name, number in re.findall(r"^(?:(\w+):?\s+)?(\d+)(?: kB)?$", text, re.MULTILINE)}

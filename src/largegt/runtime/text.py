@@ -1,7 +1,7 @@
 """Text from data, made safe for where it goes: a terminal, a shell, Markdown, LaTeX.
 
 Names of nodes, classes, columns, graphs and files are data and may hold anything. HTML has its own module
-(report/markup.py).
+(pages/markup.py).
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ from largegt.errors import FormatError, disk_errors, first_line
 from largegt.io.atomic import require_space
 from largegt.models.base import NodeModel
 
-from .accelerator import Accelerator
 from .checksums import check_file
 from .ema import WeightAverage
-from .setup import make_optimizer
+from .setup import Accelerator, make_optimizer
 
 
 @dataclass

@@ -1,20 +1,21 @@
 """checksums.json of a run: what its files are, so that a damaged one is found before it is used.
 
-A training may be killed at any moment: while files take their places, each has two notes, what it was and what it is
-about to be, and either is sound. `analysis.json`, which a report may write beside a training, carries its own checksum.
-Runs without a checksums.json are read as they are. Cost: a hash of each file, and two small files per write.
+A training may be killed at any moment: while files take their places, each has a note of what it was and one of what it
+is about to be, and either is sound. `analysis.json`, which a report may write beside a training, carries its own
+checksum. Runs without a checksums.json are read as they are. Cost: a hash of each file, and two small files per write.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from largegt.errors import DiskError, FormatError, disk_errors
 from largegt.io.atomic import leaves, sync, write_text_atomically
@@ -26,8 +27,16 @@ _ATTEMPTS = 5
 _PLACE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
 """Where the store lies is the user's to change in config.toml, and its fingerprint is checked anyway."""
 
-Notes = dict[str, list[dict[str, Any]]]
-"""Sizes and checksums of each file by its name, newest last."""
+
+Note = dict[str, Any]
+"""The size and the checksum of a file, as `_Note` has them."""
+Notes = dict[str, list[Note]]
+"""What each file is, by its name: one note, or several while it is replaced."""
+
+
+class _Note(BaseModel, strict=True):
+    bytes: int
+    checksum: str
 
 
 @contextmanager
@@ -35,36 +44,22 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder for new files of the run, each under the name that it is to have. At the end they take their places
     together: a kill at any moment leaves each file old or new, and the checkpoint is the last to be new. `others` are
     noted as they are."""
-    with disk_errors(run):
-        folder = run / f".{uuid.uuid4().hex[:8]}.partial"
-        try:
-            folder.mkdir()
-            yield folder
-            new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
-            files = {run / file.relative_to(folder): file for file in new}
-            for file in new:
-                sync(file)
-            before = noted(run)
-            after = {_name(run, path): [_note(path, file)] for path, file in files.items()}
-            after |= {_name(run, path): [_note(path, path)] for path in others}
-            both = {name: [*before.get(name, [])[-1:], *note] for name, note in after.items()}
-            _write(run, before | both, durable=True)
-            for path, file in files.items():
-                path.parent.mkdir(exist_ok=True)
-                os.replace(file, path)
-            _write(run, before | after)
-        finally:
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-            except BaseException:  # a signal came just now
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-
-
-def put_text(run: Path, path: Path, text: str) -> None:
-    """Replace a small text file of the run."""
-    with replacing(run) as folder:
-        (folder / path.name).write_text(text, encoding="utf-8", newline="")
+    temporary = TemporaryDirectory(prefix=".", suffix=".partial", dir=run, ignore_cleanup_errors=True)
+    with disk_errors(run), temporary as name:
+        folder = Path(name)
+        yield folder
+        new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
+        files = {run / file.relative_to(folder): file for file in new}
+        for file in new:
+            sync(file)
+        before = noted(run)
+        contents = files | {path: path for path in others}
+        after = {_name(run, path): [_note(path, content)] for path, content in contents.items()}
+        _write(run, before | {name: [*before.get(name, []), *note] for name, note in after.items()}, durable=True)
+        for path, file in files.items():
+            path.parent.mkdir(exist_ok=True)
+            os.replace(file, path)
+        _write(run, before | after)
 
 
 def check_file(run: Path, path: Path) -> None:
@@ -106,10 +101,12 @@ def noted(run: Path) -> Notes:
         return {}
     advice = f"delete {file} to go on without it"
     tree = read_sealed(file, advice)
-    files = tree.get("files")
-    if tree.get("format") != _FORMAT or tree.get("version") != _VERSION or not _is_plain(files):
-        raise FormatError(f"{file} is of another version of largegt; {advice}")
-    return files  # type: ignore[return-value]
+    files: Notes = tree.get("files", {})
+    with suppress(ValidationError):
+        TypeAdapter(dict[str, list[_Note]]).validate_python(files)
+        if (tree.get("format"), tree.get("version")) == (_FORMAT, _VERSION):
+            return files
+    raise FormatError(f"{file} is of another version of largegt; {advice}")
 
 
 def _fault_of(run: Path, path: Path) -> str | None:
@@ -117,8 +114,7 @@ def _fault_of(run: Path, path: Path) -> str | None:
     fault = None
     for _ in range(_ATTEMPTS):
         notes = noted(run)
-        known = notes.get(_name(run, path))
-        if not known:
+        if not (known := notes.get(_name(run, path))):
             return None
         if leaves(run, path):
             return "leads out of its run"
@@ -131,7 +127,7 @@ def _fault_of(run: Path, path: Path) -> str | None:
     return fault
 
 
-def _fault(path: Path, note: dict[str, Any]) -> str | None:
+def _fault(path: Path, note: Note) -> str | None:
     if path.name != "config.toml":
         return mismatch(path, note["bytes"], note["checksum"])
     try:
@@ -140,7 +136,7 @@ def _fault(path: Path, note: dict[str, Any]) -> str | None:
         return "is missing"
 
 
-def _note(path: Path, content: Path) -> dict[str, Any]:
+def _note(path: Path, content: Path) -> Note:
     """What `path` is, whose content lies at `content`."""
     if path.name == "config.toml":
         text = _PLACE.sub(rb"\1 =", content.read_bytes(), count=2)
@@ -154,12 +150,3 @@ def _name(run: Path, path: Path) -> str:
 
 def _write(run: Path, notes: Notes, durable: bool = False) -> None:
     write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), durable)
-
-
-def _is_plain(files: Any) -> bool:
-    return isinstance(files, dict) and all(
-        not Path(name).is_absolute() and ".." not in Path(name).parts and isinstance(known, list)
-        and all(isinstance(one, dict) and isinstance(one.get("checksum"), str) and type(one.get("bytes")) is int
-                for one in known)
-        for name, known in files.items()
-    )  # fmt: skip

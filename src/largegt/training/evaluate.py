@@ -29,10 +29,9 @@ from largegt.runtime.progress import Progress, silent
 from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
-from .accelerator import Accelerator, make_accelerator
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Loader, make_loader, num_draws
+from .setup import Accelerator, Loader, make_accelerator, make_loader, num_draws
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -106,7 +105,7 @@ class Scorer:
         scores = Scores(self.head)
         for _, logits, labels in self.logits(self.loaders(rows, draws), rows, progress, "evaluate"):
             scores.add(logits, labels)
-        return scores.result_of(self.accelerator.ranks)
+        return scores.result(self.accelerator.ranks)
 
     def loaders(self, rows: Array, draws: int) -> list[Loader]:
         """The loader, and others like it with fresh draws of local nodes or neighbours for these rows."""

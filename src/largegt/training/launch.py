@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +33,9 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
     """Run `largegt` with these arguments on so many ranks. `advice` says what to do after one of them died."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "largegt", *arguments]
-    with TemporaryDirectory(prefix="largegt-") as folder, _ended_with_us() as processes:
+    processes: list[subprocess.Popen[bytes]] = []
+    with TemporaryDirectory(prefix="largegt-") as folder, ExitStack() as at_end:
+        at_end.callback(_end, processes)  # after a kill of this process they end by themselves (`end_with_parent`)
         errors = [Path(folder) / f"rank{rank}" for rank in range(devices)]
         for rank in range(devices):
             environment = os.environ | _environment(rank, devices, store.port)
@@ -96,18 +98,12 @@ def _first_to_fail(processes: list[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-@contextmanager
-def _ended_with_us() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that do not outlive this one; after a kill of it they end by themselves (`end_with_parent`)."""
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -70,28 +70,38 @@ def parse_metrics(file: Path, text: str, kind: type[Entry]) -> dict[str, Any]:
     return entry
 
 
-class RunLog:
-    """One line per epoch, everywhere. Opening it at epoch e forgets lines of epochs after e (a killed run's). One that
-    does not write only remembers."""
+def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
+    """Write metrics.jsonl and metrics.csv, a line per epoch."""
+    lines = "".join(json.dumps(entry) + "\n" for entry in history)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    rows = [flatten(entry) for entry in history]
+    with open(folder / "metrics.csv", "w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list({name: None for row in rows for name in row}))
+        writer.writeheader()
+        writer.writerows(rows)
 
-    def __init__(
-        self, path: Path, config: Config, history: list[dict[str, Any]], epoch: int, writes: bool = True
-    ) -> None:
-        self.path, self.writes = path, writes
-        self.history = [entry for entry in history if entry["epoch"] <= epoch]
-        if not writes:
-            return
+
+class RunLog:
+    """TensorBoard, and Weights & Biases where it is asked for. Opened at epoch e it forgets epochs after e (a killed
+    run's)."""
+
+    def __init__(self, path: Path, config: Config, epoch: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
+        self.path = path
         self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
-        self.wandb = _wandb(config, path) if config.train.wandb else None
+        self.wandb: Any = None
+        if config.train.wandb:
+            import wandb
+
+            self.wandb = wandb.init(
+                project=config.train.wandb, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
+                id=path.name, resume="allow",
+            )  # fmt: skip
 
     def add(self, entry: dict[str, Any]) -> None:
         """Log one epoch: `{"epoch": …, "train": {…}, "valid": {…}, …}`."""
-        self.history.append(entry)
-        if not self.writes:
-            return
         flat = flatten(entry)
         for name, value in flat.items():
             if name != "epoch":
@@ -106,8 +116,6 @@ class RunLog:
             self._hook(args)
 
     def close(self) -> None:
-        if not self.writes:
-            return
         try:
             self.board.close()
         finally:
@@ -119,25 +127,12 @@ class RunLog:
         """TensorBoard's files."""
         return sorted(file for file in (self.path / "tensorboard").rglob("*") if file.is_file())
 
-    def write(self, folder: Path) -> None:
-        """Write metrics.jsonl and metrics.csv into this folder."""
-        lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
-        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
-        rows = [flatten(entry) for entry in self.history]
-        with open(folder / "metrics.csv", "w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list({name: None for row in rows for name in row}))
-            writer.writeheader()
-            writer.writerows(rows)
-
 
 def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"valid": {"loss": 1}}` → `{"valid.loss": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in entry.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
 
@@ -148,12 +143,3 @@ def check_wandb() -> None:
             "train.wandb is set, but Weights & Biases is not installed: "
             "pip install 'largegt[wandb]', or --set train.wandb=none"
         )
-
-
-def _wandb(config: Config, path: Path) -> Any:
-    import wandb
-
-    return wandb.init(
-        project=config.train.wandb, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
-        id=path.name, resume="allow",
-    )  # fmt: skip

@@ -148,13 +148,12 @@ class Scores:
 
     def __init__(self, head: TaskHead) -> None:
         self.head = head
-        self.loss_terms: list[tuple[Tensor, Tensor]] = []
-        self.predicted: list[Tensor] = []
-        self.truth: list[Tensor] = []
+        self._counted: list[tuple[Tensor, ...]] = []
+        """Of each batch: the loss, its weight, predictions and labels."""
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count one batch."""
-        self.loss_terms.append(self.head.loss_terms(logits, labels))
+        loss, weight = self.head.loss_terms(logits, labels)
         predicted = self.head.probabilities(logits)
         if self.head.task == "multiclass":
             predicted = predicted.argmax(dim=1)
@@ -162,29 +161,23 @@ class Scores:
             predicted, labels = predicted[:, 1:], labels[:, None]
         elif self.head.task == "regression":
             predicted = predicted[:, 0]
-        self.predicted.append(predicted)
-        self.truth.append(labels)
+        self._counted.append((loss, weight, predicted, labels))
 
-    def result(self) -> dict[str, float]:
-        """`{"loss": …, "accuracy": …}` over everything counted; empty when nothing was."""
-        if not self.truth:
-            return {}
-        totals, weights = (torch.stack(terms).double().sum() for terms in zip(*self.loss_terms, strict=True))
-        predicted, truth = torch.cat(self.predicted), torch.cat(self.truth)
-        return {"loss": float(totals / weights.clamp(min=_NOTHING)), **_metrics(self.head, predicted, truth)}
-
-    def result_of(self, ranks: Ranks) -> dict[str, float]:
-        """The result over everything that all ranks counted, on each of them."""
+    def result(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """`{"loss": …, "accuracy": …}` over everything that all ranks counted, on each of them; empty when nothing
+        was."""
         if ranks.size == 1:
-            return self.result()
-        every = Scores(self.head)
-        terms = [(total.cpu(), weight.cpu()) for total, weight in self.loss_terms]
-        own = terms, [values.cpu() for values in self.predicted], [values.cpu() for values in self.truth]
-        for theirs in ranks.collected(own):
-            every.loss_terms += theirs[0]
-            every.predicted += theirs[1]
-            every.truth += theirs[2]
-        return ranks.first_says(every.result())
+            return self._over(self._counted)
+        every = ranks.collected([tuple(values.cpu() for values in batch) for batch in self._counted])
+        return ranks.first_says(self._over([batch for counted in every for batch in counted]))
+
+    def _over(self, counted: list[tuple[Tensor, ...]]) -> dict[str, float]:
+        if not counted:
+            return {}
+        losses, weights, predicted, truth = zip(*counted, strict=True)
+        total, weight = (torch.stack(terms).double().sum() for terms in (losses, weights))
+        loss = float(total / weight.clamp(min=_NOTHING))
+        return {"loss": loss, **_metrics(self.head, torch.cat(predicted), torch.cat(truth))}
 
 
 def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, float]:

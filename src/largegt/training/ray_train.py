@@ -13,8 +13,8 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, LargeGTError, first_line
 from largegt.io.atomic import write_text_atomically
 from largegt.io.remote import refuse_url
+from largegt.preprocessing.ray_engine import connect
 from largegt.runtime.distributed import LostRank
-from largegt.runtime.ray_cluster import connect
 from largegt.types import PathLike
 
 from .launch import resume_advice

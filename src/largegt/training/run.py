@@ -32,7 +32,7 @@ from largegt.runtime.progress import Progress
 from largegt.runtime.text import quoted
 from largegt.types import PathLike
 
-from .checksums import check_file, put_text
+from .checksums import check_file, replacing
 from .log import EpochEntry, FinalEntry, parse_metrics
 from .metrics import TaskHead
 from .setup import build_model
@@ -59,7 +59,9 @@ class Run:
             "fingerprint": run.store_fingerprint,
             "absolute": store.folder.url or str(run.store_path),
         }
-        put_text(run.path, run.path / "config.toml", to_toml({"data": data, **config.model_dump(mode="json")}))
+        with replacing(run.path) as folder:
+            text = to_toml({"data": data, **config.model_dump(mode="json")})
+            (folder / "config.toml").write_text(text, encoding="utf-8", newline="")
         try:
             register(store, run.path)
         except (LargeGTError, OSError) as error:

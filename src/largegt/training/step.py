@@ -24,10 +24,10 @@ from largegt.models.base import NodeOutput
 from largegt.runtime.cuda_streams import side_stream
 from largegt.runtime.hardware import usable
 
-from .accelerator import Accelerator
 from .checkpoint import State
 from .metrics import TaskHead
 from .nan_check import Losses
+from .setup import Accelerator
 
 _STEPS_BEFORE_RECORDING = 3
 

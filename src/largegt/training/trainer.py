@@ -28,8 +28,8 @@ from largegt.config.describe import seconds
 from largegt.config.schema import Config, TableConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, disk_errors
-from largegt.io.atomic import refuse_links_out, remove_partial
-from largegt.io.locks import Lock, check_free
+from largegt.io.atomic import refuse_links_out
+from largegt.io.locks import Lock
 from largegt.io.remote import refuse_url
 from largegt.loader.loader import shuffled
 from largegt.loader.table import check_place
@@ -42,17 +42,25 @@ from largegt.runtime.progress import silent
 from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
-from .accelerator import Accelerator, make_accelerator
 from .batches import EpochBatches, check_consistency
 from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import replacing
 from .evaluate import Scorer, nodes_at_once
-from .log import RunLog, check_wandb
+from .log import RunLog, check_wandb, write_history
 from .metrics import TaskHead
 from .nan_check import about_steps, likely_cause
 from .run import Run, store_to_train_on
-from .setup import Loader, build_model, is_worth_compiling, make_loader, num_draws, set_learning_rate
+from .setup import (
+    Accelerator,
+    Loader,
+    build_model,
+    is_worth_compiling,
+    make_accelerator,
+    make_loader,
+    num_draws,
+    set_learning_rate,
+)
 from .step import TrainingStep
 
 _OUT_OF_TIME = "the budget is used up"
@@ -78,6 +86,7 @@ def train(
     count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
     another process is making is waited for; without `wait` it is an error. Processes that were started
     together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
+    refuse_url(out, "a run")
     out, config = Path(out), config or Config()
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
@@ -88,15 +97,13 @@ def train(
             data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
-    check_out(out, config, store, resume, overwrite)
-    ranks = Ranks.here(config.train.device)
-    check_consistency(config, ranks)
-    accelerator = make_accelerator(config.train, ranks, trains=True)
-    check_place(config.tokens.table, accelerator.device)
-    show = progress if progress and ranks.is_first else silent
-    with Lock(out, "training into") if ranks.is_first else nullcontext():
-        if ranks.is_first:
-            check_out(out, config, store, resume, overwrite, held=True)  # another process may have begun it just now
+    with Lock(out, "training into") if is_first_here() else nullcontext(), disk_errors(out):
+        check_out(out, config, store, resume, overwrite)
+        ranks = Ranks.here(config.train.device)
+        check_consistency(config, ranks)
+        accelerator = make_accelerator(config.train, ranks, trains=True)
+        check_place(config.tokens.table, accelerator.device)
+        show = progress if progress and ranks.is_first else silent
         with ranks.in_turn():
             prepared = data
             if not isinstance(prepared, Prepared):
@@ -106,12 +113,12 @@ def train(
         check_consistency(config, ranks, prepared)
         head = TaskHead.for_training(prepared, config.train)
         head.monitor(config.train.monitor)  # refuses what is no metric
-        with disk_errors(out):
-            run = _begin(out, config, store, overwrite, ranks)
-            trainer = Trainer(run, store, prepared, head, accelerator)
-            trainer.fit(show, watch)
-            trainer.finish(score_test)
-            return run
+        with ranks.in_turn():
+            run = _begin(out, config, store, overwrite) if ranks.is_first else Run.open(out)
+        trainer = Trainer(run, store, prepared, head, accelerator)
+        trainer.fit(show, watch)
+        trainer.finish(score_test)
+        return run
 
 
 class Trainer:
@@ -145,16 +152,19 @@ class Trainer:
         self.budget_s = seconds(self.config.budget) if self.config.budget else math.inf
         if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.budget_s:
             self.progress.stopped = ""
-        if self.ranks.is_first and self.progress.epoch < self.config.epochs:
-            require_room(run.path, self.state)
         self.show: Show = silent
-        self.log = RunLog(run.path, run.config, run.history, self.progress.epoch, writes=self.ranks.is_first)
+        self.history = [entry for entry in run.history if entry["epoch"] <= self.progress.epoch]
+        self.log: RunLog | None = None
+        if self.ranks.is_first:
+            if self.progress.epoch < self.config.epochs:
+                require_room(run.path, self.state)
+            self.log = RunLog(run.path, run.config, self.progress.epoch)
 
     def _compile(self) -> None:
         """Compile the model where that pays; sums over ranks are not compiled."""
-        if not is_worth_compiling(self.config, self.device, self.num_steps):
+        if self.ranks.size > 1 and self.run.config.model.norm == "batch":
             return
-        if self.ranks.size == 1 or self.run.config.model.norm != "batch":
+        if is_worth_compiling(self.config, self.device, self.num_steps):
             sizes = {size + self.batches.num_others for size in self.ranks.shares(self.config.batch_size)}
             self.model.compile_for({*sizes, nodes_at_once(self.scorer.loader, self.config)})
 
@@ -177,7 +187,8 @@ class Trainer:
                         watch(self.model, progress.epoch, progress.elapsed_s)
                 self.ranks.wait()  # for the first one to have written
         finally:
-            self.log.close()
+            if self.log is not None:
+                self.log.close()
             self.batches.close()
 
     def _epoch(self) -> None:
@@ -249,24 +260,25 @@ class Trainer:
     def _save(self, entry: dict[str, Any]) -> None:
         """Weights, log and checkpoint of an epoch take their places together: they never disagree."""
         progress, run = self.progress, self.run
-        self.log.add(entry)
-        if not self.ranks.is_first:
+        self.history.append(entry)
+        if self.log is None:
             return
+        self.log.add(entry)
         is_best = progress.best_epoch == progress.epoch
         is_last = bool(progress.stopped) or progress.epoch == self.config.epochs
         with replacing(run.path) as folder:
             if is_best:
                 with self.averaged():
                     save_weights(folder / "model.safetensors", self.model)
-            self.log.write(folder)
+            write_history(folder, self.history)
             if is_best or is_last or progress.epoch % self.config.checkpoint_every == 0:
                 save_checkpoint(folder / "checkpoints" / "last.pt", self.state, progress)
 
     def _so_far(self) -> str:
         """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
         parts = [f"train: epoch {self.progress.epoch + 1}/{self.config.epochs}"]
-        if self.log.history:
-            parts.append(f"loss {self.log.history[-1]['train']['loss']:.3f}")
+        if self.history:
+            parts.append(f"loss {self.history[-1]['train']['loss']:.3f}")
         if (best := self.progress.best_valid.get(self.monitor)) is not None:
             parts.append(f"best {self.monitor} {best:.4f}")
         return ", ".join(parts)
@@ -298,7 +310,7 @@ class Trainer:
 
     def finish(self, score_test: bool = True) -> None:
         """Load the best weights, score them on test where that is wanted, and write the final scores."""
-        config, progress, history, scorer = self.config, self.progress, self.log.history, self.scorer
+        config, progress, history, scorer = self.config, self.progress, self.history, self.scorer
         self.run.load_weights(self.model)
         draws, test = num_draws(self.model, config, config.draws), dict[str, float]()
         if score_test:
@@ -320,7 +332,7 @@ class Trainer:
             "valid": progress.best_valid,
             "test": test,
         }
-        if self.ranks.is_first:
+        if self.log is not None:
             with replacing(self.run.path, self.log.events()) as folder:
                 (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
         self.ranks.wait()
@@ -342,11 +354,9 @@ def _mixed_seed(seed: int, epoch: int, rank: int) -> int:
 # the run folder
 
 
-def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool, held: bool = False) -> None:
-    """Refuse a run folder that this training must not touch, before any work is done. `held`: its lock is ours."""
+def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:
+    """Refuse a run folder that this training must not touch, before any work is done."""
     refuse_url(out, "a run")
-    if not held and is_first_here():
-        check_free(out, "training into")
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
     if config.train.wandb:
@@ -378,16 +388,14 @@ def _is_partial(name: str) -> bool:
     return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
 
 
-def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool, ranks: Ranks) -> Run:
+def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool) -> Run:
     """The run folder, new or as it is. A run that is overwritten is moved away first, so that a kill leaves no half of
     one."""
-    with ranks.in_turn():
-        if not ranks.is_first:
-            return Run.open(out)
-        old = out.parent / f".{out.name}.old"
-        if overwrite and out.exists():
-            out.replace(old)
-        shutil.rmtree(old, ignore_errors=True)
-        refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
-        remove_partial(out)
-        return Run.create(out, config, store)
+    old = out.parent / f".{out.name}.old"
+    if overwrite and out.exists():
+        out.replace(old)
+    shutil.rmtree(old, ignore_errors=True)
+    refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
+    for file in out.glob(".*.partial*"):  # of a process that was killed
+        shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
+    return Run.create(out, config, store)

@@ -1,27 +1,51 @@
-"""What a tuning leaves to read: best.toml, trials.csv, tune.md; tune.html is the page's.
+"""What a tuning leaves to read: best.toml, trials.csv, tune.md, and tune.html with how the best score rose, which
+settings made a difference, and every trial over each of them.
 
-Enters: a `Tuned`, after every trial. Leaves: small files, each replaced in one step.
+Enters: a `Tuned`, after every trial. Leaves: small files, each replaced in one step. Cost: a few KB per setting and
+trial.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from largegt.config.describe import to_toml
 from largegt.config.schema import Config
 from largegt.io.atomic import write_text_atomically
-from largegt.runtime.text import markdown
+from largegt.pages.charts import Axis, Bar, Line, dot_key, legend, line_chart
+from largegt.pages.figures import bar_figure, figure, figures
+from largegt.pages.markup import NONE, Html, Section, duration, mean_and_spread, mean_of, number, percent, section, tag
+from largegt.pages.tables import Cell, Table
+from largegt.pages.template import page_of, write_file
+from largegt.runtime.text import markdown, quoted
 from largegt.training.run import Run
 
-from .space import Space, Value, text_of
-from .study import Trial
+if TYPE_CHECKING:  # it needs Optuna, which may not be there
+    from .space import Space, Value
 
 NUM_SHOWN = 5
+_BEST, _PRUNED, _FINISHED = 1, 6, 0
+_KEY = (("finished", _FINISHED), ("the best", _BEST), ("pruned: stopped early", _PRUNED))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is known of one trial."""
+
+    number: int
+    state: str
+    """finished, pruned (stopped early: worse than the median, or it could not be trained), failed or running."""
+    values: dict[str, Value]
+    score: float | None
+    """The best validation score of its epochs."""
+    epochs: int
+    elapsed_s: float
+    folder: str
+    why: str
+    """Why it was stopped, where it was."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +99,18 @@ class Tuned:
 
     def in_words(self, trial: Trial) -> str:
         """`learning_rate 0.003 (0.001), hidden 256 (128)`; the recipe's in brackets."""
-        changed = [f"{short_name(n)} {plain(a)} ({plain(b)})" for n, (a, b) in self.differences(trial).items()]
+        changed = [f"{_short(name)} {_plain(a)} ({_plain(b)})" for name, (a, b) in self.differences(trial).items()]
         return ", ".join(changed) or "nothing: the recipe itself"
 
     def final_in_words(self) -> str:
         """`valid accuracy 0.8090 ± 0.0011, test 0.8047 ± 0.0013`."""
-        valid, test = (mean_and_spread(self.scores(split)) for split in ("valid", "test"))
+        valid, test = (mean_and_spread(*mean_of(self.scores(split))) for split in ("valid", "test"))
         return f"valid {self.metric} {valid}, test {test}"
+
+    def scores(self, split: str) -> list[float]:
+        """Scores of the final runs."""
+        found = (run.metrics[split].get(self.metric) for run in self.final)
+        return [float(score) for score in found if score is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """What a program wants to know."""
@@ -93,68 +122,135 @@ class Tuned:
             "final": {split: self.scores(split) for split in ("valid", "test")} if self.final else None,
         }  # fmt: skip
 
-    def scores(self, split: str) -> list[float]:
-        """Scores of the final runs."""
-        found = (run.metrics[split].get(self.metric) for run in self.final)
-        return [float(score) for score in found if score is not None]
+
+def write_output(tuned: Tuned) -> None:
+    """Every file."""
+    about = (
+        f"Trial {tuned.best.number} of {tuned.num_done} on {tuned.dataset}: validation {tuned.metric} "
+        f"{tuned.best.score:.4f}."
+    )
+    recipe = to_toml({"about": about, **tuned.config.model_dump(mode="json")})
+    csv = _trials(tuned, lambda value: "" if value is None else str(value)).csv()
+    for name, text in (("best.toml", recipe), ("trials.csv", csv), ("tune.md", notes(tuned))):
+        write_text_atomically(tuned.path / name, text)
+    write_file(tuned.page, page(tuned))
 
 
-def plain(value: Value) -> str:
+def notes(tuned: Tuned) -> str:
+    """The best trials in Markdown."""
+    caption = f"The best of {tuned.num_done} trials on {tuned.dataset}, by the validation score of their best epoch."
+    parts = [_best(tuned, caption).markdown()]
+    if tuned.importances:
+        shares = (f"{markdown(name)} {percent(share)}" for name, share in list(tuned.importances.items())[:NUM_SHOWN])
+        parts.append(f"What made a difference (PED-ANOVA): {', '.join(shares)}.\n")
+    if tuned.final:
+        parts.append(f"The best settings, trained with {len(tuned.final)} seeds: {markdown(tuned.final_in_words())}.\n")
+    return "\n".join(parts)
+
+
+def _best(tuned: Tuned, caption: str) -> Table:
+    rows: list[list[Cell]] = [
+        [trial.number, tuned.in_words(trial), number(trial.score), trial.epochs] for trial in tuned.ranked[:NUM_SHOWN]
+    ]
+    head = ["trial", "what differs from the recipe (the recipe's value)", f"valid {tuned.metric}", "epochs"]
+    return Table(caption, head, rows, left=2)
+
+
+def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> Table:
+    """Every trial; `text` is how values and scores are shown."""
+    names = list(tuned.space.axes)
+    rows: list[list[Cell]] = [
+        [trial.number, trial.state, text(trial.score), trial.epochs, f"{trial.elapsed_s:.3f}",
+         *(text(trial.values.get(name)) for name in names), trial.why]
+        for trial in tuned.trials
+    ]  # fmt: skip
+    head = ["trial", "state", f"valid_{tuned.metric}", "epochs", "elapsed_s", *names, "why"]
+    return Table("All trials", head, rows, left=2)
+
+
+def _plain(value: float | str | None) -> str:
     """A value with four digits at most."""
-    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
+    return f"{value:.4g}" if isinstance(value, float) else NONE if value is None else str(value)
 
 
-def short_name(name: str) -> str:
+def _short(name: str) -> str:
     return name.rsplit(".", 1)[1]
 
 
-def mean_and_spread(scores: list[float]) -> str:
-    return f"{fmean(scores):.4f}" + (f" ± {stdev(scores):.4f}" if len(scores) > 1 else "") if scores else "–"
+# the page --------------------------------------------------------------------------------------------------------
 
 
-def write_output(tuned: Tuned) -> None:
-    """Every file but the page."""
-    tuned.path.mkdir(parents=True, exist_ok=True)
-    for name, text in (("best.toml", _recipe(tuned)), ("trials.csv", _csv(tuned)), ("tune.md", _markdown(tuned))):
-        write_text_atomically(tuned.path / name, text)
-
-
-def _recipe(tuned: Tuned) -> str:
-    score = f"validation {tuned.metric} {tuned.best.score:.4f}"
-    about = f"Trial {tuned.best.number} of {tuned.num_done} on {tuned.dataset}: {score}."
-    return to_toml({"about": about, **tuned.config.model_dump(mode="json")})
-
-
-def _csv(tuned: Tuned) -> str:
-    names = list(tuned.space.axes)
-    head = ["trial", "state", f"valid_{tuned.metric}", "epochs", "elapsed_s", *names, "why"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for trial in tuned.trials:
-        score: Any = "" if trial.score is None else trial.score
-        values = [text_of(trial.values[name]) if name in trial.values else "" for name in names]
-        writer.writerow([trial.number, trial.state, score, trial.epochs, round(trial.elapsed_s, 3), *values, trial.why])
-    return text.getvalue()
-
-
-def _markdown(tuned: Tuned) -> str:
-    rows = [
-        [str(trial.number), f"{trial.score:.4f}", str(trial.epochs), markdown(tuned.in_words(trial))]
-        for trial in tuned.ranked[:NUM_SHOWN]
+def page(tuned: Tuned) -> str:
+    """The trials to look at."""
+    first = next((trial for trial in tuned.trials if trial.state == "finished"), tuned.best)
+    facts = [
+        (number(tuned.best.score), f"best validation {tuned.metric}"),
+        (number(first.score), "of the recipe itself" if not tuned.differences(first) else "of the first trial"),
+        (str(tuned.num_done), "trials" if tuned.num_done != 1 else "trial"),
+        (duration(sum(trial.elapsed_s for trial in tuned.trials)), "in all"),
     ]
-    head = ["trial", f"valid {markdown(tuned.metric)}", "epochs", "what differs from the recipe (the recipe's value)"]
-    lines = [head, ["---"] * len(head), *rows]
-    parts = [
-        f"The best of {tuned.num_done} trials on {markdown(tuned.dataset)}, by the validation score of their best "
-        "epoch.",
-        "\n".join(f"| {' | '.join(line)} |" for line in lines),
-    ]
-    if tuned.importances:
-        shares = (
-            f"{markdown(name)} {100 * share:.0f} %" for name, share in list(tuned.importances.items())[:NUM_SHOWN]
-        )
-        parts.append(f"What made a difference (PED-ANOVA): {', '.join(shares)}.")
     if tuned.final:
-        parts.append(f"The best settings, trained with {len(tuned.final)} seeds: {markdown(tuned.final_in_words())}.")
-    return "\n\n".join(parts) + "\n"
+        facts.append(
+            (mean_and_spread(*mean_of(tuned.scores("test"))), f"test {tuned.metric}, {len(tuned.final)} seeds")
+        )
+    command = f"largegt train {quoted(tuned.store)} --recipe {quoted(tuned.recipe)} --out runs/best"
+    chance = "Differences of a few thousandths may be chance: train the best settings with several seeds."
+    sections = (
+        section("best", "The best trials", chance, _best(tuned, "The best trials").html(), tag("pre", command)),
+        _history(tuned), _importances(tuned), _by_setting(tuned),
+        section("trials", "All trials", "The same is in trials.csv; each trial's run is in its folder under trials/.",
+                _trials(tuned, _plain).html()),
+    )  # fmt: skip
+    title = f"Tuning {tuned.space.config({}).model.name} on {tuned.dataset}"
+    lead = "Settings judged by the validation score of a trial's best epoch. No trial was scored on the test nodes."
+    return page_of(title, lead, facts, sections)
+
+
+def _history(tuned: Tuned) -> Section:
+    xs, ys = list[float](), list[float]()
+    for trial in tuned.trials:
+        if trial.state == "finished" and trial.score is not None:
+            xs.append(trial.number)
+            ys.append(tuned.sign * max(tuned.sign * value for value in (*ys[-1:], trial.score)))
+    x, best = Axis("trial", whole=True), Line("best so far", xs, ys, _BEST)
+    made = _figure(tuned, f"Validation {tuned.metric} by trial", x, lines=[best])
+    return section("history", "Trial by trial", "The line is the best score so far.", _key(), figures([made]))
+
+
+def _importances(tuned: Tuned) -> Section | None:
+    if not tuned.importances:
+        return None
+    bars = [Bar(name, share, percent(share)) for name, share in tuned.importances.items()]
+    lead = "By PED-ANOVA: how much the values of the better trials differ from those of all. With few trials, a hint."
+    made = bar_figure("Share in what makes trials good", bars, "share")
+    return section("importances", "Settings that made a difference", lead, figures([made]))
+
+
+def _by_setting(tuned: Tuned) -> Section:
+    made = []
+    for name, axis in tuned.space.axes.items():
+        of: Any = axis
+        x = Axis(_short(name), names=tuple(of.choices)) if hasattr(of, "choices") else Axis(
+            _short(name), of.log, isinstance(of.low, int), of.low, of.high
+        )  # fmt: skip
+        made.append(_figure(tuned, name, x, name))
+    lead = "Each mark is a trial; the other settings vary too, so look for a trend, not for a mark."
+    return section("settings", "Trials over each setting", lead, _key(), figures(made))
+
+
+def _figure(tuned: Tuned, title: str, x: Axis, name: str = "", lines: Sequence[Line] = ()) -> Html:
+    """A mark per trial over the values of a setting, or over its number; the best is drawn last."""
+    marks, rows, best = list(lines), list[list[Cell]](), tuned.best.number
+    for trial in sorted(tuned.trials, key=lambda one: one.number == best):
+        if trial.score is not None and (not name or name in trial.values):
+            value: Any = trial.values[name] if name else trial.number
+            style = _BEST if trial.number == best else _FINISHED if trial.state == "finished" else _PRUNED
+            place = float(x.names.index(value) if x.names else value)
+            marks.append(Line(f"trial {trial.number}", [place], [trial.score], style))
+            rows.append([f"trial {trial.number}", _plain(value), number(trial.score), trial.state])
+    y = Axis(f"valid {tuned.metric}")
+    return figure(title, line_chart(marks, x, y, title), Table(title, ["", x.label, y.label, "state"], rows))
+
+
+def _key() -> Html:
+    return legend((name, dot_key(style)) for name, style in _KEY)

@@ -23,6 +23,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,12 @@ from largegt.training.trainer import train
 from largegt.types import PathLike
 
 from .output import Tuned, write_output
-from .page import write_tuning_page
-from .space import Space, make_space
-from .study import Journal, check_optuna, open_journal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they need Optuna, which may not be there
     import optuna
+
+    from .space import Space
+    from .study import Study
 
 
 class _WorseThanMedian(Exception):
@@ -80,7 +81,11 @@ def tune(
     again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's table
     (`model.hidden=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. `final` seeds
     are trained with the best settings at the end, beyond the budget, and scored on the test split."""
-    check_optuna()
+    if find_spec("optuna") is None:
+        raise ConfigError("tuning needs Optuna, which is not installed: pip install 'largegt[tune]'")
+    from .space import make_space
+    from .study import open_study
+
     refuse_url(out, "trials")
     if trials < 1 or final < 0:
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
@@ -95,13 +100,13 @@ def tune(
             raise InputError(f"{opened.place} has no {split} nodes, without which settings cannot be compared")
     metric, sign = TaskHead(opened.task, 1, None, 0.0, 0.0, 1.0).monitor(base.train.monitor)
     identity = {
-        "store": opened.fingerprint, "recipe": fingerprint(base.model_dump(mode="json")), "search": str(space),
+        "store": opened.fingerprint, "recipe": fingerprint(base.model_dump(mode="json")), "search": str(space.axes),
         "seed": seed,
     }  # fmt: skip
-    with open_journal(Path(out), space, identity, sign, seed) as journal:
-        tuning = _Tuning(opened, Path(out), space, journal, metric, sign, trials, progress or silent, memory)
+    with open_study(Path(out), space, identity, sign) as study:
+        tuning = _Tuning(opened, Path(out), space, study, metric, sign, trials, progress or silent, memory)
         stopped = tuning.run(budget_s)
-        if not journal.ranked():
+        if not study.ranked():
             raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --budget")
         return tuning.write(tuning.final(final), stopped)
 
@@ -111,7 +116,7 @@ class _Tuning:
     store: GraphStore
     out: Path
     space: Space
-    journal: Journal
+    study: Study
     metric: str
     sign: float
     trials: int
@@ -122,42 +127,42 @@ class _Tuning:
 
     def run(self, budget_s: float) -> str:
         """Trials, one after the other, until there are enough or the time is up; why it ended, if by time."""
-        while len(self.journal.done()) < self.trials:
-            left_s = budget_s - sum(trial.elapsed_s for trial in self.journal.trials())
+        while len(self.study.done()) < self.trials:
+            left_s = budget_s - sum(trial.elapsed_s for trial in self.study.trials())
             if left_s <= 0:
                 return "the budget is used up"
             self._show()
-            trial = self.journal.ask(self.space.config({}).train.epochs)
+            trial = self.study.ask(self.space.config({}).train.epochs)
             try:
                 self._run(trial, left_s)
-            except KeyboardInterrupt:
-                self.journal.interrupted(trial.number)
+            except KeyboardInterrupt:  # it comes again, from its last checkpoint
+                self.study.retry(trial.number, attempts=0)
                 raise
             finally:
                 _tidy()
-            if self.journal.ranked():
+            if self.study.ranked():
                 self.write()
         self._show()
         return ""
 
     def _run(self, trial: optuna.Trial, left_s: float) -> None:
         """One trial to its end, however that comes."""
-        start = time.perf_counter()
-        folder = self.out / str(trial.user_attrs["folder"])
+        start, score, why = time.perf_counter(), None, ""
         try:
-            run = self._train(trial, self.space.config(trial.params), folder, left_s, start)
+            run = self._train(trial, left_s, start)
             score = max((self._score(entry) for entry in run.history), key=lambda score: self.sign * score)
-            self.journal.finish(trial, score, time.perf_counter() - start)
         except _WorseThanMedian:
-            self.journal.prune(trial, "worse than the median of the trials before", time.perf_counter() - start)
+            why = "worse than the median of the trials before"
         except (ConfigError, torch.OutOfMemoryError) as error:
-            if not self.journal.ranked():  # not one has worked: the settings are wrong, not the values tried
-                self.journal.interrupted(trial.number)
+            if not self.study.ranked():  # not one has worked: the settings are wrong, not the values tried
+                self.study.retry(trial.number, attempts=0)
                 raise
-            self.journal.prune(trial, first_line(error), time.perf_counter() - start)
+            why = first_line(error)
+        self.study.tell(trial, score, why, time.perf_counter() - start)
         self._drop_weights()
 
-    def _train(self, trial: optuna.Trial, config: Config, folder: Path, left_s: float, start: float) -> Run:
+    def _train(self, trial: optuna.Trial, left_s: float, start: float) -> Run:
+        config, folder = self.space.config(trial.params), self.out / str(trial.user_attrs["folder"])
         is_begun = (folder / "config.toml").is_file()
         if folder.exists() and not is_begun:
             shutil.rmtree(folder)
@@ -190,7 +195,7 @@ class _Tuning:
 
     def final(self, num_seeds: int) -> list[Run]:
         """The best settings with seeds from the recipe's on, scored on test; a run that is there is not made again."""
-        best = self.space.config(self.journal.ranked()[0].values)
+        best = self.space.config(self.study.ranked()[0].values)
         runs = []
         for number in range(num_seeds):
             config = _with_train(best, seed=best.train.seed + number)
@@ -206,13 +211,11 @@ class _Tuning:
 
     def write(self, final: Sequence[Run] = (), stopped: str = "") -> Tuned:
         """What is known so far, in every form."""
-        journal = self.journal
         tuned = Tuned(
-            self.out, self.store.name, self.store.path, self.metric, self.sign, self.space, journal.trials(),
-            journal.ranked(), journal.importances(), self.num_prepared, list(final), stopped,
+            self.out, self.store.name, self.store.path, self.metric, self.sign, self.space, self.study.trials(),
+            self.study.ranked(), self.study.importances(), self.num_prepared, list(final), stopped,
         )  # fmt: skip
         write_output(tuned)
-        write_tuning_page(tuned)
         return tuned
 
     def _score(self, entry: dict[str, Any]) -> float:
@@ -222,14 +225,14 @@ class _Tuning:
 
     def _drop_weights(self) -> None:
         """Only the best trial keeps its weights; none that has ended keeps its checkpoints."""
-        ranked = self.journal.ranked()
-        for trial in self.journal.done():
+        ranked = self.study.ranked()
+        for trial in self.study.done():
             shutil.rmtree(self.out / trial.folder / "checkpoints", ignore_errors=True)
             if not ranked or trial.folder != ranked[0].folder:
                 (self.out / trial.folder / "model.safetensors").unlink(missing_ok=True)
 
     def _show(self) -> None:
-        ranked, done = self.journal.ranked(), len(self.journal.done())
+        ranked, done = self.study.ranked(), len(self.study.done())
         best = f", best {self.metric} {ranked[0].score:.4f}" if ranked else ""
         made = f", {self.num_prepared} prepared" if self.num_prepared else ""
         self.progress(f"tune: trial {min(done + 1, self.trials)}/{self.trials}{best}{made}", done, self.trials)

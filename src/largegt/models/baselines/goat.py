@@ -6,16 +6,16 @@ h heads, w width of a head, s distances.
 
 Local: x = W_in H + b_in; q from the target, k and v from the members, score q·k/√w + bias[distance, head]
 − log(members at that distance), so that a distance weighs as one however many were drawn there. As in
-model/attention.py, what is linear in the members waits until they are summed:
+models/largegt/attention.py, what is linear in the members waits until they are summed:
 
     q_i · k_j = (W_inᵀ W_kᵀ q_i) · H_j + const
     Σ_j p_ij v_j = W_v (W_in Σ_j p_ij H_j + b_in Σ_j p_ij) + b_v Σ_j p_ij,
 
 so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory; no product per member.
 
-Global: model/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query is not
-normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block and the
-output layer.
+Global: models/largegt/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query
+is not normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block
+and the output layer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Axes: n inputs, t targets, d width of the inputs, h heads, w width of a head, g targets of a group, m their neighbours.
 
 A head gives Σ_j p_ij v_j with p_i = softmax_j(q_i·k_j / √w); q from the target, k and v from its neighbours. As in
-model/attention.py, up to what is the same for every j,
+models/largegt/attention.py, up to what is the same for every j,
 
     q_i · k_j = (W_kᵀ q_i) · h_j    and    Σ_j p_ij v_j = W_v (Σ_j p_ij h_j) + b_v Σ_j p_ij,
 

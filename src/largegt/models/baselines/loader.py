@@ -1,4 +1,4 @@
-"""Batches for the models that draw neighbours themselves, with the interface of tokens/loader.py.
+"""Batches for the models that draw neighbours themselves, with the interface of loader/loader.py.
 
 Enters: rows of a Prepared whose token table holds the features of every node (row = node number), and the graph.
 Leaves: batches (batch.py), the next ones drawn while this one is used. Order and draws are a function of (seed, epoch,

@@ -127,39 +127,13 @@ def in_rows(indptr: Any, indices: Any, rows: Any, wanted: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def add_neighbors(
-    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
-    dense: Any, place_of: Any, sums: Any,
+    indptr: Any, indices: Any, weights: Any, scale: float, self_loops: bool, nodes: Any, cursor: Any, low: int,
+    high: int, dense: Any, place_of: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """`sums[n] += X[j]` over the neighbours j of nodes[n] with low <= j < high, in rising order, the node itself in its
-    place among them if `self_loops`. cursor[n] is where in `indices` to begin, and is left where to go on. X[j] is
+    """`sums[n] += w·X[j]` over the neighbours j of nodes[n] with low <= j < high, in rising order, the node itself in
+    its place among them if `self_loops`. w is the entry's weight times `scale`; 1 for the node itself, and where
+    `weights` is empty. cursor[n] is where in `indices` to begin, and is left where to go on. X[j] is
     dense[place_of[j - low]], or dense[j - low] when `place_of` is empty."""
-    width = dense.shape[1]
-    for n in range(len(nodes)):
-        i = nodes[n]
-        place, end = cursor[n], indptr[i + 1]
-        own = self_loops and low <= i < high
-        total = sums[n]
-        while True:
-            j = np.int64(indices[place]) if place < end else high
-            if own and i < j:
-                j = i
-                own = False
-            elif j < high:
-                place += 1
-            else:
-                break
-            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
-            for c in range(width):
-                total[c] += x[c]
-        cursor[n] = place
-
-
-@njit(nogil=True, cache=True)
-def add_weighted(
-    indptr: Any, indices: Any, nodes: Any, cursor: Any, low: int, high: int, self_loops: bool,
-    dense: Any, place_of: Any, sums: Any, weights: Any, scale: float,
-) -> None:  # fmt: skip
-    """As `add_neighbors`, each X[j] times the weight of its entry and `scale`; the node itself counts 1."""
     width = dense.shape[1]
     for n in range(len(nodes)):
         i = nodes[n]
@@ -173,7 +147,8 @@ def add_weighted(
                 j = i
                 own = False
             elif j < high:
-                weight = np.float32(np.float64(weights[place]) * scale)
+                if len(weights):
+                    weight = np.float32(np.float64(weights[place]) * scale)
                 place += 1
             else:
                 break
@@ -184,49 +159,17 @@ def add_weighted(
 
 
 @njit(nogil=True, cache=True)
-def random_signs(first_node: int, seed: int, out: Any) -> None:
-    """±1 for each (node, column): rows of the random projection, a function of (seed, node) alone."""
+def random_signs(nodes: Any, seed: int, out: Any) -> None:
+    """±1 for each of these nodes and each column: rows of the random projection, a function of (seed, node) alone."""
     state = np.zeros(1, np.uint64)
     for n in range(len(out)):
-        start_stream(state, FOR_PROJECTION, seed, 0, first_node + n)
+        start_stream(state, FOR_PROJECTION, seed, 0, nodes[n])
         bits = np.uint64(0)
         for c in range(out.shape[1]):
             if c % 64 == 0:
                 bits = next_bits(state)
             out[n, c] = np.float32(1.0) if bits & np.uint64(1) else np.float32(-1.0)
             bits >>= np.uint64(1)
-
-
-# Laplacian eigenvectors ----------------------------------------------------------------------------------------
-
-
-@njit(nogil=True, cache=True)
-def sum_neighbors(indptr: Any, indices: Any, values: Any, first: int, out: Any) -> None:
-    """out[n] is the sum of `values` over the neighbours of node first + n."""
-    for n in range(len(out)):
-        total = 0.0
-        for place in range(indptr[first + n], indptr[first + n + 1]):
-            total += values[indices[place]]
-        out[n] = total
-
-
-@njit(nogil=True, cache=True)
-def join_components(indptr: Any, indices: Any, root: Any) -> None:
-    """root[i] becomes the smallest node of i's connected component; it comes as root[i] = i. Edges go both ways."""
-    for i in range(len(root)):
-        for place in range(indptr[i], indptr[i + 1]):
-            a, b = i, np.int64(indices[place])
-            if b >= i:
-                break
-            while root[a] != a:
-                root[a] = root[root[a]]
-                a = root[a]
-            while root[b] != b:
-                root[b] = root[root[b]]
-                b = root[b]
-            root[max(a, b)] = min(a, b)
-    for i in range(len(root)):  # a root is below its node, so it is right by now
-        root[i] = root[root[i]]
 
 
 # random walks --------------------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists, and
 [n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (sampler.py).
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted` it is in proportion to edge
-weights (weighted_sampler.py). It depends on (seed, epoch, node) alone.
+weights (weighted.py). It depends on (seed, epoch, node) alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ from largegt.data.weights import as_weights, in_memory
 from largegt.errors import ConfigError, InputError
 from largegt.runtime.progress import Progress
 from largegt.runtime.threads import run_chunks
-from largegt.types import Array, Direction
+from largegt.types import OPPOSITE, Array, Direction
 
 from . import sampler
 from .neighbor_lists import NeighborLists
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 
 _CHUNK_NODES, _FETCHED_NODES = 1 << 10, 1 << 14
 _CHECKED_BYTES = 1 << 30
-
-Fill = Callable[[Array, Array], None]
-"""`fill(nodes, rows)` writes LocalNodes of `nodes` into rows [n, K]."""
 
 
 def local_nodes(
@@ -68,54 +64,34 @@ def local_nodes(
         raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
     if hop1_share is not None and not 0.0 <= hop1_share <= 1.0:
         raise ConfigError(f"hop1_share is {hop1_share}: it must be between 0 and 1")
-    hop1_slots = -1 if hop1_share is None else round(hop1_share * (k - 1))
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
+    hop1_slots, chunk = -1 if hop1_share is None else round(hop1_share * (k - 1)), _CHUNK_NODES
     if isinstance(graph, NeighborLists):
         refuse_weights(weighted)
-        size, fill = graph.num_nodes, _from_lists(graph, hop1_slots, seed, epoch, buffer_bytes)
+        chunk = _FETCHED_NODES
     else:
-        size, fill = _from_csr(_as_graph(graph, num_nodes), direction, weighted, hop1_slots, seed, epoch)
+        graph = _as_graph(graph, direction, num_nodes)
+        kernel: Any = weighted_rows if weighted else sampler.local_nodes_rows
+        lists = weighted_lists(graph, direction) if weighted else both_ways(graph, direction)
+    size = graph.num_nodes
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= size)
     if outside.any():
         raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {size - 1}")
     rows = np.empty((len(wanted), k), dtype=index_dtype(size))
-    if k == 1:
-        rows[:, 0] = wanted
-        return rows
-    chunk = _FETCHED_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
-    run_chunks(
-        lambda start, stop: fill(wanted[start:stop], rows[start:stop]), len(wanted), chunk, threads, progress,
-        "local nodes",
-    )  # fmt: skip
+    rows[:, 0] = wanted
+
+    def fill(start: int, stop: int) -> None:
+        some, out = wanted[start:stop], rows[start:stop]
+        if isinstance(graph, NeighborLists):
+            fetched_rows(graph, some, hop1_slots, sampler.ANY_WAY, seed, epoch, out, buffer_bytes)
+        else:
+            kernel(*lists, some, hop1_slots, sampler.ANY_WAY, seed, epoch, out)
+
+    if k > 1:
+        run_chunks(fill, len(wanted), chunk, threads, progress, "local nodes")
     return rows
-
-
-def _from_lists(lists: NeighborLists, hop1_slots: int, seed: int, epoch: int, buffer_bytes: int) -> Fill:
-    def fill(chosen: Array, rows: Array) -> None:
-        fetched_rows(lists, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, rows, buffer_bytes)
-
-    return fill
-
-
-def _from_csr(
-    graph: Any, direction: Direction, weighted: bool, hop1_slots: int, seed: int, epoch: int
-) -> tuple[int, Fill]:
-    """How many nodes there are, and how their rows are filled."""
-    if weighted:
-        lists = _weighted(graph, direction)
-
-        def fill(chosen: Array, rows: Array) -> None:
-            weighted_rows(*lists, chosen, hop1_slots, -1, seed, epoch, rows)
-
-        return len(lists[0]) - 1, fill
-    csr = _both_ways(graph, direction)
-
-    def fill_uniform(chosen: Array, rows: Array) -> None:
-        sampler.local_nodes_rows(*csr, chosen, hop1_slots, sampler.ANY_WAY, seed, epoch, rows)
-
-    return len(csr[0]) - 1, fill_uniform
 
 
 def sample(
@@ -174,10 +150,32 @@ def node_numbers(nodes: Any) -> Array:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _as_graph(graph: Any, num_nodes: int | None) -> Any:
-    """An `edge_index` as a SciPy matrix; anything else as it is."""
-    if hasattr(graph, "csr") or hasattr(graph, "tocoo"):
+# graphs in memory -----------------------------------------------------------------------------------------------
+
+
+def both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
+    """(indptr, indices) along `direction` and of the transpose."""
+    graph = _as_graph(graph, direction)
+    return (*graph.csr(direction), *graph.reverse_csr(direction))
+
+
+def weighted_lists(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
+    """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
+    graph = _as_graph(graph, direction)
+    return (*graph.csr(direction), *graph.weights_of(direction))
+
+
+def _as_graph(graph: Any, direction: Direction, num_nodes: int | None = None) -> Any:
+    """A store, or what answers as one. Damaged lists are refused; those of a larger store a stage has checked before
+    it comes here."""
+    if isinstance(graph, _Matrix):
         return graph
+    if hasattr(graph, "csr"):
+        if graph.folder.num_bytes <= _CHECKED_BYTES:
+            graph.check(direction, OPPOSITE[direction])
+        return graph
+    if hasattr(graph, "tocoo"):
+        return _Matrix(graph)
     import scipy.sparse as sp
 
     edges = np.asarray(graph)
@@ -188,54 +186,40 @@ def _as_graph(graph: Any, num_nodes: int | None) -> Any:
     size = num_nodes if num_nodes is not None else int(edges.max(initial=-1)) + 1
     if edges.size and (edges.min() < 0 or edges.max() >= size):
         raise InputError(f"edge_index names node {int(edges.max())}, but nodes go from 0 to {size - 1}")
-    return sp.coo_array((np.ones(edges.shape[1], dtype=np.int8), (edges[0], edges[1])), shape=(size, size))
+    return _Matrix(sp.coo_array((np.ones(edges.shape[1], dtype=np.int8), (edges[0], edges[1])), shape=(size, size)))
 
 
-def _both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array]:
-    """(indptr, indices) along `direction` and of the transpose."""
-    if hasattr(graph, "csr"):
-        _check(graph, *(("both",) if direction == "both" else ("in", "out")))
-        return (*graph.csr(direction), *graph.reverse_csr(direction))
-    forward = _clean(graph)
-    if direction == "in":
-        forward = _clean(forward.T)
-    elif direction == "both":
-        forward = _clean(forward + forward.T)
-    backward = forward if direction == "both" else _clean(forward.T)
-    return (
-        forward.indptr.astype(np.int64), forward.indices, backward.indptr.astype(np.int64), backward.indices
-    )  # fmt: skip
+class _Matrix:
+    """A SciPy matrix that answers as a store does: lists are sorted, without duplicates and without the diagonal."""
 
+    def __init__(self, matrix: Any) -> None:
+        import scipy.sparse as sp
 
-def _weighted(graph: GraphStore | Any, direction: Direction) -> tuple[Array, Array, Array, Array, Array]:
-    """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
-    if hasattr(graph, "csr"):
-        _check(graph, direction)
-        return (*graph.csr(direction), *graph.weights_of(direction))
-    values = _clean(graph, weighted=True)
-    if direction != "out":
-        values = _clean(values.T if direction == "in" else values + values.T, weighted=True)
-    indptr, indices = values.indptr.astype(np.int64), values.indices.astype(index_dtype(values.shape[0]))
-    weights, strengths, sums = in_memory(indptr, as_weights(values.data, "the adjacency matrix"))
-    return frozen(indptr), frozen(indices), frozen(weights), frozen(strengths), frozen(sums)
+        entries = sp.coo_array(matrix)
+        if entries.shape[0] != entries.shape[1]:
+            raise InputError(f"the adjacency matrix has shape {entries.shape}, expected a square one")
+        self.num_nodes = entries.shape[0]
+        keep = (entries.row != entries.col) & (entries.data != 0)
+        self._ends, self._values = (entries.row[keep], entries.col[keep]), entries.data[keep]
 
+    def _along(self, direction: Direction, values: Array) -> Any:
+        import scipy.sparse as sp
 
-def _check(store: GraphStore, *directions: Direction) -> None:
-    """Refuse damaged lists; those of a larger store a stage has checked before it comes here."""
-    if store.folder.num_bytes <= _CHECKED_BYTES:
-        store.check(*directions)
+        matrix = sp.csr_array((values, self._ends), shape=(self.num_nodes, self.num_nodes))
+        if direction != "out":
+            matrix = sp.csr_array(matrix.T if direction == "in" else matrix + matrix.T)
+        matrix.sum_duplicates()
+        return matrix
 
+    def csr(self, direction: Direction) -> tuple[Array, Array]:
+        matrix = self._along(direction, np.ones(len(self._values), dtype=np.bool_))
+        return frozen(matrix.indptr.astype(np.int64)), frozen(matrix.indices.astype(index_dtype(self.num_nodes)))
 
-def _clean(matrix: Any, weighted: bool = False) -> Any:
-    """A SciPy CSR with sorted rows, no duplicates and no diagonal; its values count only if `weighted`."""
-    import scipy.sparse as sp
+    def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
+        return self.csr(OPPOSITE[direction])
 
-    entries = sp.coo_array(matrix)
-    if entries.shape[0] != entries.shape[1]:
-        raise InputError(f"the adjacency matrix has shape {entries.shape}, expected a square one")
-    keep = (entries.row != entries.col) & (entries.data != 0)
-    values = entries.data[keep].astype(np.float64) if weighted else np.ones(int(keep.sum()), dtype=np.int8)
-    csr = sp.csr_array((values, (entries.row[keep], entries.col[keep])), shape=entries.shape)
-    csr.sum_duplicates()
-    csr.sort_indices()
-    return csr
+    def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
+        matrix = self._along(direction, self._values.astype(np.float64))
+        weights = as_weights(matrix.data, "the adjacency matrix")
+        weights, strengths, sums = in_memory(matrix.indptr.astype(np.int64), weights)
+        return frozen(weights), frozen(strengths), frozen(sums)

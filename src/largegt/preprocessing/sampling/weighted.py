@@ -14,6 +14,9 @@ their rates, so a node's chance is the sum over its paths, though nothing but th
 What was drawn until then says nothing about what comes, so changing over at any moment leaves the distribution exact.
 
 Memory per thread: some K. A row is a function of (seed, epoch, node) alone.
+
+Kernels take a `graph` (indptr, indices, weights, strengths, sums of blocks: data/weights.py) and `room` (table, seen,
+ends, times), which is theirs to write to; `table` holds the nodes drawn so far.
 """
 
 from __future__ import annotations
@@ -46,10 +49,14 @@ PATHS_PER_WALK = 4
 
 
 @njit(nogil=True, cache=True)
-def place_at(weights: Any, sums: Any, start: Any, stop: Any, left: Any) -> Any:
-    """The place in [start, stop) where weights added from `start` on go past `left`; blocks that lie before it are
+def step(graph: Any, i: Any, state: Any) -> Any:
+    """A neighbour of i in proportion to the weights; -1 where it has none. Blocks of weights that lie before it are
     passed over by their sums."""
-    place = start
+    indptr, indices, weights, strengths, sums = graph
+    place, stop = indptr[i], indptr[i + 1]
+    if place == stop:
+        return np.int64(-1)
+    left = unit(state) * strengths[i]
     while place < stop - 1:
         if place % SUM_BLOCK == 0 and place + SUM_BLOCK <= stop and left >= sums[place // SUM_BLOCK]:
             left -= sums[place // SUM_BLOCK]
@@ -57,43 +64,27 @@ def place_at(weights: Any, sums: Any, start: Any, stop: Any, left: Any) -> Any:
             continue
         left -= np.float64(weights[place])
         if left < 0.0:
-            return place
+            break
         place += 1
-    return stop - 1
+    return np.int64(indices[min(place, stop - 1)])
 
 
 @njit(nogil=True, cache=True)
-def step(indptr: Any, indices: Any, weights: Any, strengths: Any, sums: Any, i: Any, state: Any) -> Any:
-    """A neighbour of i in proportion to the weights; -1 where it has none."""
-    start, stop = indptr[i], indptr[i + 1]
-    if start == stop:
-        return np.int64(-1)
-    return np.int64(indices[place_at(weights, sums, start, stop, unit(state) * strengths[i])])
-
-
-@njit(nogil=True, cache=True)
-def walk(
-    indptr: Any, indices: Any, weights: Any, strengths: Any, sums: Any, i: Any, kind: int, bits: Any, state: Any
-) -> Any:
+def walk(graph: Any, i: Any, kind: int, bits: Any, state: Any) -> Any:
     """Where a walk of this kind from i ends; -1 where it comes to nothing."""
-    v = step(indptr, indices, weights, strengths, sums, i, state)
+    v = step(graph, i, state)
     if v < 0 or kind == NEAR or (kind == EITHER and unit(state) < 0.5):
         return v
-    v = step(indptr, indices, weights, strengths, sums, v, state)
-    if v == i or (v >= 0 and kind == FAR and is_neighbor(bits, indices, indptr[i], indptr[i + 1], v)):
+    v = step(graph, v, state)
+    if v == i or (v >= 0 and kind == FAR and is_neighbor(bits, graph[1], graph[0][i], graph[0][i + 1], v)):
         return np.int64(-1)
     return v
 
 
 @njit(nogil=True, cache=True)
-def holds(table: Any, node: Any) -> Any:
-    """Whether `insert` has put a node into this table."""
-    return table[slot_of(table, node)] == node
-
-
-@njit(nogil=True, cache=True)
-def settle(ends: Any, times: Any, count: int, wanted: int, seen: Any) -> int:
+def settle(room: Any, count: int, wanted: int) -> int:
     """Keep the `wanted` earliest distinct ends of the first `count`, by their earliest arrival, in that order."""
+    _, seen, ends, times = room
     gap = 1
     while gap < count // 3:
         gap = 3 * gap + 1
@@ -115,36 +106,12 @@ def settle(ends: Any, times: Any, count: int, wanted: int, seen: Any) -> int:
 
 
 @njit(nogil=True, cache=True)
-def arrive(
-    indices: Any, weights: Any, low: Any, high: Any, scale: Any, i: Any, is_end: Any, own: Any, bits: Any, state: Any,
-    table: Any, seen: Any, ends: Any, times: Any, count: int, wanted: int, latest: Any,
-) -> Any:  # fmt: skip
-    """Let the ends indices[low:high] arrive, each at the rate of its weight times `scale`: (how many are noted now, the
-    time after which nobody has a chance). i itself is left out, and so is what `table` holds; unless `is_end`, i's
-    neighbours `own` too."""
-    for place in range(low, high):
-        time = -math.log(1.0 - unit(state)) / (np.float64(weights[place]) * scale)
-        if not time < latest:
-            continue
-        v = np.int64(indices[place])
-        if v == i or (not is_end and is_neighbor(bits, own, 0, len(own), v)) or holds(table, v):
-            continue
-        ends[count], times[count] = v, time
-        count += 1
-        if count == len(ends):
-            count = settle(ends, times, count, wanted, seen)
-            latest = times[count - 1] if count == wanted else latest
-    return count, latest
-
-
-@njit(nogil=True, cache=True)
-def race(
-    indptr: Any, indices: Any, weights: Any, strengths: Any, i: Any, kind: int, bits: Any, state: Any, table: Any,
-    seen: Any, ends: Any, times: Any, row: Any,
-) -> int:  # fmt: skip
-    """Fill `row` with the first to arrive among the nodes that walks of this kind reach and `table` does not hold;
-    how many there are, at most its length. `seen`, `ends` and `times` are room."""
-    wanted, count, latest = len(row), 0, np.inf
+def race(graph: Any, i: Any, kind: int, bits: Any, state: Any, room: Any, row: Any) -> int:
+    """Fill `row` with the first to arrive among the nodes that walks of this kind reach and the table does not hold;
+    how many there are, at most its length. An end arrives at the rate of its probability."""
+    indptr, indices, weights, strengths, _ = graph
+    table, _, ends, times = room
+    wanted, count, latest = len(row), 0, np.inf  # nobody who comes later has a chance
     start, stop = indptr[i], indptr[i + 1]
     if start == stop:
         return 0
@@ -154,11 +121,19 @@ def race(
         if n >= 0:
             low, high = indptr[own[n]], indptr[own[n] + 1]
             scale *= np.float64(weights[start + n]) / strengths[own[n]] if low < high else 0.0
-        count, latest = arrive(
-            indices, weights, low, high, scale, i, kind != FAR, own, bits, state, table, seen, ends, times, count,
-            wanted, latest,
-        )  # fmt: skip
-    count = settle(ends, times, count, wanted, seen)
+        for place in range(low, high):
+            time = -math.log(1.0 - unit(state)) / (np.float64(weights[place]) * scale)
+            if not time < latest:
+                continue
+            v = np.int64(indices[place])
+            if v == i or table[slot_of(table, v)] == v or (kind == FAR and is_neighbor(bits, own, 0, len(own), v)):
+                continue
+            ends[count], times[count] = v, time
+            count += 1
+            if count == len(ends):
+                count = settle(room, count, wanted)
+                latest = times[count - 1] if count == wanted else latest
+    count = settle(room, count, wanted)
     for slot in range(count):
         row[slot] = ends[slot]
     return count
@@ -166,40 +141,35 @@ def race(
 
 @njit(nogil=True, cache=True)
 def draw_distinct(
-    indptr: Any, indices: Any, weights: Any, strengths: Any, sums: Any, i: Any, kind: int, num_walks: Any, bits: Any,
-    state: Any, table: Any, seen: Any, ends: Any, times: Any, row: Any,
+    graph: Any, i: Any, kind: int, num_walks: Any, bits: Any, state: Any, room: Any, row: Any
 ) -> int:  # fmt: skip
     """Fill `row` with distinct nodes by at most `num_walks` walks, and a race for what these leave; how many there
     are."""
+    table = room[0]
     table[:] = -1
     found = 0
     for _ in range(num_walks):
         if found == len(row):
-            break
-        v = walk(indptr, indices, weights, strengths, sums, i, kind, bits, state)
+            return found
+        v = walk(graph, i, kind, bits, state)
         if v >= 0 and insert(table, v):
             row[found] = v
             found += 1
-    if found == len(row):
-        return found
-    rest = row[found:]
-    return found + race(indptr, indices, weights, strengths, i, kind, bits, state, table, seen, ends, times, rest)
+    return found + race(graph, i, kind, bits, state, room, row[found:]) if found < len(row) else found
 
 
 @njit(nogil=True, cache=True)
-def repeat_walks(
-    indptr: Any, indices: Any, weights: Any, strengths: Any, sums: Any, i: Any, bits: Any, state: Any, row: Any,
-    count: int,
-) -> None:  # fmt: skip
+def repeat_walks(graph: Any, i: Any, bits: Any, state: Any, row: Any, count: int) -> None:
     """Fill row[count:] with the ends of walks of one step or two, with replacement; without neighbours, from all
     nodes. Half of the walks cannot fail, so some hundred do not."""
+    indptr, indices = graph[0], graph[1]
     if indptr[i] == indptr[i + 1]:
         fill_up(row, 0, len(indptr) - 1, state)
         return
     for slot in range(count, len(row)):
         row[slot] = indices[indptr[i]]
         for _ in range(200):
-            v = walk(indptr, indices, weights, strengths, sums, i, EITHER, bits, state)
+            v = walk(graph, i, EITHER, bits, state)
             if v >= 0:
                 row[slot] = v
                 break
@@ -213,12 +183,11 @@ def weighted_rows(
     """LocalNodes of `nodes` into rows [n, K] in proportion to weights. With `hop1_slots` ≥ 0 that many of the K - 1
     slots are for one-hop neighbours and the rest for nodes at distance two, otherwise all are for EITHER. `max_walks`
     ≥ 0 is how many walks to try before a race, for tests; -1 chooses."""
+    graph = (indptr, indices, weights, strengths, sums)
     wanted = rows.shape[1] - 1
     size = table_size(wanted)
     state, bits = np.zeros(1, np.uint64), np.zeros(FILTER_BITS // 64, np.uint64)
-    table, seen = np.empty(size, np.int64), np.empty(size, np.int64)
-    ends, times = np.empty(size // 4, np.int64), np.empty(size // 4, np.float64)
-    first_kind = EITHER if hop1_slots < 0 else FAR
+    room = (np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size // 4, np.int64), np.empty(size // 4))
     for n in range(len(nodes)):
         i = nodes[n]
         rows[n, 0] = i
@@ -229,18 +198,19 @@ def weighted_rows(
         paths = np.int64(0)
         for place in range(start, stop):
             paths += indptr[indices[place] + 1] - indptr[indices[place]]
-        kind, last, cost, count = first_kind, num_far(wanted, hop1_slots, stop - start), paths, 0
-        for _ in range(2):
-            walks = cost // PATHS_PER_WALK if max_walks < 0 else max_walks
-            count += draw_distinct(
-                indptr, indices, weights, strengths, sums, i, kind, walks, bits, state, table, seen, ends, times,
-                row[count:last],
-            )  # fmt: skip
-            kind, cost = NEAR, stop - start
-            last = count + min(wanted - count, stop - start) if hop1_slots >= 0 else count
-        if count < wanted:
-            begin = count if hop1_slots >= 0 else 0
-            repeat_walks(indptr, indices, weights, strengths, sums, i, bits, state, row, begin)
-        if hop1_slots >= 0:
+        if hop1_slots < 0:
+            walks = paths // PATHS_PER_WALK if max_walks < 0 else max_walks
+            count = draw_distinct(graph, i, EITHER, walks, bits, state, room, row)
+            if count < wanted:
+                repeat_walks(graph, i, bits, state, row, 0)
+        else:
+            walks = paths // PATHS_PER_WALK if max_walks < 0 else max_walks
+            far = row[: num_far(wanted, hop1_slots, stop - start)]
+            count = draw_distinct(graph, i, FAR, walks, bits, state, room, far)
+            walks = (stop - start) // PATHS_PER_WALK if max_walks < 0 else max_walks
+            near = row[count : count + min(wanted - count, stop - start)]
+            count += draw_distinct(graph, i, NEAR, walks, bits, state, room, near)
+            if count < wanted:
+                repeat_walks(graph, i, bits, state, row, count)
             shuffle(row, state)
         clear_filter(bits, indices, start, stop)

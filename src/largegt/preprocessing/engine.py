@@ -1,4 +1,4 @@
-"""Where preparation runs: `Engine` is this process and its threads, RayEngine (ray.py) a cluster.
+"""Where preparation runs: `Engine` is this process and its threads, RayEngine (ray_engine.py) a cluster.
 
 Enters: what a stage wants computed for many nodes. Leaves: results in order, which do not depend on who made them.
 """
@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from largegt.config.schema import LocalNodesConfig
+from largegt.data.store import GraphStore
 from largegt.preprocessing.blocks import Finish, Neighbors, NeighborSums, block_sums
 from largegt.preprocessing.sampling import kernels
 from largegt.preprocessing.sampling.local_nodes import sample
 from largegt.preprocessing.sampling.neighbor_lists import NeighborLists
 from largegt.preprocessing.sampling.remote import BUFFER_BYTES
+from largegt.runtime.memory import held_bytes, release_freed, rows_within
+from largegt.runtime.progress import Progress, silent
+from largegt.runtime.threads import num_threads, run_ahead
 from largegt.types import Array, Direction
-
-from .memory import held_bytes, release_freed, rows_within
-from .progress import Progress, silent
-from .threads import num_threads, run_ahead
-
-if TYPE_CHECKING:
-    from largegt.data.store import GraphStore
 
 SEGMENT_NODES = 1 << 15
 """Nodes whose rows are sampled between two commits, at most."""

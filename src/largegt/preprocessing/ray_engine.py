@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import pickle
+import socket
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,19 +26,18 @@ import numpy as np
 
 from largegt.config.schema import LocalNodesConfig
 from largegt.data.store import GraphStore
-from largegt.errors import ConfigError, LargeGTError
+from largegt.errors import ConfigError, LargeGTError, first_line
 from largegt.io.remote import publish
 from largegt.io.remote_array import RemoteArray
 from largegt.preprocessing.blocks import Finish, Neighbors, NeighborSums, block_sums, numbers
 from largegt.preprocessing.sampling import kernels
 from largegt.preprocessing.sampling.local_nodes import refuse_weights
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists
+from largegt.runtime.memory import format_bytes
+from largegt.runtime.progress import Progress
 from largegt.types import OPPOSITE, Array, Direction
 
 from .engine import FEWEST_NODES, Engine
-from .memory import format_bytes
-from .progress import Progress
-from .ray_cluster import connect
 
 try:
     import ray
@@ -48,6 +48,22 @@ except ImportError:
 TASK_BYTES = 1 << 30
 """What a task may hold when nothing is asked for."""
 _RETRIES = 20
+
+
+def connect(address: str | None) -> None:
+    """Join the cluster at `address`, or start one on this machine; nothing where this process is connected already."""
+    if ray.is_initialized():
+        return
+    try:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would try for many minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({first_line(error)}): start one with ray start --head, "
+            "or leave --address out"
+        ) from error
 
 
 class RayEngine(Engine):
