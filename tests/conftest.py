@@ -81,6 +81,16 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
+def nothing_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which no URL or model was given, with an empty cache; its settings folder."""
+    monkeypatch.setenv("LARGEGT_CONFIG", str(tmp_path / "settings"))
+    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LARGEGT_TRUST_REMOTE", raising=False)
+    monkeypatch.setattr("largegt.io.urls._given", set())
+    return tmp_path / "settings"
+
+
+@pytest.fixture
 def bfloat16_cpu() -> None:
     """Skip where this CPU cannot compute in bfloat16: it would stop the tests."""
     if not (found := hardware.ability("bfloat16_cpu")).works:

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largegt.data.kernels import mix
 from largegt.errors import ConfigError
 from largegt.models.baselines import neighbor_kernels, neighbors
 from largegt.models.baselines.neighbors import Neighborhoods, NeighborSampler, Sample, TorchBackend
@@ -24,7 +23,7 @@ from oracles.local_nodes import neighbor_sets
 from oracles.statistics import independence_p, uniformity_p
 
 BACKENDS = ["numba", "torch"]
-FANOUTS = [[3], [4, 2], [3, 3, 3], [-1], [2, -1], [-1, 2], [100, 1]]
+FANOUTS = [[3], [4, 2], [3, 3, 3], [-1], [-1, -1, -1], [2, -1], [-1, 2], [100, 1]]
 TOP = 2**64
 
 
@@ -151,7 +150,15 @@ def test_samples_and_neighborhoods_are_the_oracles(backend: str, fanouts: list[i
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(60)[:17])
     for seed, epoch in ((0, 0), (5, 3), (2**40 + 1, 10**6)):
         sampler, plain = sampler_of(rows, fanouts, seed, backend), PlainSampler(rows, fanouts, seed)
-        assert as_lists(sampler.sample(seeds, epoch)) == plain.sample(seeds, epoch)
+        sample = sampler.sample(seeds, epoch)
+        assert as_lists(sample) == plain.sample(seeds, epoch)
+        sizes = [len(seeds), *(block.num_inputs for block in reversed(sample.blocks))]
+        assert [block.num_targets for block in reversed(sample.blocks)] == sizes[:-1]
+        assert sizes[-1] == len(sample.nodes)
+        for block in sample.blocks:
+            assert block.indptr.dtype == block.source.dtype == block.target.dtype == torch.int64
+            expected_targets = torch.arange(block.num_targets).repeat_interleave(block.indptr.diff())
+            assert torch.equal(block.target, expected_targets)
         found, expected = sampler.neighborhoods(seeds, epoch), [plain.around(int(i), epoch) for i in seeds]
         around = as_dicts(found)
         assert [list(d.items()) for d in around] == [list(d.items()) for d in expected], "in order of discovery"
@@ -177,13 +184,6 @@ def test_both_backends_give_the_same_bits(data: Any) -> None:
     found = one.neighborhoods(seeds, epoch)
     assert same(found, other.neighborhoods(seeds, epoch))
     assert as_dicts(found) == [plain.around(int(i), epoch) for i in seeds]
-
-
-def test_hash_of_tensors() -> None:
-    values = [0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
-    values += [int(v) for v in np.random.default_rng(0).integers(0, TOP, 200, dtype=np.uint64)]
-    mixed = neighbors._mix(torch.tensor([neighbors._signed(v) for v in values])).tolist()
-    assert [v % TOP for v in mixed] == [plain_mix(v) for v in values] == [int(mix(np.uint64(v))) for v in values]
 
 
 @pytest.mark.parametrize("degree", [12, 10**6, 2**31 - 1])
@@ -222,34 +222,6 @@ def test_a_gpu_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
-def test_block_invariants(backend: Any, fanouts: list[int]) -> None:
-    rows = random_rows(200, 10, 3)
-    seeds = torch.from_numpy(np.random.default_rng(1).permutation(200)[:40])
-    sample = sampler_of(rows, fanouts, 0, backend).sample(seeds)
-    assert len(sample.blocks) == len(fanouts)
-    assert sample.nodes.tolist()[:40] == seeds.tolist()
-    assert len(set(sample.nodes.tolist())) == len(sample.nodes)
-    assert sample.blocks[0].num_inputs == len(sample.nodes)
-    assert sample.blocks[-1].num_targets == 40
-    for outer, inner in zip(sample.blocks, sample.blocks[1:], strict=False):
-        assert outer.num_targets == inner.num_inputs
-    for block, fanout in zip(sample.blocks, reversed(fanouts), strict=True):
-        assert block.indptr.dtype == block.source.dtype == block.target.dtype == torch.int64
-        assert block.indptr[0] == 0
-        assert block.indptr[-1] == len(block.source) == len(block.target)
-        for t in range(block.num_targets):
-            sources = block.source[block.target == t]
-            assert torch.equal(sources, block.source[block.indptr[t] : block.indptr[t + 1]])
-            drawn, row = sample.nodes[sources].tolist(), rows[int(sample.nodes[t])]
-            assert len(set(drawn)) == len(drawn) == (len(row) if fanout < 0 else min(fanout, len(row)))
-            assert set(drawn) <= set(row)
-        assert set(range(block.num_targets)) | set(block.source.tolist()) == set(range(block.num_inputs)), (
-            "no strangers"
-        )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_six_nodes_by_hand(backend: Any) -> None:
     """3-2-1-0-4, and 5 alone."""
     rows = [sorted(row) for row in neighbor_sets(SIX_NODES, 6, "both")]
@@ -261,18 +233,6 @@ def test_six_nodes_by_hand(backend: Any) -> None:
     assert found.nodes.tolist() == [3, 5, 0, 2, 1, 4]
     assert found.member.tolist() == [[0, 3, 4, 0], [1, 1, 1, 1], [2, 4, 5, 3]]
     assert found.distance.tolist() == [[0, 1, 2, -1], [0, -1, -1, -1], [0, 1, 1, 2]]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_all_neighbours_are_a_breadth_first_search(backend: Any) -> None:
-    rows = random_rows(80, 3, 5)
-    found = as_dicts(sampler_of(rows, [-1, -1, -1], 0, backend).neighborhoods(torch.arange(80)))
-    for seed in range(80):
-        seen, frontier = {seed: 0}, {seed}
-        for hop in (1, 2, 3):
-            frontier = {v for j in frontier for v in rows[j]} - seen.keys()
-            seen |= dict.fromkeys(frontier, hop)
-        assert found[seed] == seen
 
 
 # uniformity --------------------------------------------------------------------------------------------------------

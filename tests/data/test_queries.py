@@ -1,8 +1,11 @@
-"""SQL queries and databases as input: the same store as the files they read."""
+"""SQL queries and databases as input: the same store as the files they read; and how often tables are read."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from largegt.data import sources
+from largegt.config.schema import IngestConfig
+from largegt.data import sources, tables
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
@@ -24,7 +28,10 @@ NODES = pa.table({
     "id": [f"n{row}" for row in range(40)], "age": rng.integers(18, 90, 40), "city": rng.choice(["Bern", "Köln"], 40),
     "label": rng.choice(["a", "b"], 40),
 })  # fmt: skip
-EDGES = pa.table({"payer": rng.choice(NODES["id"], 200), "payee": rng.choice(NODES["id"], 200)})
+EDGES = pa.table({
+    "payer": rng.choice(NODES["id"], 200), "payee": rng.choice(NODES["id"], 200), "amount": rng.random(200),
+    "kind": rng.choice(["p", "q"], 200),
+})  # fmt: skip
 
 
 @pytest.fixture
@@ -63,8 +70,10 @@ def test_databases(folder: Path, kind: str) -> None:
             lite.execute("CREATE TABLE customers (id, age, city, label)")
             rows = [tuple(row.values()) for row in NODES.to_pylist()]
             lite.executemany("INSERT INTO customers VALUES (?, ?, ?, ?)", rows)
-            lite.execute("CREATE TABLE payments (payer, payee)")
-            lite.executemany("INSERT INTO payments VALUES (?, ?)", [tuple(row.values()) for row in EDGES.to_pylist()])
+            lite.execute("CREATE TABLE payments (payer, payee, amount, kind)")
+            lite.executemany(
+                "INSERT INTO payments VALUES (?, ?, ?, ?)", [tuple(row.values()) for row in EDGES.to_pylist()]
+            )
         lite.close()
     before = file.read_bytes()
     given = sources.files("payments", nodes="customers", database=str(file))
@@ -98,3 +107,44 @@ def test_what_a_query_may_not_do(folder: Path, query: str, monkeypatch: pytest.M
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.duckdb does not exist"):
         sources.files("a", database=str(tmp_path / "none.duckdb"))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file is read; every connection to it counts as once."""
+    counted: Counter[str] = Counter()
+    connected = tables._Files.connected
+
+    @contextmanager
+    def counting(self: Any, *means: Any) -> Iterator[Any]:
+        counted.update(Path(str(piece.file)).stem for piece in self.pieces)
+        with connected(self, *means) as found:
+            yield found
+
+    monkeypatch.setattr(tables._Files, "connected", counting)
+    return counted
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("options", "config", "with_nodes"),
+    [
+        ({}, {}, True),
+        ({}, {}, False),
+        ({"weight": "amount", "edge_features": "kind,amount"}, {}, True),
+        ({"weight": "amount"}, {"parallel_edges": "last"}, True),
+        ({"split_group": "city"}, {"kinds": ("age=number",)}, True),
+    ],
+)
+def test_tables_of_a_user_are_read_at_most_twice(
+    tmp_path: Path, reads: Counter[str], form: str, options: dict[str, Any], config: dict[str, Any], with_nodes: bool
+) -> None:
+    nodes, edges = tmp_path / f"nodes.{form}", tmp_path / f"edges.{form}"
+    for file, table in ((nodes, NODES), (edges, EDGES)):
+        (pacsv.write_csv if form == "csv" else pq.write_table)(table, file)
+    source = sources.files(edges, nodes=nodes if with_nodes else None, **options)
+    reads.clear()  # of headers and footers
+    ingest(source, tmp_path / "g", IngestConfig(**config))
+    is_copied = form == "csv" or "edge_features" in options or "parallel_edges" in config
+    assert reads["nodes"] == (1 if with_nodes else 0)
+    assert reads["edges"] == (1 if is_copied or with_nodes else 2)

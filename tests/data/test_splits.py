@@ -15,29 +15,21 @@ import pytest
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
-from largegt.data.splits import SPLIT_CODES, given_split, made_split, npz_splits, split_codes, split_name
+from largegt.data.splits import SPLIT_CODES, given_split, made_split, npz_splits, split_codes
 from largegt.errors import ConfigError, InputError
 
 EVERY = np.ones(10, dtype=bool)
 
 
-def test_names_of_splits() -> None:
-    assert [split_name(word) for word in ("Train", "val", "DEV", "testing", "x")] == [
-        "train", "valid", "valid", "test", None,
-    ]  # fmt: skip
-
-
 def test_given_numbers_and_masks_mean_the_same() -> None:
     mask = np.zeros(10, dtype=bool)
     mask[[1, 2]] = True
+    assert given_split(3, {"train": np.array([0, 1])}, np.array([True, False, True])).tolist() == [1, 0, 0], (
+        "unlabelled"
+    )
     numbers = given_split(10, {"train": np.array([1, 2]), "val": np.array([3, 3])}, EVERY)
     masks = given_split(10, {"train": mask, "valid": np.arange(10) == 3}, EVERY)
     assert numbers.tolist() == masks.tolist() == [0, 1, 1, 2, 0, 0, 0, 0, 0, 0]
-
-
-def test_unlabelled_nodes_are_in_no_split() -> None:
-    split = given_split(3, {"train": np.array([0, 1])}, np.array([True, False, True]))
-    assert split.tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -55,14 +47,8 @@ def test_bad_parts(part: Any, message: str) -> None:
 
 
 def test_words() -> None:
-    assert split_codes(pa.array(["train", None, "", "Val", "test", "none"]), "t").tolist() == [
-        1,
-        0,
-        0,
-        2,
-        3,
-        0,
-    ]
+    words = ["train", None, "", "Val", "test", "none", "DEV", "testing", "Train"]
+    assert split_codes(pa.array(words), "t").tolist() == [1, 0, 0, 2, 3, 0, 2, 3, 1]
     with pytest.raises(InputError, match="split 'tarin' is not one of"):
         split_codes(pa.array(["tarin"]), "t")
     with pytest.raises(InputError, match="must be a word"):

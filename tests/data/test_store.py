@@ -23,39 +23,31 @@ def _named(tmp_path: Path, six: Any) -> GraphStore:
     return ingest(sources.arrays(np.array(NAMES)[six], node_ids=NAMES), tmp_path / "g")
 
 
-def test_string_ids_round_trip(tmp_path: Path, six: Any) -> None:
-    store = _named(tmp_path, six)
-    assert store.id_kind == "string"
-    assert store.ids_of(np.arange(6)) == NAMES
-    assert store.ids_of(np.array([2, 0])) == ["日本", "zoë"]
-    assert store.nodes_of(["carol", "日本", "carol"]).tolist() == [5, 2, 5]
+@pytest.mark.parametrize(
+    ("own", "kind", "asked", "found", "wrong"),
+    [
+        (NAMES, "string", ["carol", "日本", "carol"], [5, 2, 5], [("Carol", "no node 'Carol'")]),
+        ([70, -5, 2**40, 11, 12, 13], "integer", [2**40, "11", -5], [2, 3, 1],
+         [(99, "no node 99"), ("x", "not a whole number"), (1.5, "not a whole number")]),
+        ([*range(6)], "row", [5, 0], [5, 0], [(6, "no node 6")]),
+    ],
+)  # fmt: skip
+def test_ids_round_trip(
+    tmp_path: Path, six: Any, own: list[Any], kind: str, asked: list[Any], found: list[int], wrong: list[Any]
+) -> None:
+    store = ingest(sources.arrays(np.array(own)[six], node_ids=own), tmp_path / "g")
+    assert store.id_kind == kind
+    assert ("node_ids" in store.folder) == (kind == "integer")
+    assert store.ids_of(np.arange(6)) == own
+    assert store.ids_of(np.array([2, 0])) == [own[2], own[0]]
+    assert store.nodes_of(asked).tolist() == found
     assert store.nodes_of([]).tolist() == []
-    assert store.id_array(np.array([3, 1])).to_pylist() == ["a", "bob"]
-    assert store.id_array().to_pylist() == NAMES
-    with pytest.raises(InputError, match="no node 'Carol'"):
-        store.nodes_of(["Carol"])
-
-
-def test_integer_ids_round_trip(tmp_path: Path, six: Any) -> None:
-    own = np.array([70, -5, 2**40, 11, 12, 13])
-    store = ingest(sources.arrays(own[six], node_ids=own), tmp_path / "g")
-    assert store.id_kind == "integer"
-    assert store.ids_of(np.arange(6)) == own.tolist()
-    assert store.nodes_of([2**40, "11", -5]).tolist() == [2, 3, 1]
-    assert store.id_array(np.array([2])).type == pa.int64()
-    for wrong, message in ((99, "no node 99"), ("x", "not a whole number"), (1.5, "not a whole number")):
+    assert store.id_array(np.array([3, 1])).to_pylist() == [own[3], own[1]]
+    assert store.id_array().to_pylist() == own
+    assert pa.types.is_int64(store.id_array().type) == (kind != "string")
+    for one, message in wrong:
         with pytest.raises(InputError, match=message):
-            store.nodes_of([wrong])
-
-
-def test_row_ids(tmp_path: Path, six: Any) -> None:
-    store = ingest(sources.arrays(six, num_nodes=6, node_ids=np.arange(6)), tmp_path / "g")
-    assert store.id_kind == "row"
-    assert "node_ids" not in store.folder
-    assert store.id_array(np.array([4, 2])).to_pylist() == [4, 2]
-    assert store.nodes_of([5, 0]).tolist() == [5, 0]
-    with pytest.raises(InputError, match="no node 6"):
-        store.nodes_of([6])
+            store.nodes_of([one])
 
 
 def test_ids_found_in_the_edges_are_sorted(tmp_path: Path) -> None:

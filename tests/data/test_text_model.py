@@ -46,11 +46,7 @@ class StandIn:
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine on which nothing was given before."""
-    monkeypatch.setenv("LARGEGT_CONFIG", str(tmp_path / "config"))
-    monkeypatch.delenv("LARGEGT_TRUST_REMOTE", raising=False)
-    monkeypatch.setattr(urls, "_given", set())
+def fresh(nothing_given: Path) -> Iterator[None]:
     load_text_model.cache_clear()
     yield
     load_text_model.cache_clear()

@@ -51,32 +51,15 @@ def agree(book: Codebook, oracle: EmaKMeans) -> None:
     assert {n: int(c) for n, c in enumerate(book.assignment) if c >= 0} == oracle.where
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 0.3])
-def test_against_numpy_without_chance(epsilon: float) -> None:
-    """From given centroids, none revived: nothing random is left."""
-    book = book_of(revive_below=0.0, decay=0.8, epsilon=epsilon)
-    book.started.fill_(True)
-    oracle = EmaKMeans(
-        book.centroids.double().numpy().copy(),
-        size=1.0,
-        decay=0.8,
-        epsilon=epsilon,
-        mean=np.zeros(3),
-        variance=np.ones(3),
-    )
-    for step in range(25):
-        z, nodes = step_of(step)
-        book.update(z, nodes)
-        oracle.step(z.double().numpy(), nodes.numpy())
-        agree(book, oracle)
-
-
-@pytest.mark.parametrize(("centroids", "revive_below"), [(5, 0.05), (5, 0.6), (30, 0.3)])
+@pytest.mark.parametrize(
+    ("centroids", "revive_below", "epsilon"),
+    [(5, 0.0, 1e-5), (5, 0.0, 0.3), (5, 0.05, 1e-5), (5, 0.6, 1e-5), (30, 0.3, 1e-5)],
+)
 def test_against_numpy_with_the_draws_it_made(
-    monkeypatch: pytest.MonkeyPatch, centroids: int, revive_below: float
+    monkeypatch: pytest.MonkeyPatch, centroids: int, revive_below: float, epsilon: float
 ) -> None:
     """From the very first step, with centroids that die: the draws are recorded and given to the oracle."""
-    book = book_of(centroids=centroids, revive_below=revive_below, decay=0.8)
+    book = book_of(centroids=centroids, revive_below=revive_below, epsilon=epsilon, decay=0.8)
     drawn = record(monkeypatch)
     oracle = None
     for step in range(25):
@@ -84,11 +67,11 @@ def test_against_numpy_with_the_draws_it_made(
         drawn.clear()
         book.update(z, nodes)
         if oracle is None:
-            chosen, noise, _ = drawn
+            chosen, noise = drawn[:2]
             data = z.double().numpy()
             data = (data - data.mean(axis=0)) / np.sqrt(data.var(axis=0) + 1e-5)
             start = data[np.argsort(nodes.numpy())[chosen.numpy()]] + 0.01 * noise.double().numpy()
-            oracle = EmaKMeans(start, size=12 / centroids, decay=0.8, revive_below=revive_below)
+            oracle = EmaKMeans(start, 12 / centroids, decay=0.8, epsilon=epsilon, revive_below=revive_below)
         oracle.step(z.double().numpy(), nodes.numpy(), np.argsort(nodes.numpy())[drawn[-1].numpy()])
         agree(book, oracle)
     if revive_below > 0.1:

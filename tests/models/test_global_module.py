@@ -44,23 +44,3 @@ def test_before_the_first_step_every_centroid_counts_alike() -> None:
     found, _ = module(features, positions)
     for row in range(2):
         torch.testing.assert_close(found[row], oracle.global_module(module, features[row], positions[row], [1] * 6))
-
-
-def test_values_come_from_the_feature_half_of_the_centroids() -> None:
-    module = module_of()
-    with torch.no_grad():
-        module.key.weight.zero_()
-    features, positions = torch.randn(2, 5).double(), torch.randn(2, 3).double()
-    before, _ = module(features, positions)
-    module.codebook.centroids[:, module.width :] += 1.0
-    after, _ = module(features, positions)
-    torch.testing.assert_close(before, after)
-    module.codebook.centroids[:, : module.width] += torch.randn(6, 4).double()
-    assert not torch.allclose(module(features, positions)[0], after)
-
-
-def test_positions_reach_the_query() -> None:
-    module = module_of()
-    features = torch.randn(1, 5).double()
-    one, other = torch.zeros(1, 3).double(), torch.ones(1, 3).double()
-    assert not torch.allclose(module(features, one)[0], module(features, other)[0])

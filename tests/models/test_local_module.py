@@ -41,17 +41,6 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
         torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
 
 
-def written_out(module: LocalModule, tokens: torch.Tensor, h: int) -> torch.Tensor:
-    """The oracle's parts in its order, for h tokens per local node."""
-    x = [oracle.linear(module.project, token) for token in tokens]
-    if module.hop_embedding is not None:
-        x = [token + module.hop_embedding[int(t >= h), t % h] for t, token in enumerate(x)]
-    for layer in module.layers:
-        x = oracle.encoder_layer(layer, x, [0.0] * len(x))
-    x = [oracle.layer_norm(module.norm, token) for token in x]
-    return oracle.readout(module.readout.weight[0], x, [0.0] * len(x)) if len(x) > 1 else x[0]
-
-
 @pytest.mark.parametrize("hop_embeddings", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("hops", [0, 1, 2, 4])
@@ -67,7 +56,7 @@ def test_any_number_of_hops(hops: int, k: int, hop_embeddings: bool) -> None:
     tokens = input_tokens(table, rows)
     found = module(tokens)
     for row in range(3):
-        torch.testing.assert_close(found[row], written_out(module, tokens[row], hops + 1))
+        torch.testing.assert_close(found[row], oracle.local_module(module, tokens[row], h=hops + 1))
     if k > 1:
         distinct, multiplicity = distinct_rows(rows)
         torch.testing.assert_close(module(input_tokens(table, distinct), multiplicity), found)
@@ -134,31 +123,6 @@ def test_target_half_of_an_additive_readout_cancels() -> None:
     score = h[:, :1] @ a + h[:, 1:] @ module.readout.weight[0]
     expected = h[:, 0] + (score.softmax(dim=1)[:, :, None] * h[:, 1:]).sum(dim=1)
     torch.testing.assert_close(module.read(h, None), expected)
-
-
-def test_hop_embeddings_tell_hops_and_the_node_itself_apart() -> None:
-    module = module_of()
-    hops = module.hop_vectors(4)
-    own, others = module.hop_embedding
-    assert torch.equal(hops[:3], own)
-    for j in (1, 2, 3):
-        assert torch.equal(hops[3 * j : 3 * j + 3], others)
-    tokens = make_batch(b=1, k=2).tokens
-    swapped = tokens[:, [0, 2, 1, 3, 4, 5]]
-    assert not torch.allclose(module(tokens), module(swapped))
-    plain = module_of(hop_embeddings=False)
-    assert plain.hop_embedding is None
-    torch.testing.assert_close(plain(tokens), plain(swapped))
-
-
-def test_order_of_the_local_nodes_does_not_matter() -> None:
-    module = module_of(num_layers=2)
-    tokens = make_batch(b=2, k=4).tokens
-    order = torch.tensor([0, 3, 1, 2])
-    mixed = tokens.view(2, 4, 3, 5)[:, order].reshape(2, 12, 5)
-    torch.testing.assert_close(module(tokens), module(mixed))
-    own_moved = tokens.view(2, 4, 3, 5)[:, [1, 0, 2, 3]].reshape(2, 12, 5)
-    assert not torch.allclose(module(tokens), module(own_moved))
 
 
 def test_normal_init_is_as_published() -> None:

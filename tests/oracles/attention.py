@@ -74,15 +74,16 @@ def readout(weight: Tensor, h: list[Tensor], bias: list[float]) -> Tensor:
     return h[0] + torch.stack([a * token for a, token in zip(weights, h[1:], strict=True)]).sum(dim=0)
 
 
-def local_module(module: Any, tokens_tf: Tensor, bias: list[float] | None = None) -> Tensor:
-    """H_local of one node from its 3k tokens."""
+def local_module(module: Any, tokens_tf: Tensor, bias: list[float] | None = None, h: int = 3) -> Tensor:
+    """H_local of one node from the h tokens of each of its k local nodes."""
     x = [linear(module.project, token) for token in tokens_tf]
     if module.hop_embedding is not None:
-        x = [token + module.hop_embedding[0 if t < 3 else 1, t % 3] for t, token in enumerate(x)]
+        x = [token + module.hop_embedding[0 if t < h else 1, t % h] for t, token in enumerate(x)]
     bias = bias or [0.0] * len(x)
     for layer in module.layers:
         x = encoder_layer(layer, x, bias)
-    return readout(module.readout.weight[0], [layer_norm(module.norm, token) for token in x], bias)
+    x = [layer_norm(module.norm, token) for token in x]
+    return readout(module.readout.weight[0], x, bias) if len(x) > 1 else x[0]
 
 
 def mlp(layers: Any, x: Tensor) -> Tensor:

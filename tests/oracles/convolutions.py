@@ -25,9 +25,11 @@ def sage(layer: Any, h: Tensor, neighbors: list[list[int]]) -> Tensor:
 
 
 def gat(layer: Any, h: Tensor, neighbors: list[list[int]]) -> Tensor:
-    """Σ_j softmax_j(leaky(a_t·W h_i + a_s·W h_j)) W h_j per head, and the skip."""
+    """Σ_j softmax_j(leaky(a_t·W h_i + a_s·W h_j)) W h_j per head, and the skip. Without a skip, the target is the first
+    of its own neighbours."""
     rows = []
-    for i, around in enumerate(neighbors):
+    for i, others in enumerate(neighbors):
+        around = others if layer.skip is not None else [i, *others]
         heads = []
         for weight, source, target in zip(layer.weight_hwd, layer.source_hw, layer.target_hw, strict=True):
             projected = [weight @ h[j] for j in around]
@@ -37,7 +39,7 @@ def gat(layer: Any, h: Tensor, neighbors: list[list[int]]) -> Tensor:
             for a, x in zip(weights, projected, strict=True):
                 total = total + a * x
             heads.append(total)
-        rows.append(_joined(layer, heads) + linear(layer.skip, h[i]))
+        rows.append(_joined(layer, heads) + (layer.own_bias if layer.skip is None else linear(layer.skip, h[i])))
     return torch.stack(rows)
 
 

@@ -240,19 +240,6 @@ def test_padded_classes_keep_their_zeros(tmp_path: Path) -> None:
     assert store_of(tmp_path, edges, nodes=nodes).classes == ["01", "02", "10"]
 
 
-@pytest.mark.parametrize(
-    ("ids", "said"),
-    [
-        (["a", "", "c"], "row 1, counted"),
-        (["1", "", "3"], "row 1, counted"),
-    ],
-)
-def test_ids_that_are_none(tmp_path: Path, ids: list[str], said: str) -> None:
-    edges = write_csv(tmp_path / "edges.csv", ["source", "target"], [(one, "1") for one in ids])
-    with pytest.raises(InputError, match=said):
-        store_of(tmp_path, edges)
-
-
 @pytest.mark.parametrize("head", ["\ufeff", "\ufeff# a comment\n", "# a comment\n"])
 @pytest.mark.parametrize("names", ["source,target\n", ""])
 def test_a_mark_and_a_comment_before_a_table(tmp_path: Path, head: str, names: str) -> None:

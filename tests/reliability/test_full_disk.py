@@ -17,13 +17,12 @@ STAGES = ("ingest", "prepare", "train", "predict")
 FULL = re.compile(r"error: (no space left on the disk that holds .+ \(.*are free\)|.+ needs .+, .+ are free): .+\n")
 
 
-@pytest.fixture(scope="module")
-def field(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Field:
-    """Everything that the stages make, on a disk with room."""
-    made = Field(tmp_path_factory.mktemp("full") / "f", zygote, pause_s=0.0)
+@pytest.fixture(scope="module", name="field")
+def field_with_everything(field: Field) -> Field:
+    """What the stages make, on a disk with room."""
     for name in STAGES:
-        made.unbroken(name)
-    return made
+        field.unbroken(name)
+    return field
 
 
 def _refused(ended: Ended, words: Any) -> None:
@@ -88,23 +87,16 @@ def test_a_disk_that_is_full_until_there_is_room(field: Field, mounting: Zygote,
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_folder_that_may_not_be_written(field: Field, tmp_path: Path, name: str, request: Any) -> None:
+def test_a_folder_that_may_not_be_written(field: Field, tmp_path: Path, name: str, read_only: Any) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     for needed in field.known[name].needs:
         shutil.copytree(field.folder / needed, folder / needed)
     if name == "prepare":
         shutil.rmtree(folder / "g" / "prepared")
-    zygote = request.getfixturevalue("mounting" if os.geteuid() == 0 else "zygote")
-    make, undo = f"chmod -R a-w {folder}", f"chmod -R u+w {folder}"
-    if os.geteuid() == 0:  # who may write everywhere
-        make, undo = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}", f"umount {folder}"
     before = sorted(folder.rglob("*"))
-    zygote.shell(make)
-    try:
+    with read_only(folder) as zygote:
         ended = zygote.run(*field.known[name].command, "--json", folder=str(folder), tiny=True)
-    finally:
-        zygote.shell(undo)
     where = "g/prepared" if name == "prepare" else ".*"
     _refused(
         ended, rf"error: cannot write to {where}.*: (Read-only file system|Permission denied); make it writable .*\n"

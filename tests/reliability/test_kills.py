@@ -21,11 +21,6 @@ from run_helpers import array_path, easy_store, final, left_in, one_thread, smal
 KILLS = {"ingest": 3, "prepare": 3, "train": 2, "predict": 2}
 
 
-@pytest.fixture(scope="module")
-def field(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Field:
-    return Field(tmp_path_factory.mktemp("field") / "f", zygote, pause_s=0.0)
-
-
 @pytest.mark.parametrize("name", KILLS)
 def test_killed_and_gone_on_with(field: Field, name: str) -> None:
     """The stages come in order: each needs what those before have left."""

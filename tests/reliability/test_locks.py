@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,13 @@ import numpy as np
 import pytest
 
 import largegt.io.locks as home
+from largegt.config.schema import Config
+from largegt.data.store import GraphStore
 from largegt.errors import DiskError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import HeldError, Lock, check_free
+from largegt.preprocessing.cache_key import prepared_path
+from largegt.training.trainer import train
 from run_helpers import Cli, array_path, easy_store, left_in, small
 
 HOLD = """
@@ -33,24 +35,15 @@ SET = [part for item in ("prepare.local_nodes.k=3", "train.epochs=1", "model.hid
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[Any]:
+def holder(python: Any) -> Any:
     """`holder(path)`: a process that holds a path until it is ended."""
-    started: list[subprocess.Popen[str]] = []
 
-    def hold(path: Path) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[2])}
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        started.append(process)
-        assert process.stdout is not None
+    def hold(path: Path) -> Any:
+        process = python(HOLD, path)
         assert process.stdout.readline() == "held\n"
         return process
 
-    yield hold
-    for process in started:
-        process.kill()
-        process.communicate()
+    return hold
 
 
 def test_the_second_is_told_who_was_first(tmp_path: Path, holder: Any) -> None:
@@ -108,7 +101,7 @@ def test_a_lock_that_was_removed_while_it_was_taken_is_taken_again(
             Lock(tmp_path / "g")
 
 
-def test_many_at_once_and_never_two_inside(tmp_path: Path) -> None:
+def test_many_at_once_and_never_two_inside(tmp_path: Path, python: Any) -> None:
     """Four processes take and release the lock as fast as they can. Each adds one to a number, not atomically."""
     work = """
 import sys, time
@@ -126,16 +119,12 @@ while done < 25:
         pass
 """
     (tmp_path / "number").write_text("0")
-    environment = os.environ | {"PYTHONPATH": str(Path(home.__file__).parents[2])}
-    command = [sys.executable, "-c", work, str(tmp_path / "number")]
-    processes = [subprocess.Popen(command, env=environment) for _ in range(4)]
+    processes = [python(work, tmp_path / "number") for _ in range(4)]
     assert [process.wait(timeout=120) for process in processes] == [0] * 4
     assert (tmp_path / "number").read_text() == "100"
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -151,11 +140,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) -> None:
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
-    from largegt.config.schema import Config
-    from largegt.data.store import GraphStore
-    from largegt.preprocessing.cache_key import prepared_path
-    from largegt.training.trainer import train
-
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
     run = train(store, small("train.epochs=1"), tmp_path / "made")
     config = Config.from_recipe("default", ["prepare.local_nodes.k=3"])

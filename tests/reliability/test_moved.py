@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash import Zygote
 
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
@@ -37,22 +35,25 @@ def _works(folder: Path, home: Path) -> None:
     assert Run.open(folder / "runs" / "a").store_path.resolve() == (folder / "data" / "g").resolve()
 
 
-def test_copied_together(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home, tmp_path / "copy")
-    _works(tmp_path / "copy", home)
-
-
-def test_moved_together_and_the_old_place_is_gone(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home, tmp_path / "first")
-    (tmp_path / "first").rename(tmp_path / "second")
-    _works(tmp_path / "second", home)
-    shutil.rmtree(tmp_path / "second" / "data" / "g" / "prepared")  # made again where it is now
-    assert evaluate(tmp_path / "second" / "runs" / "a") == final(home / "runs" / "a")["test"]
-
-
-def test_a_run_moved_alone_finds_its_store_where_it_was(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "a", tmp_path / "elsewhere" / "b")
-    assert evaluate(tmp_path / "elsewhere" / "b") == final(home / "runs" / "a")["test"]
+@pytest.mark.parametrize("way", ["copied", "moved", "run alone", "link"])
+def test_it_works_where_it_is_now(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    expected = final(home / "runs" / "a")["test"]
+    if way == "run alone":  # it finds its store where it was
+        shutil.copytree(home / "runs" / "a", tmp_path / "elsewhere" / "b")
+        assert evaluate(tmp_path / "elsewhere" / "b") == expected
+        return
+    if way == "link":
+        (tmp_path / "linked").symlink_to(home / "runs" / "a")
+        monkeypatch.chdir(tmp_path)
+        assert evaluate("linked") == expected
+        return
+    shutil.copytree(home, tmp_path / "now")
+    if way == "moved":
+        (tmp_path / "now").rename(tmp_path / "later")
+    folder = tmp_path / ("now" if way == "copied" else "later")
+    _works(folder, home)
+    shutil.rmtree(folder / "data" / "g" / "prepared")  # made again where it is now
+    assert evaluate(folder / "runs" / "a") == expected
 
 
 def test_a_store_that_is_gone_is_named(home: Path, tmp_path: Path) -> None:
@@ -70,14 +71,6 @@ def test_a_store_that_is_gone_is_named(home: Path, tmp_path: Path) -> None:
     assert evaluate(tmp_path / "alone" / "a") == final(home / "runs" / "a")["test"]
 
 
-def test_a_run_through_a_link_and_from_another_folder(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "linked").symlink_to(home / "runs" / "a")
-    monkeypatch.chdir(tmp_path)
-    assert evaluate("linked") == final(home / "runs" / "a")["test"]
-
-
 def test_a_moved_run_is_gone_on_with(home: Path, tmp_path: Path) -> None:
     """Where it is now is what its configuration says from then on."""
     shutil.copytree(home, tmp_path / "first")
@@ -89,17 +82,12 @@ def test_a_moved_run_is_gone_on_with(home: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "first") not in (run / "config.toml").read_text()
 
 
-def test_read_only_media(home: Path, tmp_path: Path, request: Any) -> None:
+def test_read_only_media(home: Path, tmp_path: Path, read_only: Any) -> None:
     """Reading writes nothing: inspect, evaluate, predict and report work where nothing can be written."""
     media = tmp_path / "media"
     shutil.copytree(home, media)
     before = left_in(media)
-    zygote: Zygote = request.getfixturevalue("mounting" if os.geteuid() == 0 else "zygote")
-    make, undo = f"chmod -R a-w {media}", f"chmod -R u+w {media}"
-    if os.geteuid() == 0:  # who may write everywhere
-        make, undo = f"mount --bind {media} {media} && mount -o remount,ro,bind {media}", f"umount {media}"
-    zygote.shell(make)
-    try:
+    with read_only(media) as zygote:
         for command in (
             ("inspect", media / "data" / "g", "--verify"), ("inspect", media / "runs" / "a"),
             ("evaluate", media / "runs" / "a"), ("predict", media / "runs" / "a", "--out", tmp_path / "p.csv"),
@@ -107,7 +95,5 @@ def test_read_only_media(home: Path, tmp_path: Path, request: Any) -> None:
         ):  # fmt: skip
             ended = zygote.run(*command, "--json")
             assert ended.code == 0, (command, ended.err)
-    finally:
-        zygote.shell(undo)
     assert left_in(media) == before
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + GraphStore.open(home / "data" / "g").num_nodes

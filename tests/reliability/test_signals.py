@@ -6,26 +6,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash import Ended, Field, Stage, Zygote
+from crash import Ended, Field, Stage
 
-import largegt
 from run_helpers import left_in
 
 LIMIT_S = 120
 
 
-@pytest.fixture(scope="module")
-def field(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Field:
-    """A store and a trained run, in small steps that take their time."""
-    made = Field(tmp_path_factory.mktemp("signals") / "f", zygote, pause_s=0.0)
-    made.unbroken("ingest")
-    return made
+@pytest.fixture(scope="module", name="field")
+def field_with_a_store(field: Field) -> Field:
+    field.unbroken("ingest")
+    return field
 
 
 def stopped(field: Field, command: tuple[str, ...], phases: set[str], number: int) -> Ended:
@@ -96,7 +92,7 @@ def test_a_training_says_from_which_epoch_it_will_go_on(field: Field) -> None:
     field._clear("train")
 
 
-def test_a_second_signal_ends_it_at_once(field: Field) -> None:
+def test_a_second_signal_ends_it_at_once(python: Any) -> None:
     """Even where cleaning up takes its time."""
     script = """
 import os, signal, time
@@ -109,16 +105,14 @@ except KeyboardInterrupt:
     print("cleaning up", flush=True)
     time.sleep(60)
 """
-    process = _python(script, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"cleaning up\n"
+    process = python(script)
+    assert process.stdout.readline() == "cleaning up\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == -signal.SIGTERM
-    process.stdout.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_native_code(number: int) -> None:
+def test_a_second_signal_ends_native_code(python: Any, number: int) -> None:
     """The first one waits for Python code to run. A call by PyDLL keeps the GIL, so no other thread runs either."""
     script = """
 import ctypes
@@ -129,9 +123,8 @@ lock(mutex)
 print("in native code", flush=True)
 lock(mutex)
 """
-    process = _python(script, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"in native code\n"
+    process = python(script)
+    assert process.stdout.readline() == "in native code\n"
     while _state(process.pid) != "S":
         time.sleep(0.01)
     process.send_signal(number)
@@ -139,10 +132,9 @@ lock(mutex)
         process.wait(timeout=0.5)
     process.send_signal(number)
     assert process.wait(timeout=30) == -number
-    process.stdout.close()
 
 
-def test_a_launched_process_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_launched_process_ends_with_its_parent(python: Any) -> None:
     child = (
         "import os, time; from largegt.runtime.signals import end_with_parent; "
         "end_with_parent(int(os.environ['PARENT'])); "
@@ -152,8 +144,7 @@ def test_a_launched_process_ends_with_its_parent(tmp_path: Path) -> None:
         "import os, subprocess, sys; os.environ['PARENT'] = str(os.getpid()); "
         f"subprocess.run([sys.executable, '-c', {child!r}])"
     )
-    process = _python(parent, stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    process = python(parent)
     pid = int(process.stdout.readline())
     process.kill()
     process.wait()
@@ -161,12 +152,6 @@ def test_a_launched_process_ends_with_its_parent(tmp_path: Path) -> None:
     while _is_alive(pid):
         assert time.monotonic() < deadline, "it outlives its parent"
         time.sleep(0.01)
-    process.stdout.close()
-
-
-def _python(script: str, **how: Any) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, **how)
 
 
 def _is_alive(pid: int) -> bool:

@@ -202,17 +202,21 @@ def test_a_prediction_that_ends_early_leaves_nothing(out: Path, run: Run, monkey
     assert left_in(out.parent) == []
 
 
-def test_what_is_there_stays_until_the_new_one_is_whole(out: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_stays_until_the_new_one_is_whole(
+    out: Path, run: Run, lg: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut(monkeypatch, 16, 20)
     out.write_text("old")
-    with pytest.raises(InputError, match=r"already exists: choose another --out, or say --overwrite to replace it"):
-        Predictor(run, PredictOptions(out)).write()
+    for devices in ([], ["--devices", 2]):  # before ranks are started
+        code, printed, errors = lg("predict", run.path, "--out", out, *devices)
+        assert (code, printed) == (2, "")
+        assert errors == f"error: {out} already exists: choose another --out, or say --overwrite to replace it\n"
     with stopped_at(PredictionFile, "add", 4, Killed):
         Predictor(run, PredictOptions(out, overwrite=True)).write()
     assert out.read_text() == "old"
     assert left_in(out.parent) == [out.name]
     out.with_name(f".{out.name}.partial").write_text("of a killed process")
-    Predictor(run, PredictOptions(out, overwrite=True)).write()
+    assert lg("predict", run.path, "--out", out, "--overwrite", "--json").json["rows"] == NUM_NODES
     assert len(rows_of(out)) == NUM_NODES
     assert left_in(out.parent) == [out.name]
 
@@ -245,17 +249,3 @@ def test_a_full_disk(out: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(DiskError, match="no space left"):
         Predictor(run, PredictOptions(out)).write()
     assert left_in(out.parent) == []
-
-
-def test_the_command_line(lg: Cli, run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "p.csv"
-    assert lg("predict", run.path, "--out", out, "--json").json["rows"] == NUM_NODES
-    before = out.read_bytes()
-    code, printed, errors = lg("predict", run.path, "--out", out)
-    assert (code, printed) == (2, "")
-    assert errors == f"error: {out} already exists: choose another --out, or say --overwrite to replace it\n"
-    code, _, errors = lg("predict", run.path, "--out", out, "--devices", 2)
-    assert code == 2, "before ranks are started"
-    assert "--overwrite" in errors
-    assert lg("predict", run.path, "--out", out, "--split", "test", "--overwrite", "--json").json["rows"] < NUM_NODES
-    assert out.read_bytes() != before

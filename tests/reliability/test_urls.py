@@ -66,16 +66,6 @@ def web() -> Iterator[WebServer]:
     made.server.server_close()
 
 
-@pytest.fixture
-def nothing_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which no URL was given, with an empty cache; its settings folder."""
-    monkeypatch.setenv("LARGEGT_CONFIG", str(tmp_path / "settings"))
-    monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LARGEGT_TRUST_REMOTE", raising=False)
-    monkeypatch.setattr(urls, "_given", set())
-    return tmp_path / "settings"
-
-
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
     monkeypatch.setattr(urls, "_given", set())
@@ -209,13 +199,19 @@ def far_run(server: str, nothing_given: Path, tmp_path: Path, monkeypatch: pytes
     return url, run
 
 
-def test_a_url_of_a_folder_needs_trust(far_run: Any, nothing_given: Path, web: WebServer, lg: Any, monkeypatch: Any):
+def test_a_url_of_a_folder_needs_trust(
+    far_run: Any, nothing_given: Path, web: WebServer, tmp_path: Path, lg: Any, monkeypatch: Any
+) -> None:
     url, run = far_run
+    verbs = [
+        ["evaluate", run], ["inspect", run], ["report", run, "--out", tmp_path / "r.html"],
+        ["train", "--resume", "--out", run], ["explain", run, "--node", "1"],
+        ["embed", run, "--out", tmp_path / "e.npy"], ["predict", run, "--out", tmp_path / "p.csv"],
+    ]  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{web.place}")
         forget_connections()
-        verbs = [["evaluate", run], ["inspect", run], ["report", run], ["train", "--resume", "--out", run]]
-        for verb in (*verbs, ["explain", run, "--node", "1"], ["embed", run], ["predict", run]):
+        for verb in verbs:
             refused = lg(*verb)
             assert refused.code == 2
             assert refused.err == (
@@ -226,22 +222,13 @@ def test_a_url_of_a_folder_needs_trust(far_run: Any, nothing_given: Path, web: W
             library.evaluate(run)
         assert web.requests == []
     forget_connections()
-    assert lg("evaluate", run, "--trust-remote").code == 0
+    for verb in verbs:
+        done = lg(*verb, "--trust-remote")
+        assert done.code == 0, done.err
     assert not nothing_given.exists(), "a trust of one command is not remembered"
     assert lg("evaluate", run).code == 2
     monkeypatch.setenv("LARGEGT_TRUST_REMOTE", "1")
     assert 0 <= library.evaluate(run)["accuracy"] <= 1
-
-
-def test_every_verb_takes_the_flag(far_run: Any, tmp_path: Path, lg: Any) -> None:
-    _, run = far_run
-    for verb in (
-        ["inspect", run], ["predict", run, "--out", tmp_path / "p.csv"], ["train", "--resume", "--out", run],
-        ["explain", run, "--node", "1"], ["report", run, "--out", tmp_path / "r.html"],
-        ["embed", run, "--out", tmp_path / "e.npy"],
-    ):  # fmt: skip
-        done = lg(*verb, "--trust-remote")
-        assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("below", ["", "/", "/prepared"])

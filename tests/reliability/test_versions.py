@@ -9,10 +9,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import numpy as np
 import pytest
 from crash import Ended, Zygote, write_inputs
 
-import largegt
 from largegt.cli.verification import verify
 from largegt.data import sources
 from largegt.data.append import append
@@ -33,6 +30,7 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
+from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401
@@ -223,35 +221,14 @@ print(float(store.features.sum()), flush=True)
 """
 
 
-@pytest.fixture
-def reader() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
-    """`reader(store)`: a process that has a store open, and reads its features when it is told to."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(store: Path) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": str(Path(largegt.__file__).parents[1])}
-        process = subprocess.Popen(
-            [sys.executable, "-c", READER, str(store)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_clean_keeps_what_is_needed(inputs: Path, tmp_path: Path, lg: Cli, reader: Any) -> None:
+def test_clean_keeps_what_is_needed(inputs: Path, tmp_path: Path, lg: Cli, python: Any) -> None:
     """A version with a run stays until the run is dropped, one that a process reads stays until it ends."""
     path, run = tmp_path / "g", tmp_path / "run"
     first = _ingested(inputs, path)
     total = float(np.asarray(first.features).sum())
     train(first, small("train.epochs=1"), run)
-    process = reader(path)
+    process = python(READER, path)
+    assert process.stdout.readline() == "open\n"
     first.folder.close()
     newest = _overwritten(inputs, path)
     (path / "notes.txt").write_text("mine")
@@ -389,8 +366,6 @@ def test_a_predictable_temporary_name_is_no_way_out(copy: Path, outside: Path, n
     config = json.loads((copy / "run" / "metrics.json").read_text())["model"]
     train(copy / "g", small("train.epochs=1", f"model.name={config}"), copy / "run", overwrite=True)
     assert _tree(outside) == before
-    from largegt.training.checksums import replacing
-
     (copy / "run" / f".{name}.partial-{os.getpid()}").symlink_to(outside / "secret")
     with replacing(copy / "run") as folder:
         (folder / name).write_text("{}")
