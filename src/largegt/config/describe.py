@@ -74,7 +74,8 @@ def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
         known = setting_names(cls)
-        same_table = [other for other in known if other.split(".")[:-1] == path[:-1]]
+        names = [other.split(".") for other in known]
+        same_table = [".".join(parts[: len(path)]) for parts in names if parts[: len(path) - 1] == path[:-1]]
         hint = nearest(name, same_table) or nearest(name, known)
         return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
     if first["type"] == "value_error":
