@@ -16,7 +16,7 @@ from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.data.store import GraphStore
-from largegt.runtime import hardware
+from largegt.hardware import abilities as hardware
 from largegt.runtime.threads import num_threads
 from run_helpers import lg  # noqa: F401
 

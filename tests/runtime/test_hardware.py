@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from largegt.config.schema import TrainConfig
+from largegt.hardware import abilities as hardware
+from largegt.hardware import probes
+from largegt.hardware.abilities import Ability
 from largegt.io import remote
-from largegt.runtime import cuda_streams, hardware, probes
-from largegt.runtime.hardware import Ability
+from largegt.runtime import cuda_streams
 from largegt.training.setup import is_worth_compiling
 
 UseProbe = Callable[[str], Path]

@@ -268,17 +268,17 @@ def why_not_computing(device: str) -> str:
 
 
 def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[str, Any]:
-    """What the hardware can do, by trying it (runtime/hardware.py). Nothing is tried anew with `quick`, or where
+    """What the hardware can do, by trying it (hardware/abilities.py). Nothing is tried anew with `quick`, or where
     something else stops the work; what failed before is tried again."""
-    from largegt.runtime import hardware
+    from largegt.hardware import abilities
 
     found: dict[str, Any] = {}
-    names = hardware.names_here()
+    names = abilities.names_here()
     for number, name in enumerate(names):
         progress(f"try {name}", number, len(names))
-        known = hardware.known(name)
+        known = abilities.known(name)
         if not quick and diagnosis.works and (known is None or not known.works):
-            known = hardware.probe(name)
+            known = abilities.probe(name)
         if known is None or known.works is None:
             found[name] = {"tried": False, "reason": known.reason if known else "not tried yet"}
             continue

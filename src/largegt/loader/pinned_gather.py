@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from largegt.errors import first_line
-from largegt.runtime.hardware import usable
+from largegt.hardware.abilities import usable
 from largegt.runtime.memory import format_bytes
 
 try:

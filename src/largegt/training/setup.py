@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from largegt.config.schema import ModelConfig, TrainConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
+from largegt.hardware.abilities import ability, usable
 from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
 from largegt.loader.table import Place, TokenForm, TokenTable
@@ -35,7 +36,6 @@ from largegt.models.baselines.nagphormer import NAGphormer
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import ALONE, Ranks
-from largegt.runtime.hardware import ability, usable
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _BASELINES = {

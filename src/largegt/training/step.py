@@ -19,10 +19,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from largegt.config.schema import TrainConfig
 from largegt.errors import first_line
+from largegt.hardware.abilities import usable
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import NodeOutput
 from largegt.runtime.cuda_streams import side_stream
-from largegt.runtime.hardware import usable
 
 from .checkpoint import State
 from .metrics import TaskHead

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from largegt.errors import first_line
-from largegt.runtime.hardware import usable
+from largegt.hardware.abilities import usable
 
 try:
     import triton

@@ -1,0 +1,1 @@
+"""What this machine can do, tried and remembered."""
