@@ -195,8 +195,9 @@ class _Trial:
     def has_heavy_tail(self) -> bool:
         """Whether few numbers are much larger than most: the mean square of an exponential distribution is twice the
         squared mean, that of amounts of money or counts of followers ten times."""
-        mean_square = float(self.sums[:, 2].sum()) / max(1, self.num_nonzero)
-        return self.num_nonzero >= _LEAST_FOR_TAIL and mean_square > _HEAVY * self.size**2
+        if self.num_nonzero < _LEAST_FOR_TAIL:
+            return False
+        return float(self.sums[:, 2].sum()) / self.num_nonzero > _HEAVY * self.size**2
 
 
 class _Scan:
