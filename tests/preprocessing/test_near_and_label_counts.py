@@ -1,5 +1,5 @@
 """Which local nodes are neighbours, and the labels around them. What batches make of the counts is checked against
-plain loops in loader/test_label_inputs.py."""
+plain loops in loader/test_labels_of_local_nodes.py."""
 
 from __future__ import annotations
 
