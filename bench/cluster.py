@@ -133,12 +133,12 @@ def ingested(data: Path, out: Path) -> Any:
 
 
 def made_by(engine: Engine, store: Any) -> tuple[dict[str, bytes], float]:
-    """Every file of a preparation, and how long it took."""
+    """Every file of a preparation and its stages, and how long it took."""
     start = time.perf_counter()
-    prepared = lg.prepare(store, engine=engine)
+    folder = lg.prepare(store, engine=engine).path.parent
     elapsed_s = time.perf_counter() - start
-    files = {file.name: file.read_bytes() for file in prepared.path.iterdir()}
-    shutil.rmtree(prepared.path)
+    files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    shutil.rmtree(folder)
     return files, elapsed_s
 
 
@@ -208,9 +208,11 @@ def measure_ingest(args: argparse.Namespace, cluster: Cluster, machines: list[An
 
 
 def same(folder: Path) -> bool:
-    names = [sorted(file.name for file in (folder / engine).iterdir()) for engine in ("local", "ray")]
-    alike = [filecmp.cmp(folder / "local" / name, folder / "ray" / name, shallow=False) for name in names[0]]
-    return names[0] == names[1] and all(alike)
+    """Of the versions made last: what they replaced may lie beside them."""
+    one, other = (lg.GraphStore.open(folder / engine).folder for engine in ("local", "ray"))
+    arrays = one.manifest["arrays"]
+    alike = (filecmp.cmp(one.file(name), other.file(name), shallow=False) for name in arrays)
+    return set(arrays) == set(other.manifest["arrays"]) and all(alike)
 
 
 def rates(store: Any, shards: int, num_nodes: int) -> None:
