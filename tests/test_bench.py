@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ SMALLEST = {
     "append": "--like ogbn-products --scale 0.0002 --share 0.05 --predict 5 --out {out}/new",
     "baselines": "--data {data} --models sgc --runs 1 --set train.epochs=1 --out {out}",
     "baselines_throughput": "--epochs 2 --set model.hidden=16 --out {out}",
-    "cluster": "--data {data} --nodes 200 --out {out}",
+    "cluster": "--data {data} --nodes 200 --machines 1 --out {out}",
     "context": "--like ogbn-products --scale 0.0002 --memory 1GiB --repeat 1 --out {out}/new",
     "ddp": "--ranks 1 --epochs 2 --set model.hidden=16 --set prepare.local_nodes.k=4 --out {out}",
     "demo_seeds": "--seeds 1 --set {small} train.epochs=1 --out {out}",
@@ -91,9 +92,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     np.save(made.data / "edge_index.npy", rng.integers(0, len(labels), (2, 4000)))
     np.save(made.data / "x.npy", rng.normal(size=(len(labels), 7)))
     np.save(made.data / "y.npy", labels)
-    np.savez(
-        made.data / "splits.npz", **{f"{name}_masks": [part == n] for n, name in enumerate(("train", "val", "test"))}
-    )
+    masks: dict[str, Any] = {f"{name}_masks": [part == n] for n, name in enumerate(("train", "val", "test"))}
+    np.savez(made.data / "splits.npz", **masks)
     return made
 
 
