@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import sys
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "bench"
 PROGRAMS = sorted([*BENCH.rglob("*.py"), *(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").rglob("*.py")])
 
-RUN_BY_OTHER_TESTS = {
-    "column_kinds", "company_tables", "crash", "flip", "fuzz", "ingest_speed", "killed", "synthetic_files"
-}  # fmt: skip
+RUN_ELSEWHERE = {"column_kinds", "company_tables", "ingest_speed", "crash", "flip"}
+"""By tests/test_company_tables.py and tests/reliability/."""
+LEFT_OUT = {"killed"}
+"""Ten commands, one after another; tests/reliability/test_kills.py kills the same ones."""
 SMALL = (
     "prepare.local_nodes.k=4", "prepare.positions.method=projection", "prepare.positions.dim=4", "model.hidden=16",
     "model.heads=2", "model.codebook.centroids=8", "model.codebook.width=4", "train.batch_size=32",
@@ -38,6 +40,7 @@ SMALLEST = {
     "ddp": "--ranks 1 --epochs 2 --set model.hidden=16 --set prepare.local_nodes.k=4 --out {out}",
     "demo_seeds": "--seeds 1 --set {small} train.epochs=1 --out {out}",
     "from_disk": "--like ogbn-products --scales 0.0002 --memory 1GiB --k 4 --train-set {small} --out {out}",
+    "fuzz": "--cases 4 --only recipe,override --workers 1",
     "local_nodes": "--nodes 2000 --picture {out}/picture.png",
     "minesweeper_board": "--data {data} --around 1 --splits 1 --epochs 5",
     "neighbors": "--scale 0.0002 --batch-size 64 --batches 2",
@@ -48,6 +51,7 @@ SMALLEST = {
     "replay": "--store {out}/store --set {small} train.epochs=1 --ways recorded",
     "resample": "--scale 0.0002 --epochs 2 --set {small} --out {out}/new",
     "soak": "--minutes 0 --nodes 100 --stretches 3 --warm-up 0 --limit 1TiB --out {out}",
+    "synthetic_files": "--like ogbn-products --scale 0.0002 --out {out}/new",
     "table": "--scale 0.0002 --k 4 --steps 2 --rounds 1 --set {small} --out {out}/new",
     "train_step": "--epochs 2 --no-compile --steps 1 --parts --plain --workers 0 --tables disk --predict 50 "
     "--set {small} --out {out}",
@@ -97,9 +101,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return made
 
 
-@pytest.mark.parametrize("program", sorted({file.stem for file in BENCH.glob("*.py")} - RUN_BY_OTHER_TESTS))
+@pytest.mark.parametrize("program", sorted({file.stem for file in BENCH.glob("*.py")} - RUN_ELSEWHERE - LEFT_OUT))
 def test_a_program_runs(program: str, inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its smallest size; a program without one here fails."""
+    """At its smallest size, on two cores at most; a program without one in the table fails."""
     if program == "cluster":
         pytest.importorskip("ray", reason="bench/cluster.py starts a cluster of Ray")
     (tmp_path / "store").symlink_to(inputs.store)
@@ -107,7 +111,7 @@ def test_a_program_runs(program: str, inputs: Inputs, tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "argv", [f"{program}.py", *words])
     monkeypatch.syspath_prepend(BENCH)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.chdir(tmp_path)
     try:
         runpy.run_path(str(BENCH / f"{program}.py"), run_name="__main__")
