@@ -26,7 +26,7 @@ import os
 import sys
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -143,7 +143,8 @@ def run_all(jobs: list[Job], out: Path, workers: int, until: float) -> dict[Job,
     cores = str(max(1, (os.cpu_count() or 1) // workers))
     if workers > 1:  # of processes that are started from here
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), cores)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    executor: Executor = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else ThreadPoolExecutor(1)
+    with executor as pool:
         running: dict[Future[dict[str, Any] | None], Job] = {}
         while waiting or running:
             while waiting and len(running) < workers:

@@ -110,7 +110,7 @@ def main() -> None:
         for name, (kept, made) in prepared.reused.items():
             print(f"  {name}: {made:,} rows computed, {kept:,} kept")
         for array in ("local_rows", "tokens"):
-            assert prepared.folder.checksum(array) == whole.folder.checksum(array), array
+            assert prepared.checksum(array) == whole.checksum(array), array
         for array in ("out_indices", "features"):
             assert grown.folder.checksum(array) == full.folder.checksum(array), array
         if args.predict and share == args.share[0]:

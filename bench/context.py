@@ -3,8 +3,8 @@
     python bench/context.py --like ogbn-papers100M --scale 0.02 --memory 6GiB 1GiB 512MiB
 
 `torch`: C = AX with a torch.sparse CSR matrix of int64 indices and X in RAM, which is the least that ÃH costs there.
-`ours`: C⁰ as `prepare` makes it, from the mapped store to a file, within the memory given: normalisation, decoding and
-writing included. The first lines are sums alone, with X in RAM for both.
+`ours`: token rows [H, C⁰] as `prepare` makes them, from the mapped store to a file, within the memory given:
+normalisation, decoding and writing included. `sums` are the sums alone, with X in RAM as for torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 from largegt.datasets.synthetic import synthesize
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
-from largegt.preprocessing.context import ContextFeatures, feature_scale
+from largegt.preprocessing.context import ContextFeatures
+from largegt.preprocessing.engine import Engine
+from largegt.preprocessing.features import NodeFeatures, feature_scale
 from largegt.runtime.memory import parse_bytes
 
 warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
@@ -48,7 +50,8 @@ def main() -> None:
     )
     x = torch.from_numpy(features)
     neighbors = Neighbors(indptr, indices, self_loops=False)
-    shift, gain = feature_scale(store, True)
+    stored = NodeFeatures(store)
+    shift, gain = feature_scale(stored, True, Engine(parse_bytes(args.memory[0])))
 
     def load(first: int, last: int, out: np.ndarray) -> None:
         out[:] = features[first:last]
@@ -64,7 +67,7 @@ def main() -> None:
         begin = time.perf_counter()
         with ArrayWriter(args.out / "tokens", "bench") as writer:
             nodes = np.arange(store.num_nodes, dtype=np.int32)
-            ContextFeatures(store, nodes, shift, gain, "both", memory).write_context(writer, None)
+            ContextFeatures(stored, nodes, shift, gain, ["both"], Engine(memory)).write(writer, "float32", hops=1)
         return time.perf_counter() - begin
 
     sums(parse_bytes(args.memory[0]))
@@ -76,7 +79,7 @@ def main() -> None:
         for memory in args.memory:
             alone, whole = sums(parse_bytes(memory)), context(parse_bytes(memory))
             print(
-                f"  {memory:>7}: sums {alone:.2f} s ({alone / torch_s:.2f}x), C⁰ from disk to disk {whole:.2f} s "
+                f"  {memory:>7}: sums {alone:.2f} s ({alone / torch_s:.2f}x), [H, C⁰] from disk to disk {whole:.2f} s "
                 f"({whole / torch_s:.2f}x)",
                 flush=True,
             )

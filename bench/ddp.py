@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from largegt.data.store import GraphStore
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,7 +29,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     arguments = parser.parse_args()
-    store = arguments.out / "g"
+    store = arguments.out / "store"
     if not store.exists():
         largegt("synthesize", "--like", arguments.like, "--scale", arguments.scale, "--out", store)
     cores = len(os.sched_getaffinity(0))
@@ -50,15 +52,15 @@ def measured(arguments: argparse.Namespace, store: Path, model: str, ranks: int,
     given = [part for setting in settings for part in ("--set", setting)]
     largegt("train", store, "--model", model, "--out", out, "--overwrite", "--devices", ranks, *given, threads=threads)
     epochs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    about = json.loads(largegt("inspect", store, "--json"))
-    return about["splits"]["train"] / min(epoch["train_s"] for epoch in epochs[1:]), epochs[-1]["train"]["loss"]
+    num_nodes = len(GraphStore.open(store).splits["train"])
+    return num_nodes / min(epoch["train_s"] for epoch in epochs[1:]), epochs[-1]["train"]["loss"]
 
 
-def largegt(*arguments: object, threads: int | None = None) -> str:
-    """What the command line prints."""
+def largegt(*arguments: object, threads: int | None = None) -> None:
+    """The command line."""
     environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     command = [sys.executable, "-m", "largegt", *map(str, arguments)]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

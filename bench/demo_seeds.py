@@ -31,9 +31,10 @@ CONTESTANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c", help="on top of the recipes")
     parser.add_argument("--out", type=Path, default=Path("demo-seeds"))
     args = parser.parse_args()
-    store_path = args.out / "graph"
+    store_path = args.out / "store"
     if not store_path.exists():
         lg.ingest(demo_source(), store_path, lg.IngestConfig(undirected=True, feature_dtype="float16"))
     print(f"{'':<18}{'valid':>18}{'test':>18}{'training, s':>14}")
@@ -41,7 +42,7 @@ def main() -> None:
         found = []
         for seed in range(args.seeds):
             out = args.out / "runs" / f"{name}-{seed}"
-            config = lg.Config.from_recipe(recipe, [*settings, f"train.seed={seed}", "train.device=cpu"])
+            config = lg.Config.from_recipe(recipe, [*settings, *args.set, f"train.seed={seed}", "train.device=cpu"])
             done = (out / "metrics.json").exists()
             found.append((lg.Run.open(out) if done else lg.train(store_path, config, out, overwrite=True)).metrics)
         scores = {split: [metrics[split]["accuracy"] for metrics in found] for split in ("valid", "test")}

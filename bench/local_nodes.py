@@ -43,7 +43,7 @@ def with_larger_hubs(graph: sp.csr_array, factor: float, num_hubs: int = 10) -> 
     rng = np.random.default_rng(1)
     degree = np.diff(graph.indptr)
     more = [
-        (hub, rng.choice(graph.shape[0], int((factor - 1) * degree[hub]), replace=False))
+        (hub, rng.choice(graph.shape[0], min(graph.shape[0], int((factor - 1) * degree[hub])), replace=False))
         for hub in np.argsort(degree)[-num_hubs:]
     ]
     ends = np.concatenate([np.stack([np.full(len(others), hub), others]) for hub, others in more], axis=1)
@@ -101,52 +101,49 @@ def sample_plainly(i: int) -> np.ndarray:
     return rng.choice(reach, wanted, replace=len(reach) < wanted)
 
 
-def compare(picture: Path) -> None:
+def compare(size: int, picture: Path) -> None:
+    """On graphs of at most `size` nodes."""
     print(f"{'graph':<34}{'K':>5}{'ours µs':>10}{'(b) µs':>10}{'(a) µs':>10}{'(a)/ours':>10}{'nnz(A·A)':>14}")
-    for num_nodes, degree, k in ((20_000, 50, 100), (50_000, 50, 100), (100_000, 50, 100), (20_000, 20, 100),
-                                 (20_000, 50, 20), (20_000, 50, 200)):  # fmt: skip
+    for num_nodes, degree, k in ((size // 5, 50, 100), (size // 2, 50, 100), (size, 50, 100), (size // 5, 20, 100),
+                                 (size // 5, 50, 20), (size // 5, 50, 200)):  # fmt: skip
         graph = power_law(num_nodes, degree)
         graph.setdiag(False)
         graph.eliminate_zeros()
         csr = both_ways(graph, "both")
         nodes = np.random.default_rng(1).permutation(num_nodes)[:5000]
         mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, sampler.BY_LISTING)
-        plain, nnz = by_scipy(graph, nodes, k) if num_nodes <= 50_000 else (float("nan"), 0)
+        plain, nnz = by_scipy(graph, nodes, k) if num_nodes < size else (float("nan"), 0)
         name = f"{num_nodes:,} nodes, mean degree {degree}"
         print(f"{name:<34}{k:>5}{mine * 1e6:>10.1f}{listing * 1e6:>10.1f}{plain * 1e6:>10.1f}{plain / mine:>10.1f}"
               f"{nnz:>14,}", flush=True)  # fmt: skip
 
     print("\nlargest hubs ten times larger, all nodes, K=100:")
     times = []
-    graph = power_law(100_000, 50, exponent=2.5)
+    graph = power_law(size, 50, exponent=2.5)
     for factor in (1.0, 10.0):
         csr = both_ways(with_larger_hubs(graph, factor), "both")
-        nodes = np.arange(100_000)
-        rows = np.empty((len(nodes), 100), np.int32)
-        elapsed_s = seconds(lambda c=csr, n=nodes, r=rows: sampler.local_nodes_rows(*c, n, -1, -1, 0, 0, r), 3)
-        times.append(elapsed_s)
+        times.append(elapsed_s := size * ours(csr, np.arange(size), 100))
         print(f"  largest degree {np.diff(csr[0]).max():>7,}: {elapsed_s:.1f} s")
     print(f"  ratio {times[1] / times[0]:.2f}")
 
-    graph = power_law(100_000, 50)
+    graph = power_law(size, 50)
     csr = both_ways(graph, "both")
-    rows = np.empty((100_000, 100), np.int32)
+    rows = np.empty((size, 100), np.int32)
     there = csr[0].nbytes + csr[1].nbytes + rows.nbytes
-    extra = extra_bytes(csr, np.arange(100_000), rows)
+    extra = extra_bytes(csr, np.arange(size), rows)
     print(f"\nmemory beyond the graph and the result ({there / 2**20:.0f} MiB): {extra / 2**20:.1f} MiB")
 
-    print("\nthreads, 100,000 nodes, K=100:")
+    print(f"\nthreads, {size // 5:,} of {size:,} nodes, K=100:")
     for threads in (1, 2, 4, 8, 16):
-        elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(20_000), k=100, threads=t), 3)
+        elapsed_s = seconds(lambda t=threads: local_nodes(graph, np.arange(size // 5), k=100, threads=t), 3)
         print(f"  {threads:>2}: {elapsed_s:.2f} s")
-    draw(picture)
+    draw(csr, picture)
 
 
-def draw(picture: Path) -> None:
+def draw(csr: tuple[np.ndarray, ...], picture: Path) -> None:
     """Cost per node against the number of two-hop paths, for each way and the chosen one."""
     from matplotlib.figure import Figure
 
-    csr = both_ways(power_law(100_000, 50), "both")
     degree = np.diff(csr[0])
     paths = np.zeros(len(degree), np.int64)
     has = degree > 0
@@ -165,7 +162,7 @@ def draw(picture: Path) -> None:
         style = {"linewidth": 3, "color": "black"} if name == "chosen" else {"linewidth": 1.5, "linestyle": "--"}
         axes.plot(*zip(*points, strict=True), label=name, **style)
     axes.set(xscale="log", yscale="log", xlabel="two-hop paths of the node", ylabel="µs per node, one core",
-             title="LocalNodes, K = 100, power law, 100,000 nodes of mean degree 50")  # fmt: skip
+             title=f"LocalNodes, K = 100, power law, {len(degree):,} nodes of mean degree 50")  # fmt: skip
     axes.legend(frameon=False)
     figure.savefig(picture, bbox_inches="tight", dpi=120)
     print(f"\n{picture} shows the cost per node against its two-hop paths")
@@ -222,9 +219,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", action="store_true", help="only the graph of ogbn-products' size")
     parser.add_argument("--scale", type=float, default=1.0, help="of that graph")
+    parser.add_argument("--nodes", type=int, default=100_000, help="of the largest graph to compare on")
     parser.add_argument("--picture", type=Path, default=Path("local-nodes.png"))
     args = parser.parse_args()
-    products(args.scale) if args.products else compare(args.picture)
+    products(args.scale) if args.products else compare(args.nodes, args.picture)
 
 
 if __name__ == "__main__":

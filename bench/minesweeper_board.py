@@ -3,7 +3,8 @@ on the board, which no model of a graph does. The ceiling that docs/accuracy.md 
 
     python bench/minesweeper_board.py --data data/minesweeper --around 1 2 4 --splits 2
 
-FOLDER has x.npy, y.npy and splits.npz as bench/baselines.py takes them; node 100·i + j is the field in row i, column j.
+FOLDER has x.npy, y.npy and splits.npz as bench/baselines.py takes them, of a square board of 100 by 100 fields in the
+public file; node 100·i + j is the field in row i, column j.
 Where labels are told, those are the training labels among the fields, never that of the field in the middle. ROC-AUC at
 the epoch that validation chose, mean of the splits. Half a minute a row on one core, four with four fields around.
 """
@@ -11,6 +12,7 @@ the epoch that validation chose, mean of the splits. Half a minute a row on one 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-SIDE, EPOCHS, BATCH = 100, 60, 250
+BATCH = 250
 WAYS = 8
 """To turn and to mirror a square."""
 
@@ -29,7 +31,8 @@ def windows(x: Any, y: Any, train: Any, around: int, labels: bool) -> Tensor:
     known = np.zeros((len(y), 2), dtype=np.float32)
     if labels:
         known[train, 0], known[train, 1] = 1, y[train]
-    board = np.concatenate([x, known, np.ones((len(y), 1), dtype=np.float32)], axis=1).T.reshape(-1, SIDE, SIDE)
+    board = np.concatenate([x, known, np.ones((len(y), 1), dtype=np.float32)], axis=1).T
+    board = board.reshape(len(board), *[math.isqrt(len(y))] * 2)
     padded = torch.from_numpy(np.pad(board, ((0, 0), (around, around), (around, around))))
     side = 2 * around + 1
     seen = padded.unfold(1, side, 1).unfold(2, side, 1).permute(1, 2, 0, 3, 4)
@@ -52,15 +55,17 @@ def turned(seen: Tensor, way: int) -> Tensor:
     return seen.flip(3) if way >= WAYS // 2 else seen
 
 
-def score(x: Any, y: Any, split: dict[str, Any], around: int, labels: bool, seed: int) -> tuple[float, float]:
+def score(
+    x: Any, y: Any, split: dict[str, Any], around: int, labels: bool, seed: int, epochs: int
+) -> tuple[float, float]:
     """(valid, test) of one split."""
     torch.manual_seed(seed)
     seen, truth = windows(x, y, split["train"], around, labels), torch.from_numpy(y.astype(np.float32))
     net, train = network(seen.shape[1], around), torch.from_numpy(np.flatnonzero(split["train"]))
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=EPOCHS * (len(train) // BATCH))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * (len(train) // BATCH))
     best = (0.0, 0.0)
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         net.train()
         order = train[torch.randperm(len(train))]
         for start in range(0, len(order) - BATCH + 1, BATCH):
@@ -86,14 +91,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--around", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=60, help="a multiple of 5")
     args = parser.parse_args()
     x, y = np.load(args.data / "x.npy").astype(np.float32), np.load(args.data / "y.npy")
     masks = np.load(args.data / "splits.npz")
     print(f"{'fields around':<16}{'labels':<10}{'valid':>8}{'test':>8}")
+    names = ("train", "val", "test")
     for around in args.around:
         for labels in (False, True):
             found = [
-                score(x, y, {name: masks[f"{name}_masks"][n] for name in ("train", "val", "test")}, around, labels, n)
+                score(x, y, {name: masks[f"{name}_masks"][n] for name in names}, around, labels, n, args.epochs)
                 for n in range(args.splits)
             ]
             valid, test = 100 * np.mean(found, axis=0)

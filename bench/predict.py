@@ -10,8 +10,8 @@ nodes to the last, `all` the whole call.
 from __future__ import annotations
 
 import argparse
-import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[2048])
     parser.add_argument("--split", default=None, help="only the nodes of this split")
     args = parser.parse_args()
-    file = args.run / "config.toml"
-    text = file.read_text()
+    run = lg.Run.open(args.run)
     for size in args.batch_size:
-        file.write_text(re.sub(r"eval_batch_size = \d+", f"eval_batch_size = {size}", text))
+        train = run.config.train.model_copy(update={"eval_batch_size": size})
+        run = replace(run, config=run.config.model_copy(update={"train": train}))
         times: list[tuple[float, int]] = []
 
         def watch(stage: str, done: int, total: int | None, times: list[tuple[float, int]] = times) -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        table = lg.predict(args.run, split=args.split, progress=watch)
+        table = lg.predict(run, split=args.split, progress=watch)
         all_s = time.perf_counter() - begin
         tenth = next(number for number, (_, done) in enumerate(times) if done >= table.num_rows / 10)
         steady = (times[-1][1] - times[tenth][1]) / max(1e-9, times[-1][0] - times[tenth][0])
@@ -48,7 +48,6 @@ def main() -> None:
             f"{all_s:.1f} s, peak {peak:.1f} GB on the GPU",
             flush=True,
         )
-        file.write_text(text)
 
 
 if __name__ == "__main__":

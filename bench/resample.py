@@ -22,13 +22,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c", help="on top of the recipe")
     parser.add_argument("--out", type=Path, default=Path("resample-bench"))
     args = parser.parse_args()
     start = time.perf_counter()
     store = synthesize("ogbn-products", args.out / "g", args.scale, overwrite=True)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} entries: made in {time.perf_counter() - start:.0f} s")
     settings = ["prepare.positions.method=projection", "prepare.tokens.nodes=reachable", "train.label_smoothing=0",
-                f"train.epochs={args.epochs}", "train.budget=none"]  # fmt: skip
+                f"train.epochs={args.epochs}", "train.budget=none", *args.set]  # fmt: skip
     start = time.perf_counter()
     config = lg.Config.from_recipe("ogbn-products-largegt-full", settings)
     prepared = lg.prepare(store, config.prepare)

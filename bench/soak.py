@@ -29,7 +29,6 @@ SETTINGS = (
     "prepare.local_nodes.k=8", "prepare.positions.dim=8", "model.hidden=16", "model.codebook.centroids=32",
     "model.label_contexts=0", "train.epochs=1", "train.batch_size=256", "train.resample=never", "train.draws=1",
 )  # fmt: skip
-STRETCHES = 20
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--warm-up", type=float, default=0.25, help="Share of the time that is left out.")
+    parser.add_argument("--stretches", type=int, default=20, help="Of the rounds that count; 3 rounds each at least.")
     parser.add_argument("--limit", default="30MiB", help="Growth per hour that is let pass.")
     args = parser.parse_args()
     store = made(args.out / "g", args.nodes)
-    times, held = soaked(store, args.out, 60 * args.minutes)
+    times, held = soaked(store, args.out, 60 * args.minutes, 3 * args.stretches)
     counted = times >= args.warm_up * times[-1]
-    if counted.sum() < 3 * STRETCHES:
+    if counted.sum() < 3 * args.stretches:
         raise SystemExit(f"only {counted.sum()} rounds to judge by: give it more --minutes")
-    trend = trend_of(times[counted], held[counted])
+    trend = trend_of(times[counted], held[counted], args.stretches)
     limit = parse_bytes(args.limit)
     grows = trend.low > limit
     first, last, most, low, slope, high = (
@@ -79,11 +79,12 @@ def made(path: Path, num_nodes: int) -> lg.GraphStore:
     return lg.ingest(lg.sources.arrays(ends, features, labels), path, lg.IngestConfig(undirected=True), overwrite=True)
 
 
-def soaked(store: lg.GraphStore, folder: Path, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds since the beginning and bytes held, after each round."""
-    times, held = [], []
+def soaked(store: lg.GraphStore, folder: Path, seconds: float, fewest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds since the beginning and bytes held, after each of at least so many rounds, `fewest`."""
+    times: list[float] = []
+    held: list[int] = []
     begin, told = time.monotonic(), 0.0
-    while not times or times[-1] < seconds:
+    while len(times) < fewest or times[-1] < seconds:
         model = MODELS[len(times) % len(MODELS)]
         config = lg.Config.from_recipe("default", [*SETTINGS, f"model.name={model}", f"train.seed={len(times)}"])
         run = lg.train(store, config, folder / "run", overwrite=True)
@@ -101,13 +102,13 @@ def soaked(store: lg.GraphStore, folder: Path, seconds: float) -> tuple[np.ndarr
     return np.array(times), np.array(held, dtype=np.float64)
 
 
-def trend_of(times: np.ndarray, held: np.ndarray) -> Trend:
+def trend_of(times: np.ndarray, held: np.ndarray, stretches: int) -> Trend:
     """The slope of stretches' means over time."""
-    parts = np.array_split(np.arange(len(times)), STRETCHES)
+    parts = np.array_split(np.arange(len(times)), stretches)
     hours = np.array([times[part].mean() for part in parts]) / 3600
     means = np.array([held[part].mean() for part in parts])
     fit = stats.linregress(hours, means)
-    reach = float(stats.t.ppf(0.975, STRETCHES - 2)) * float(fit.stderr)
+    reach = float(stats.t.ppf(0.975, stretches - 2)) * float(fit.stderr)
     return Trend(float(fit.slope), float(fit.slope) - reach, float(fit.slope) + reach)
 
 

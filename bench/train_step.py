@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 import largegt as lg
 from largegt.datasets.synthetic import synthesize
+from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.prepared import Prepared
 from largegt.training.checkpoint import State
 from largegt.training.metrics import TaskHead
@@ -100,6 +101,7 @@ class Bare:
             self.model.compile_for({config.train.batch_size, config.train.eval_batch_size})
         self.head = TaskHead.for_training(prepared, config.train)
         state = State.make(self.model, config.train, self.accelerator)
+        self.optimizer = state.optimizer
         record = config.train.compile == "yes"
         self.step = TrainingStep(self.accelerator, state, self.head, config.train, record)
         self.loader = make_loader(prepared, self.model, config.train, self.device, config.tokens.table)
@@ -134,8 +136,10 @@ class Bare:
 
     def parts(self, times: int) -> dict[str, float]:
         size = self.config.train.batch_size
+        assert isinstance(self.loader, TokenLoader)  # all recipes are LargeGT's
         rows = torch.from_numpy(self.rows[:size]).to(self.loader.table.device)
-        batch = self.loader.gather(rows)
+        gather = self.loader.gather
+        batch = gather(rows)
         model, accelerator = self.model, self.accelerator
 
         def forward() -> Any:
@@ -150,7 +154,7 @@ class Bare:
 
         output = forward()
         found = {
-            "gather": timed(lambda: self.loader.gather(rows), self.device, times),
+            "gather": timed(lambda: gather(rows), self.device, times),
             "forward, compiled": timed(forward, self.device, times),
             "forward and backward, compiled": timed(
                 lambda: self.head.loss(forward().logits, batch.labels).backward(), self.device, times

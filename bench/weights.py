@@ -28,6 +28,11 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.runtime.memory import format_bytes
 
+OPTIONS = {
+    "plain": [], "weights": ["weight=amount"], "features": ["edge_features=f*"],
+    "both": ["weight=amount", "edge_features=f*"],
+}  # fmt: skip
+
 
 def write_edges(file: Path, num_nodes: int, num_edges: int) -> None:
     rng = np.random.default_rng(0)
@@ -70,6 +75,7 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=3_000_000)
     parser.add_argument("--memory", default="512MiB")
     parser.add_argument("--k", type=int, default=50)
+    parser.add_argument("--kinds", nargs="*", default=["plain", "weights", "features"], help="to ingest beside both")
     parser.add_argument("--ingest", nargs=2, help="for the bench itself: a file and a store")
     parser.add_argument("--option", nargs="*", default=[], help="for the bench itself: weight=amount")
     given = parser.parse_args()
@@ -81,13 +87,10 @@ def main() -> None:
         file = Path(folder) / "e.parquet"
         write_edges(file, given.nodes, given.edges)
         print(f"{given.nodes:,} nodes, {given.edges:,} edges; ingest with {given.memory}")
-        for name, options in (
-            ("plain", []), ("weights", ["weight=amount"]), ("features", ["edge_features=f*"]),
-            ("both", ["weight=amount", "edge_features=f*"]),
-        ):  # fmt: skip
+        for name in [*given.kinds, "both"]:
             print(f"ingest, {name}:", flush=True)
             again = [sys.executable, __file__, "--nodes", str(given.nodes), "--memory", given.memory]
-            command = [*again, "--ingest", str(file), f"{folder}/{name}", "--option", *options]
+            command = [*again, "--ingest", str(file), f"{folder}/{name}", "--option", *OPTIONS[name]]
             subprocess.run(command, check=True)
         store = GraphStore.open(f"{folder}/both")
         nodes = np.random.default_rng(1).permutation(given.nodes)[:50_000]
