@@ -98,7 +98,7 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], Any], **arrays_of: An
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "", "a\x00b", "features.npy/../x"])
 def test_an_array_cannot_be_called_by_a_path(copy: Path, name: str) -> None:
     forge(copy / "g", lambda tree: tree["arrays"].update({name: tree["arrays"]["features"]}))
-    with pytest.raises(FormatError, match="no plain name"):
+    with pytest.raises(FormatError, match="does not describe its array"):
         GraphStore.open(copy / "g")
 
 
@@ -147,7 +147,7 @@ def test_a_header_that_claims_a_planet(copy: Path, tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=r"features-\w+\.npy does not begin as an array of float32"):
             GraphStore.open(copy / "g")
         forge(copy / "g", lambda tree: tree["arrays"]["features"].update(shape=[10**15, 4]))
-        with pytest.raises(FormatError, match=r"features-\w+\.npy has 1152 bytes, 16000000000000128 were written"):
+        with pytest.raises(FormatError, match=r"features-\w+\.npy has shape .* which takes 16000000000000128 bytes"):
             GraphStore.open(copy / "g")
 
 

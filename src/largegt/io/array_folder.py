@@ -256,7 +256,9 @@ class ArrayFolder:
                 begin, size = stream.read(len(head)), os.fstat(stream.fileno()).st_size
             if begin != head:
                 return f"does not begin as an array of {dtype} {shape}, as its manifest says"
-            if not size == num_bytes == len(head) + math.prod(shape) * stored_dtype(dtype).itemsize:
+            if (whole := len(head) + math.prod(shape) * stored_dtype(dtype).itemsize) != num_bytes:
+                return f"has shape {shape}, which takes {whole} bytes, and its manifest says {num_bytes}"
+            if size != num_bytes:
                 return f"has {size} bytes, {num_bytes} were written"
             return mismatch(file, num_bytes, entry["checksum"]) if full else None
         except FileNotFoundError:

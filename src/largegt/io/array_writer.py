@@ -234,15 +234,14 @@ class ArrayWriter:
         """What is written until now counts: a killed run goes on from here, with `state` as it is now."""
         self.state.update(state)
         rows = self._rows | {name: [array.rows, array.num_bytes] for name, array in self._growing.items()}
-        written = {name: entry for name, entry in self._arrays.items() if "file" not in entry}
-        journal = {**self._work, "arrays": written, "rows": rows, "state": self.state}
+        journal = {**self._work, "arrays": self._arrays, "rows": rows, "state": self.state}
         write_text_atomically(self.partial / _JOURNAL, json.dumps(journal))
 
     def _read_journal(self) -> dict[str, Any]:
         """Empty for other work, or when a file that the journal names is missing."""
         try:
             journal: dict[str, Any] = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
-            sizes = {name: entry["bytes"] for name, entry in journal["arrays"].items()}
+            sizes = {name: entry["bytes"] for name, entry in journal["arrays"].items() if "file" not in entry}
             sizes |= {name: size for name, (_, size) in journal["rows"].items()}
             is_ours = all(journal[key] == value for key, value in self._work.items())
             is_ours &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))

@@ -104,7 +104,8 @@ def noted(run: Path) -> Notes:
     files: Notes = tree.get("files", {})
     with suppress(ValidationError):
         TypeAdapter(dict[str, list[_Note]]).validate_python(files)
-        if (tree.get("format"), tree.get("version")) == (_FORMAT, _VERSION):
+        stays = not any(Path(name).is_absolute() or ".." in Path(name).parts for name in files)
+        if stays and (tree.get("format"), tree.get("version")) == (_FORMAT, _VERSION):
             return files
     raise FormatError(f"{file} is of another version of largegt; {advice}")
 
