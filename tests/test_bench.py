@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import largegt
 from largegt.datasets.synthetic import synthesize
@@ -88,7 +89,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     folder = tmp_path_factory.mktemp("bench")
     made = Inputs(folder / "store", folder / "run", folder / "data")
     store = synthesize("ogbn-products", made.store, 0.0003)
-    config = largegt.Config.from_recipe("ogbn-products-largegt-full", [*SMALL, "train.epochs=1", "train.budget=none"])
+    config = largegt.Config.from_recipe("ogbn-products-largegt-full", [*SMALL, "train.epochs=1", "train.device=cpu"])
     largegt.train(store, config, made.run)
     made.data.mkdir()
     rng = np.random.default_rng(0)
@@ -103,7 +104,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 @pytest.mark.parametrize("program", sorted({file.stem for file in BENCH.glob("*.py")} - RUN_ELSEWHERE - LEFT_OUT))
 def test_a_program_runs(program: str, inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its smallest size, on two cores at most; a program without one in the table fails."""
+    """At its smallest size, on two cores at most and no GPU; a program without one in the table fails."""
     if program == "cluster":
         pytest.importorskip("ray", reason="bench/cluster.py starts a cluster of Ray")
     (tmp_path / "store").symlink_to(inputs.store)
@@ -111,6 +112,8 @@ def test_a_program_runs(program: str, inputs: Inputs, tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "argv", [f"{program}.py", *words])
     monkeypatch.syspath_prepend(BENCH)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.chdir(tmp_path)
     try:
