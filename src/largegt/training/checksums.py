@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -44,9 +45,7 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder for new files of the run, each under the name that it is to have. At the end they take their places
     together: a kill at any moment leaves each file old or new, and the checkpoint is the last to be new. `others` are
     noted as they are."""
-    temporary = TemporaryDirectory(prefix=".", suffix=".partial", dir=run, ignore_cleanup_errors=True)
-    with disk_errors(run), temporary as name:
-        folder = Path(name)
+    with disk_errors(run), _temporary(run) as folder:
         yield folder
         new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
         files = {run / file.relative_to(folder): file for file in new}
@@ -60,6 +59,21 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
             path.parent.mkdir(exist_ok=True)
             os.replace(file, path)
         _write(run, before | after)
+
+
+@contextmanager
+def _temporary(run: Path) -> Iterator[Path]:
+    """A folder in the run that is gone at the end, also where a signal comes while it is removed."""
+    folder = run / f".{uuid.uuid4().hex[:8]}.partial"
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def check_file(run: Path, path: Path) -> None:
