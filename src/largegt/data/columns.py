@@ -440,15 +440,16 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
 
 def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str], where: str) -> int:
     """Complete the values and notes of a number, boolean or date; the first row that has none, or -1."""
-    trial = scan.trials.get(_trial_of(kind))
-    if trial is None or (scan.given and scan.filled and not scan.passes(_trial_of(kind))):
+    read_as = _trial_of(kind)
+    trial = scan.trials.get(read_as)
+    if trial is None or (scan.given and scan.filled and not scan.passes(read_as)):
         raise InputError(
             f"{where}: most cells of column {shown(scan.name)} are no {_PLURALS[kind]}, yet its kind is given as {kind}"
             f"{', first ' + trial.first_bad if trial and trial.first_bad else ''}: give another kind"
         )
     values["missing"] = len(scan.rows.train) - trial.good
     if trial.first_bad:
-        cells = f"1 cell is no {_trial_of(kind)}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
+        cells = f"1 cell is no {read_as}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
         notes.append(f"{cells}, first {trial.first_bad}: treated as missing")
     if not trial.num_train:
         notes.append("no training row has a value")

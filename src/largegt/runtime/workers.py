@@ -10,7 +10,6 @@ name that counts, and one that runs twice leaves the same bytes.
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -55,15 +54,12 @@ def new_token() -> str:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file or a folder, which is renamed to `path` when all went well."""
+    """A name beside the file `path`, which is renamed to it when all went well. Two tries of one task may write at the
+    same time, on two machines."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with disk_errors(path.parent):
             yield aside
-            if not path.is_dir():  # else an earlier try of the same task came to its end after all
-                os.replace(aside, path)
+            os.replace(aside, path)
     finally:
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)

@@ -40,6 +40,9 @@ class _Note(BaseModel, strict=True):
     checksum: str
 
 
+_NOTES = TypeAdapter(dict[str, list[_Note]])
+
+
 @contextmanager
 def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder for new files of the run, each under the name that it is to have. At the end they take their places
@@ -117,7 +120,7 @@ def noted(run: Path) -> Notes:
     tree = read_sealed(file, advice)
     files: Notes = tree.get("files", {})
     with suppress(ValidationError):
-        TypeAdapter(dict[str, list[_Note]]).validate_python(files)
+        _NOTES.validate_python(files)
         stays = not any(Path(name).is_absolute() or ".." in Path(name).parts for name in files)
         if stays and (tree.get("format"), tree.get("version")) == (_FORMAT, _VERSION):
             return files
