@@ -1,7 +1,7 @@
 """LargeGT and what it is compared with, on graphs of one's own: the table of docs/accuracy.md.
 
     python bench/accuracy.py --data data/debian-sid --contestants auto default paper sign --runs 4 --out accuracy-bench
-    python bench/accuracy.py --data data/cora --contestants default --try labels='model.label_tokens=true' --out DIR
+    python bench/accuracy.py --data data/cora --contestants default --try labels='model.label_embeddings=true' --out DIR
     python bench/accuracy.py --data data/* --contestants auto --runs 4 --workers 8 --minutes 9 --out DIR
 
 FOLDER as bench/baselines.py takes it; a meta.json whose `directed` begins with that word keeps its directions. A
@@ -88,7 +88,13 @@ def config_of(contestant: str, store: GraphStore, settings: list[str]) -> Config
         steps = lg.auto_config(store)[0].train
         epochs = max(10, round(steps.epochs * 1024 / steps.batch_size))
         return Config.from_recipe(
-            PAPER, ["prepare.positions.method=projection", f"train.epochs={epochs}", "train.budget=none", *settings]
+            PAPER,
+            [
+                "prepare.positional_encoding.method=random_projection",
+                f"train.epochs={epochs}",
+                "train.max_time=none",
+                *settings,
+            ],
         )
     if contestant in MODEL_NAMES:
         return Config.from_recipe(recipe_for(contestant), [f"model.name={contestant}", *settings])

@@ -27,8 +27,8 @@ from largegt.training.run import Run
 
 T = TypeVar("T")
 PREPARE: dict[str, Any] = {
-    "local_nodes": {"k": 16, "nodes": "all"}, "tokens": {"nodes": "all", "standardize": False, "dtype": "float16"},
-    "positions": {"method": "none"},
+    "local_nodes": {"k": 16, "target_nodes": "all"}, "tokens": {"precompute_for": "all", "normalize": "none", "dtype": "float16"},
+    "positional_encoding": {"method": "none"},
 }  # fmt: skip
 
 
@@ -89,9 +89,9 @@ def main() -> None:
         new = parts.source(num_old, parts.num_nodes, last >= num_old)
         print(f"\n{parts.num_nodes - num_old:,} new nodes, {int((last >= num_old).sum()):,} new edges")
         if args.predict and share == args.share[0]:
-            recipe = Config.from_recipe("plain", [
-                "model.hidden=32", "train.epochs=1", "prepare.local_nodes.k=16", "prepare.positions.dim=16",
-                "prepare.tokens.nodes=all",
+            recipe = Config.from_recipe("base", [
+                "model.hidden_dim=32", "train.epochs=1", "prepare.local_nodes.k=16", "prepare.positional_encoding.dim=16",
+                "prepare.tokens.precompute_for=all",
             ])  # fmt: skip
             for name in ("largegt-local", "largegt-full"):
                 config = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})

@@ -33,25 +33,25 @@ from largegt.data.store import GraphStore
 Split = dict[str, np.ndarray]
 
 EVERYWHERE = """
-    train.optimizer=adam train.schedule=constant train.clip_norm=none train.precision=32-true
-    train.checkpoint_every=1000000 train.batch_size=1000000 prepare.positions.method=none
-    prepare.tokens.standardize=false
+    train.optimizer=adam train.lr_scheduler=constant train.max_grad_norm=none train.precision=32-true
+    train.checkpoint_every_n_epochs=1000000 train.batch_size=1000000 prepare.positional_encoding.method=none
+    prepare.tokens.normalize=none
 """
 """Full batches at a constant step size, as the small-graph papers train."""
 
 _SGC = "train.epochs=200 train.learning_rate=0.2 train.monitor=loss"  # convex: the authors take the last epoch
 _GAT = """
-    model.hidden=64 model.heads=8 model.fanouts=-1,-1 model.input_dropout=0.6 model.attention_dropout=0.6
+    model.hidden_dim=64 model.num_heads=8 model.fanouts=-1,-1 model.input_dropout=0.6 model.attention_dropout=0.6
     model.dropout=0.6 model.residual=false model.norm=none train.weight_decay=5e-4 train.learning_rate=5e-3
     train.epochs=1000 train.monitor=loss train.patience=100
 """
 _NAGPHORMER = """
-    model.hidden=128 model.heads=8 model.encoder_dropout=0.3 train.optimizer=adamw train.weight_decay=1e-2
-    train.batch_size=1000 train.learning_rate=1e-3 prepare.tokens.standardize=true
+    model.hidden_dim=128 model.num_heads=8 model.encoder_dropout=0.3 train.optimizer=adamw train.weight_decay=1e-2
+    train.batch_size=1000 train.learning_rate=1e-3 prepare.tokens.normalize=per_feature
 """
 _LINKX = """
-    model.hidden=64 model.dropout=0.5 train.batch_size=1000 train.learning_rate=1e-3 train.weight_decay=1e-3
-    train.epochs=30 prepare.tokens.standardize=true
+    model.hidden_dim=64 model.dropout=0.5 train.batch_size=1000 train.learning_rate=1e-3 train.weight_decay=1e-3
+    train.epochs=30 prepare.tokens.normalize=per_feature
 """
 SETTINGS: dict[tuple[str, str], str] = {
     ("cora", "sgc"): f"{_SGC} train.weight_decay=1e-5 train.epochs=100",
@@ -60,40 +60,40 @@ SETTINGS: dict[tuple[str, str], str] = {
     ("cora", "gat"): _GAT,
     ("citeseer", "gat"): _GAT,
     ("pubmed", "gat"): f"{_GAT} train.weight_decay=1e-3 train.learning_rate=1e-2",
-    ("amazon-photo", "nagphormer"): f"{_NAGPHORMER} prepare.tokens.hops=3 train.epochs=15",
+    ("amazon-photo", "nagphormer"): f"{_NAGPHORMER} prepare.tokens.num_hops=3 train.epochs=15",
     ("amazon-photo", "graphsage"): """
-        model.hidden=128 model.fanouts=-1,-1,-1 model.dropout=0.6 model.norm=layer train.learning_rate=2e-3
+        model.hidden_dim=128 model.fanouts=-1,-1,-1 model.dropout=0.6 model.norm=layer train.learning_rate=2e-3
         train.weight_decay=5e-5 train.epochs=300""",
     ("amazon-photo", "gat"): """
-        model.hidden=128 model.heads=4 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer train.learning_rate=2e-3
+        model.hidden_dim=128 model.num_heads=4 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer train.learning_rate=2e-3
         train.weight_decay=5e-5 train.epochs=200""",
     ("coauthor-physics", "nagphormer"): f"""
-        {_NAGPHORMER} prepare.tokens.hops=3 prepare.tokens.standardize=false model.encoder_dropout=0.5
+        {_NAGPHORMER} prepare.tokens.num_hops=3 prepare.tokens.normalize=none model.encoder_dropout=0.5
         train.epochs=40 train.patience=12""",
     ("coauthor-physics", "graphsage"): """
-        model.hidden=64 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer train.learning_rate=1e-3
+        model.hidden_dim=64 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer train.learning_rate=1e-3
         train.weight_decay=5e-4 train.epochs=500 train.patience=120""",
     ("minesweeper", "graphsage"): """
-        model.hidden=64 model.fanouts=-1,-1,-1,-1,-1,-1,-1,-1 model.dropout=0.3 model.norm=batch
+        model.hidden_dim=64 model.fanouts=-1,-1,-1,-1,-1,-1,-1,-1 model.dropout=0.3 model.norm=batch
         train.learning_rate=1e-2 train.weight_decay=0 train.epochs=200 train.patience=60""",
     ("minesweeper", "linkx"): _LINKX,
     ("tolokers", "linkx"): _LINKX,
     ("tolokers", "graphsage"): """
-        model.hidden=64 model.fanouts=-1,-1,-1 model.dropout=0.2 model.norm=batch train.learning_rate=1e-2
-        train.weight_decay=0 train.epochs=120 prepare.tokens.standardize=true""",
+        model.hidden_dim=64 model.fanouts=-1,-1,-1 model.dropout=0.2 model.norm=batch train.learning_rate=1e-2
+        train.weight_decay=0 train.epochs=120 prepare.tokens.normalize=per_feature""",
     ("tolokers", "gat"): """
-        model.hidden=128 model.heads=8 model.fanouts=-1,-1,-1,-1,-1 model.dropout=0.2 model.norm=batch
+        model.hidden_dim=128 model.num_heads=8 model.fanouts=-1,-1,-1,-1,-1 model.dropout=0.2 model.norm=batch
         train.learning_rate=3e-3 train.weight_decay=0 train.epochs=200 train.patience=60
-        prepare.tokens.standardize=true""",
+        prepare.tokens.normalize=per_feature""",
     ("minesweeper", "gat"): """
-        model.hidden=64 model.heads=2 model.fanouts=-1,-1,-1,-1,-1,-1 model.dropout=0.2 model.norm=batch
+        model.hidden_dim=64 model.num_heads=2 model.fanouts=-1,-1,-1,-1,-1,-1 model.dropout=0.2 model.norm=batch
         train.learning_rate=1e-2 train.weight_decay=0 train.epochs=300 train.patience=80""",
     ("minesweeper", "nagphormer"): """
-        model.hidden=64 model.heads=4 prepare.tokens.hops=7 model.encoder_dropout=0.1 train.batch_size=1000
+        model.hidden_dim=64 model.num_heads=4 prepare.tokens.num_hops=7 model.encoder_dropout=0.1 train.batch_size=1000
         train.learning_rate=2e-3 train.weight_decay=0 train.epochs=60""",
     ("tolokers", "nagphormer"): """
-        model.hidden=64 model.heads=4 prepare.tokens.hops=3 model.encoder_dropout=0.1 train.batch_size=1000
-        train.learning_rate=1e-3 train.weight_decay=0 train.epochs=40 prepare.tokens.standardize=true""",
+        model.hidden_dim=64 model.num_heads=4 prepare.tokens.num_hops=3 model.encoder_dropout=0.1 train.batch_size=1000
+        train.learning_rate=1e-3 train.weight_decay=0 train.epochs=40 prepare.tokens.normalize=per_feature""",
 }
 """Chosen on validation nodes, beginning at the published settings; docs/baselines.md says how, and what was not."""
 
@@ -178,7 +178,7 @@ def run_all(args: argparse.Namespace) -> None:
             store = make_store(folder, args.out / "stores" / f"{kind}-{which}", split, svd, cache)
             out = args.out / "runs" / f"{kind}-{protocol}-{model}-{label}" / str(number)
             if not (out / "metrics.json").is_file():
-                config = lg.Config.from_recipe("plain", [f"model.name={model}", *settings, f"train.seed={number}"])
+                config = lg.Config.from_recipe("base", [f"model.name={model}", *settings, f"train.seed={number}"])
                 lg.train(store, config, out, resume=out.exists())
             found.append(json.loads((out / "metrics.json").read_text()))
         report(args, kind, protocol, model, label, found, " ".join(chosen_here))

@@ -3,7 +3,7 @@
     python bench/baselines_throughput.py --scale 1 --models graphsage goat-full --out /tmp/t       # on a GPU machine
     python bench/baselines_throughput.py --scale 0.05 --out /tmp/t                                 # anywhere
 
-A graph like ogbn-products (`largegt synthesize`) and the paper's recipes for it, positions by projection. `drawn` is
+A graph like ogbn-products (`largegt generate`) and the paper's recipes for it, positions by projection. `drawn` is
 the loader alone: sampling, features and labels on the device. `trained` is the fastest epoch of `lg.train` after the
 first. `PyG` is PyTorch Geometric's NeighborLoader with the same fan-outs, drawing alone, where it and one of the
 libraries it samples with are installed.
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import largegt as lg
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.threads import num_threads
 from largegt.training.setup import build_model, make_accelerator, make_loader
@@ -64,12 +64,16 @@ def pyg_batches(store: Any, nodes: Any, fanouts: tuple[int, ...], batch_size: in
 
 
 def measured(name: str, args: argparse.Namespace) -> str:
-    overrides = ["prepare.positions.method=projection", f"train.epochs={args.epochs}", "train.inference=sampled"]
+    overrides = [
+        "prepare.positional_encoding.method=random_projection",
+        f"train.epochs={args.epochs}",
+        "train.layerwise_inference=false",
+    ]
     config = lg.Config.from_recipe(f"ogbn-products-{name}", [*overrides, *args.overrides])
     prepared: Prepared = lg.prepare(args.out / "store", config.preparation)
     accelerator = make_accelerator(config.train)
     model = build_model(config.model, prepared)
-    loader = make_loader(prepared, model, config.train, accelerator.device, config.tokens.table)
+    loader = make_loader(prepared, model, config.train, accelerator.device, config.train.token_table)
     rows = prepared.split_rows("train")
     drawn = seeds_per_s(loader.batches(rows, config.train.batch_size, 0, 0), accelerator.device)
     run = lg.train(prepared, config, args.out / name, overwrite=True)
@@ -94,7 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="kept for the next run")
     args = parser.parse_args()
     if not (args.out / "store").exists():
-        synthesize("ogbn-products", args.out / "store", args.scale)
+        generate("ogbn-products", args.out / "store", args.scale)
     for name in args.models:
         print(measured(name, args), flush=True)
 

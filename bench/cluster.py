@@ -163,7 +163,7 @@ def export(data: Path, out: Path, copies: int, text: bool) -> Path:
 
 def measure_ingest(args: argparse.Namespace, cluster: Cluster, machines: list[Any]) -> None:
     config = lg.IngestConfig(name="g")
-    engine = partial(RayEngine, memory=args.memory)
+    engine = partial(RayEngine, memory=args.memory_limit)
     few = np.random.default_rng(0).integers(0, 500, (2, 900))
     for text in (False, True):
         kind = "text" if text else "numbers"
@@ -189,7 +189,7 @@ def measure_ingest(args: argparse.Namespace, cluster: Cluster, machines: list[An
         print(
             f"  memory of a task: {format_bytes(busy.of('_remote') - idle.of('_remote'))} above an idle one "
             f"({format_bytes(idle.of('_remote'))}), of the driver {format_bytes(busy.own - before)}; "
-            f"a task may hold {format_bytes(args.memory)}"
+            f"a task may hold {format_bytes(args.memory_limit)}"
         )
         spare = machines.pop()
 
@@ -268,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="scratch folder for the store")
-    parser.add_argument("--memory", type=int, default=1 << 26, help="bytes of a task")
+    parser.add_argument("--memory-limit", type=int, default=1 << 26, help="bytes of a task")
     parser.add_argument("--nodes", type=int, default=100_000, help="nodes to sample for the rate")
     parser.add_argument("--ingest", action="store_true", help="measure ingest instead")
     parser.add_argument("--copies", type=int, default=1, help="copies of the graph to ingest as one")
@@ -296,7 +296,7 @@ def main() -> None:
     expected, local_s = made_by(Engine(1 << 30), store)
     print(f"local engine: {local_s:.1f} s")
     cluster, (*_, spare) = started(args.machines)
-    engine = partial(RayEngine, shards=args.machines, memory=args.memory)
+    engine = partial(RayEngine, shards=args.machines, memory=args.memory_limit)
     try:
         with Memory() as idle:
             made_by(engine(), tiny)
@@ -311,7 +311,7 @@ def main() -> None:
         )
         print(
             f"memory of a task: {format_bytes(busy.of('_remote') - idle.of('_remote'))} above an idle one "
-            f"({format_bytes(idle.of('_remote'))}); it may hold {format_bytes(args.memory)}"
+            f"({format_bytes(idle.of('_remote'))}); it may hold {format_bytes(args.memory_limit)}"
         )
 
         def lose(stage: str, done: int, total: int | None) -> None:

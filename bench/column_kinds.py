@@ -4,7 +4,7 @@
 
 The kinds are those that `largegt ingest` infers; a column that it ignores is in no variant. Numbers on a log scale
 are there a second time as they are. Every variant is a store of its own with the same labels and the same split, and
-is trained with seeds 0, 1, … of weights, order and local nodes. LargeGT has the recipe `plain` with K=8 and hidden
+is trained with seeds 0, 1, … of weights, order and local nodes. LargeGT has the recipe `base` with K=8 and hidden
 64, which a CPU trains in about a minute, unless `--recipe` names another; other models have their own recipe. `mlp`
 reads the features of a node alone, so that its scores are about the columns and not about the graph. `--set` is for
 every run. Scores are accuracy in % at the epoch that validation chose, mean ± deviation over the seeds.
@@ -27,7 +27,7 @@ from largegt.data.columns import Column
 from largegt.data.store import GraphStore
 
 WITHOUT_LOG = "number, none on a log scale"
-SMALL = ("prepare.local_nodes.k=8", "model.hidden=64")
+SMALL = ("prepare.local_nodes.k=8", "model.hidden_dim=64")
 
 
 def variants_of(columns: Sequence[Column]) -> dict[str, list[str]]:
@@ -51,7 +51,7 @@ def variants_of(columns: Sequence[Column]) -> dict[str, list[str]]:
 def stores_of(nodes: str, edges: str, label: str, out: Path) -> dict[str, tuple[list[str], GraphStore]]:
     """The columns and the store of each variant."""
     config = lg.IngestConfig(name="columns")
-    every = lg.ingest(lg.sources.files(edges, nodes=nodes, label=label), out / "stores" / "every", config, True)
+    every = lg.ingest(lg.sources.files(edges, nodes=nodes, label_column=label), out / "stores" / "every", config, True)
     if every.columns is None:
         raise SystemExit(f"{nodes} has no columns that become features")
     for row in every.columns.table():
@@ -59,7 +59,7 @@ def stores_of(nodes: str, edges: str, label: str, out: Path) -> dict[str, tuple[
     stores = {}
     for variant, names in variants_of(every.columns.columns).items():
         source = lg.sources.files(
-            edges, nodes=nodes, label=label, feature_columns=[glob.escape(name) for name in names]
+            edges, nodes=nodes, label_column=label, feature_columns=[glob.escape(name) for name in names]
         )
         kinds = tuple(f"{name}=number" for name in names) if variant == WITHOUT_LOG else ()
         own = config.model_copy(update={"kinds": kinds})
@@ -73,7 +73,7 @@ def stores_of(nodes: str, edges: str, label: str, out: Path) -> dict[str, tuple[
 def config_of(model: str, recipe: str | None, settings: Sequence[str]) -> Config:
     if not model.startswith("largegt"):
         return Config.from_recipe(recipe_for(model), [f"model.name={model}", *settings])
-    return Config.from_recipe(recipe or "plain", [f"model.name={model}", *(() if recipe else SMALL), *settings])
+    return Config.from_recipe(recipe or "base", [f"model.name={model}", *(() if recipe else SMALL), *settings])
 
 
 def scores(runs: list[dict[str, Any]], part: str) -> str:

@@ -1,6 +1,6 @@
 """Context features from disk against an in-RAM torch.sparse product, as ratios in one run.
 
-    python bench/context.py --like ogbn-papers100M --scale 0.02 --memory 6GiB 1GiB 512MiB
+    python bench/context.py --like ogbn-papers100M --scale 0.02 --memory-limit 6GiB 1GiB 512MiB
 
 `torch`: C = AX with a torch.sparse CSR matrix of int64 indices and X in RAM, which is the least that ÃH costs there.
 `ours`: token rows [H, C⁰] as `prepare` makes them, from the mapped store to a file, within the memory given:
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.blocks import Neighbors, NeighborSums, block_sums
 from largegt.preprocessing.context import ContextFeatures
@@ -33,12 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--like", default="ogbn-papers100M")
     parser.add_argument("--scale", type=float, default=0.02)
-    parser.add_argument("--memory", nargs="+", default=["6GiB", "1GiB", "512MiB"])
+    parser.add_argument("--memory-limit", nargs="+", default=["6GiB", "1GiB", "512MiB"])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("context-bench"))
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
-    store = synthesize(args.like, args.out / "store", args.scale)
+    store = generate(args.like, args.out / "store", args.scale)
     indptr, indices = store.csr("both")
     features = np.array(store.features)
     print(f"{store.num_nodes:,} nodes, {len(indices):,} entries, {store.num_features} features")
@@ -51,7 +51,7 @@ def main() -> None:
     x = torch.from_numpy(features)
     neighbors = Neighbors(indptr, indices, self_loops=False)
     stored = NodeFeatures(store)
-    shift, gain = feature_scale(stored, True, Engine(parse_bytes(args.memory[0])))
+    shift, gain = feature_scale(stored, "per_feature", Engine(parse_bytes(args.memory_limit[0])))
 
     def load(first: int, last: int, out: np.ndarray) -> None:
         out[:] = features[first:last]
@@ -70,13 +70,13 @@ def main() -> None:
             ContextFeatures(stored, nodes, shift, gain, ["both"], Engine(memory)).write(writer, "float32", hops=1)
         return time.perf_counter() - begin
 
-    sums(parse_bytes(args.memory[0]))
+    sums(parse_bytes(args.memory_limit[0]))
     for number in range(args.repeat):
         begin = time.perf_counter()
         _ = matrix @ x
         torch_s = time.perf_counter() - begin
         print(f"round {number + 1}: torch {torch_s:.2f} s")
-        for memory in args.memory:
+        for memory in args.memory_limit:
             alone, whole = sums(parse_bytes(memory)), context(parse_bytes(memory))
             print(
                 f"  {memory:>7}: sums {alone:.2f} s ({alone / torch_s:.2f}x), [H, C⁰] from disk to disk {whole:.2f} s "

@@ -322,8 +322,8 @@ def _die_in_commit(step: int) -> None:
 # what is killed ---------------------------------------------------------------------------------------------------
 
 _MODEL = (
-    "prepare.local_nodes.k=4", "prepare.positions.dim=3", "model.hidden=8", "model.codebook.centroids=6",
-    "model.codebook.width=4", "train.batch_size=16", "train.learning_rate=0.02", "model.dropout=0.2",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8", "model.codebook.num_centroids=6",
+    "model.codebook.dim=4", "train.batch_size=16", "train.learning_rate=0.02", "model.dropout=0.2",
     "train.device=cpu",
 )  # fmt: skip
 Content = dict[str, Any]
@@ -357,7 +357,7 @@ _OTHER = ("--edges", "in/e.parquet", "--nodes", "in/other.csv", *_set("undirecte
 
 def stages() -> dict[str, Stage]:
     store = ("g",)
-    train = ("train", "g", "--out", "runs/a", *_set(*_MODEL, "train.epochs=8", "train.checkpoint_every=2"))
+    train = ("train", "g", "--out", "runs/a", *_set(*_MODEL, "train.epochs=8", "train.checkpoint_every_n_epochs=2"))
     made = [
         Stage(
             "ingest",
@@ -663,7 +663,7 @@ class Beside:
 
     @property
     def _train(self) -> tuple[str, ...]:
-        return ("train", "h", "--out", "runs/b", *_set(*_MODEL, "train.epochs=8", "train.checkpoint_every=2"))
+        return ("train", "h", "--out", "runs/b", *_set(*_MODEL, "train.epochs=8", "train.checkpoint_every_n_epochs=2"))
 
     @property
     def _run(self) -> Content:

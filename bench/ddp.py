@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     store = arguments.out / "store"
     if not store.exists():
-        largegt("synthesize", "--like", arguments.like, "--scale", arguments.scale, "--out", store)
+        largegt("generate", "--like", arguments.like, "--scale", arguments.scale, "--out", store)
     cores = len(os.sched_getaffinity(0))
     print(f"{'model':16} {'ranks':>5} {'threads':>7} {'nodes/s':>9} {'ratio':>6}  loss of the last epoch")
     for model in arguments.model:

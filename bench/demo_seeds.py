@@ -16,8 +16,8 @@ import largegt as lg
 from largegt.datasets.demo import demo_source
 
 AS_THE_PAPER = (
-    "model.label_contexts=0", "model.label_tokens=false", "prepare.local_nodes.hop1_share=none",
-    "prepare.tokens.degrees=false", "model.distances=false", "model.label_surroundings=false",
+    "model.neighbor_label_hops=0", "model.label_embeddings=false", "prepare.local_nodes.hop1_fraction=none",
+    "prepare.tokens.add_degrees=false", "model.hop_distance_embedding=false", "model.local_label_histograms=false",
 )  # fmt: skip
 CONTESTANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mlp": ("demo-mlp", ()),

@@ -1,6 +1,6 @@
 """Time, peak anonymous memory and disk of every stage on graphs like ogbn-papers100M, over scale.
 
-    python bench/from_disk.py --scales 0.01 0.03 0.1 --memory 3GiB --out /tmp/from-disk
+    python bench/from_disk.py --scales 0.01 0.03 0.1 --memory-limit 3GiB --out /tmp/from-disk
 
 Each stage is the command a user would type, in a process of its own. Anonymous memory is what the process holds beside
 mapped files, sampled every 20 ms; disk is what the work folder holds, sampled every second. With three scales or more
@@ -69,7 +69,7 @@ def run(scale: float, args: argparse.Namespace) -> list[dict[str, Any]]:
     folder = args.out / f"{args.like}-{scale:g}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    store, memory = str(folder / "store"), ["--memory", args.memory]
+    store, memory = str(folder / "store"), ["--memory-limit", args.memory_limit]
     ingest_set = [part for item in args.ingest_set for part in ("--set", item)]
     prepare_set = ["--set", f"prepare.local_nodes.k={args.k}"]
     prepare_set += [part for item in args.prepare_set for part in ("--set", item)]
@@ -88,8 +88,8 @@ def run(scale: float, args: argparse.Namespace) -> list[dict[str, Any]]:
         return result
 
     if args.direct:
-        synthesize = ["synthesize", "--like", args.like, "--scale", str(scale), "--out", store]
-        stage("synthesize", [*synthesize, *memory, *ingest_set])
+        generate = ["generate", "--like", args.like, "--scale", str(scale), "--out", store]
+        stage("generate", [*generate, *memory, *ingest_set])
     else:
         files = folder / "files"
         write_files(synthetic(args.like, scale), files)
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--like", default="ogbn-papers100M")
     parser.add_argument("--scales", type=float, nargs="+", default=[0.01, 0.03, 0.1])
-    parser.add_argument("--memory", default="3GiB")
+    parser.add_argument("--memory-limit", default="3GiB")
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("from-disk"))
     parser.add_argument("--direct", action="store_true")

@@ -1,7 +1,7 @@
 """How fast tables become a store, beside the least that DuckDB and polars need for the same two CSR matrices.
 
     python bench/ingest_speed.py --nodes 2_000_000 --edges 10_000_000 --ids text
-    python bench/ingest_speed.py --ids numbers --memory 512MiB --with largegt duckdb
+    python bench/ingest_speed.py --ids numbers --memory-limit 512MiB --with largegt duckdb
     python bench/ingest_speed.py --nodes 6 --edges 6 --columns 10000 --with largegt
 
 A node table of ids and an edge table of pairs are written as Parquet. Each contestant is a process of its own: it reads
@@ -103,7 +103,7 @@ def measured(name: str, folder: Path, memory: str | None) -> tuple[float, float,
         name,
         "--folder",
         str(folder),
-        *(["--memory", memory] if memory else []),
+        *(["--memory-limit", memory] if memory else []),
     ]
     peak = 0
     with subprocess.Popen(words) as process:
@@ -126,12 +126,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--with", nargs="+", dest="contestants", choices=CONTESTANTS, default=CONTESTANTS)
     parser.add_argument("--columns", type=int, default=0, help="feature columns of the node table")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--memory", help="limit of largegt and DuckDB, for example 512MiB")
+    parser.add_argument("--memory-limit", help="limit of largegt and DuckDB, for example 512MiB")
     parser.add_argument("--folder", type=Path, help="where the tables are, or are to be written")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.one:
-        globals()[f"by_{args.one}"](args.folder, args.memory)
+        globals()[f"by_{args.one}"](args.folder, args.memory_limit)
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
@@ -140,7 +140,7 @@ def main(words: Sequence[str] | None = None) -> None:
             write_tables(folder, args.nodes, args.edges, args.ids == "text", args.columns)
         for _ in range(args.rounds):
             for name in args.contestants:
-                cpu, wall, peak = measured(name, folder, args.memory)
+                cpu, wall, peak = measured(name, folder, args.memory_limit)
                 print(f"{name:8} {cpu:7.1f} CPU-s {wall:7.1f} s {peak / 2**20:7.0f} MiB", flush=True)
 
 

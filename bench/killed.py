@@ -3,7 +3,7 @@
     python bench/killed.py --like ogbn-papers100M --scale 0.003 --kills 30
 
 An unbroken run gives the checksums and the time it takes. Then each round kills the command at up to three random
-moments within that time, each time with another --memory, lets it finish, and compares every array.
+moments within that time, each time with another --memory-limit, lets it finish, and compares every array.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rounds(name: str, command: list[str], result: Path, kills: int, rng: random.
     made = went_on = 0
     while made < kills:
         for _ in range(rng.randint(1, 3)):
-            process = start([*command, "--memory", rng.choice(["256MiB", "1GiB", "3GiB"])])
+            process = start([*command, "--memory-limit", rng.choice(["256MiB", "1GiB", "3GiB"])])
             time.sleep(rng.uniform(0.3 * whole_s, whole_s))
             process.kill()
             made += process.wait() != 0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.preprocessing.sampling import sampler
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.runtime.threads import num_threads, run_chunks
@@ -202,7 +202,7 @@ def sample_all(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray)
 def products(scale: float) -> None:
     """A synthetic graph like ogbn-products (2.45M nodes, 61.9M undirected edges, heavy tail); all nodes, K=100."""
     with tempfile.TemporaryDirectory() as folder:
-        store = synthesize("ogbn-products", f"{folder}/g", scale)
+        store = generate("ogbn-products", f"{folder}/g", scale)
         csr = tuple(np.array(part) for part in both_ways(store, "both"))
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")

@@ -3,7 +3,7 @@
     python bench/neighbors.py                          # ogbn-products' size; CUDA where there is one
     python bench/neighbors.py --scale 0.05             # anywhere
 
-A graph like ogbn-products (`largegt synthesize`), batches of its shuffled nodes, no features: sampling alone.
+A graph like ogbn-products (`largegt generate`), batches of its shuffled nodes, no features: sampling alone.
 `threads` share the work of one batch; `at once` samples that many batches side by side, a thread each, as a loader may.
 PyTorch Geometric draws for the new nodes of each hop only, ours for all reached so far (the seeds draw again): its
 batches are a little smaller. It needs pyg-lib or torch-sparse for it.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.models.baselines.neighbors import NeighborSampler, TorchBackend
 from largegt.runtime.threads import num_threads, run_ahead
 
@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, scale: float, batch_size: int, num_batches: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
-            store = synthesize("ogbn-products", f"{folder}/g", scale)
+            store = generate("ogbn-products", f"{folder}/g", scale)
             self.indptr, self.indices = (np.array(part) for part in store.csr("both"))
         print(f"{len(self.indptr) - 1:,} nodes, {len(self.indices):,} entries, largest degree "
               f"{np.diff(self.indptr).max():,}: made in {time.perf_counter() - start:.0f} s")  # fmt: skip

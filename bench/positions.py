@@ -17,16 +17,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from largegt.config.schema import PositionsConfig
+from largegt.config.schema import PositionalEncodingConfig
 from largegt.data.store import GraphStore
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.positional_encoding import write_positions
 from largegt.runtime.memory import held_bytes
 
 
-def encode(store: GraphStore, config: PositionsConfig, memory: int, folder: Path) -> tuple[float, int, np.ndarray]:
+def encode(
+    store: GraphStore, config: PositionalEncodingConfig, memory: int, folder: Path
+) -> tuple[float, int, np.ndarray]:
     """(seconds, bytes held more than before at most, positions)."""
     peak, before, done = [0], held_bytes(), threading.Event()
 
@@ -70,10 +72,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("positions-bench"))
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
-    store = synthesize(args.like, args.out / "store", args.scale)
+    store = generate(args.like, args.out / "store", args.scale)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges")
-    for config in (PositionsConfig(), PositionsConfig(method="node2vec")):
-        for memory in (1 << 33, 1 << 28) if config.method == "projection" else (1 << 33,):
+    for config in (PositionalEncodingConfig(), PositionalEncodingConfig(method="node2vec")):
+        for memory in (1 << 33, 1 << 28) if config.method == "random_projection" else (1 << 33,):
             elapsed_s, peak, rows = encode(store, config, memory, args.out / "rows")
             accuracy = linear_accuracy(rows, store)
             print(

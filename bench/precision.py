@@ -2,7 +2,7 @@
 
     python bench/precision.py --scale 0.1 --seeds 4 --epochs 15 --out /tmp/precision         # wants a GPU
 
-A graph like ogbn-products (`largegt synthesize`) and the paper's recipe for it, with projections as positions. Reports
+A graph like ogbn-products (`largegt generate`) and the paper's recipe for it, with projections as positions. Reports
 mean and standard deviation of the final scores, and Welch's test of their difference.
 """
 
@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 import largegt as lg
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 
 
 def main() -> None:
@@ -28,14 +28,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if not (args.out / "store").exists():
-        synthesize("ogbn-products", args.out / "store", args.scale)
+        generate("ogbn-products", args.out / "store", args.scale)
     compiles = "yes" if torch.cuda.is_available() else "no"
     found: dict[str, list[list[float]]] = {"32-true": [], "bf16-mixed": []}
     for seed in range(args.seeds):
         for precision, scores in found.items():
             config = lg.Config.from_recipe(
                 "ogbn-products-largegt-full",
-                ["prepare.positions.method=projection", f"train.epochs={args.epochs}", f"train.seed={seed}",
+                ["prepare.positional_encoding.method=random_projection", f"train.epochs={args.epochs}", f"train.seed={seed}",
                  f"train.precision={precision}", f"train.compile={compiles if precision != '32-true' else 'no'}",
                  *args.overrides],
             )  # fmt: skip

@@ -21,8 +21,8 @@ import numpy as np
 import largegt as lg
 
 SETTINGS = (
-    "prepare.local_nodes.k=2", "prepare.local_nodes.nodes=all", "prepare.positions.method=none",
-    "model.hidden=16", "model.codebook.centroids=16", "model.codebook.width=4", "train.epochs=1",
+    "prepare.local_nodes.k=2", "prepare.local_nodes.target_nodes=all", "prepare.positional_encoding.method=none",
+    "model.hidden_dim=16", "model.codebook.num_centroids=16", "model.codebook.dim=4", "train.epochs=1",
     "train.eval_batch_size=8192",
 )  # fmt: skip
 

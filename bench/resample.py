@@ -3,7 +3,7 @@
     python bench/resample.py --scale 1.0 --out /tmp/resample     # ogbn-products' size; wants a GPU
     python bench/resample.py --scale 0.01 --out /tmp/resample    # anywhere
 
-The graph is synthetic and like ogbn-products (`largegt synthesize`), `--scale` times its size; the model is the paper's
+The graph is synthetic and like ogbn-products (`largegt generate`), `--scale` times its size; the model is the paper's
 LargeGT-full for it (K=100, hidden 256, 2 heads of 256, 4096 centroids, batch 1024), with projection positions.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import largegt as lg
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 
 
 def main() -> None:
@@ -26,10 +26,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("resample-bench"))
     args = parser.parse_args()
     start = time.perf_counter()
-    store = synthesize("ogbn-products", args.out / "g", args.scale, overwrite=True)
+    store = generate("ogbn-products", args.out / "g", args.scale, overwrite=True)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} entries: made in {time.perf_counter() - start:.0f} s")
-    settings = ["prepare.positions.method=projection", "prepare.tokens.nodes=reachable", "train.label_smoothing=0",
-                f"train.epochs={args.epochs}", "train.budget=none", *args.set]  # fmt: skip
+    settings = ["prepare.positional_encoding.method=random_projection", "prepare.tokens.precompute_for=reachable", "train.label_smoothing=0",
+                f"train.epochs={args.epochs}", "train.max_time=none", *args.set]  # fmt: skip
     start = time.perf_counter()
     config = lg.Config.from_recipe("ogbn-products-largegt-full", settings)
     prepared = lg.prepare(store, config.prepare)

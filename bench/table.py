@@ -3,7 +3,7 @@
     python bench/table.py --out /tmp/table                               # ogbn-products' size; wants a GPU
     python bench/table.py --scale 0.02 --k 20 --steps 5 --out /tmp/table       # anywhere; no gpu table on a CPU
 
-A graph like ogbn-products (`largegt synthesize`); the model is the paper's LargeGT-full for it (hidden 256).
+A graph like ogbn-products (`largegt generate`); the model is the paper's LargeGT-full for it (hidden 256).
 `gather` is the loader alone. `cold` is the first ten steps after the table's file was put out of the page cache.
 """
 
@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 import largegt as lg
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.loader import table as table_module
 from largegt.runtime.memory import available_bytes
 from largegt.training.metrics import TaskHead
@@ -28,7 +28,7 @@ from largegt.training.setup import build_model, make_accelerator, make_loader, m
 
 
 def prepared_graph(args: argparse.Namespace, config: lg.Config) -> Path:
-    store = synthesize("ogbn-products", args.out / "g", args.scale, overwrite=True)
+    store = generate("ogbn-products", args.out / "g", args.scale, overwrite=True)
     return lg.prepare(store, config.prepare).path
 
 
@@ -93,13 +93,13 @@ def main() -> None:
     args = parser.parse_args()
     config = lg.Config.from_recipe(
         "ogbn-products-largegt-full",
-        ["prepare.positions.method=projection", f"prepare.local_nodes.k={args.k}", *args.set],
+        ["prepare.positional_encoding.method=random_projection", f"prepare.local_nodes.k={args.k}", *args.set],
     )
     start = time.perf_counter()
     path = prepared_graph(args, config)
     print(f"made in {time.perf_counter() - start:.0f} s")
     bench = Bench(path, config)
-    places = (["gpu"] if bench.device.type == "cuda" else []) + ["host", "disk"]
+    places = (["cuda"] if bench.device.type == "cuda" else []) + ["pinned", "mmap"]
     found: dict[str, list[float]] = {place: [] for place in places}
     for number in range(args.rounds):
         for place in places:
@@ -111,7 +111,7 @@ def main() -> None:
     for is_large in (False, True):
         forget(lg.Prepared.open(path).file("tokens"))
         with patch.object(table_module, "available_bytes", (lambda: 0) if is_large else available_bytes):
-            cold = bench.ms_per_step(bench.loader("disk"), 10, args.rounds, num_warmup=0)
+            cold = bench.ms_per_step(bench.loader("mmap"), 10, args.rounds, num_warmup=0)
         print(f"disk, cold, {'as if larger than memory' if is_large else 'room in memory'}: {cold:.0f} ms per step")
     best = {place: min(times) for place, times in found.items()}
     print(", ".join(f"{place} {ms:.2f} ms ({ms / min(best.values()):.2f}x)" for place, ms in best.items()))

@@ -4,7 +4,7 @@
     python bench/train_step.py --like ogbn-products --scale 0.01 --batch-size 256 --out /tmp/small      # anywhere
 
 The graph is synthetic, the model is the paper's recipe for that dataset (`--set` changes it, e.g. to standard heads:
---set model.head_width=128), positions are projections. Reported:
+--set model.head_dim=128), positions are projections. Reported:
 
   train    ms per step of `lg.train`: the fastest epoch after the first, which compiles
   bare     the same model, loader and step in a loop of three lines, without schedule, log, progress and budget
@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import largegt as lg
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.prepared import Prepared
 from largegt.training.checkpoint import State
@@ -66,14 +66,14 @@ def timed(work: Callable[[], Any], device: torch.device, times: int) -> float:
 
 def step_flops(model: lg.ModelConfig, num_features: int, k: int, batch: int, num_positions: int) -> float:
     """Multiply-adds ×2 of a training step, by the paper's definition."""
-    tokens, d, hw = 3 * k, model.hidden, model.heads * (model.head_width or model.hidden // model.heads)
-    per_token = 2 * num_features * d + 2 * d * 3 * hw + 2 * hw * d + 4 * d * d * model.encoder_ffn
+    tokens, d, hw = 3 * k, model.hidden_dim, model.num_heads * (model.head_dim or model.hidden_dim // model.num_heads)
+    per_token = 2 * num_features * d + 2 * d * 3 * hw + 2 * hw * d + 4 * d * d * model.ffn_ratio
     local = model.num_layers * (tokens * per_token + 4 * tokens * tokens * hw)
     book = model.codebook
-    ghw = book.heads * (book.head_width or d // book.heads)
-    joined = book.width + num_positions
-    shared = 2 * book.centroids * (joined + book.width) * ghw / batch
-    globally = 4 * book.centroids * ghw + 2 * joined * (ghw + book.centroids) + shared
+    ghw = book.num_heads * (book.head_dim or d // book.num_heads)
+    joined = book.dim + num_positions
+    shared = 2 * book.num_centroids * (joined + book.dim) * ghw / batch
+    globally = 4 * book.num_centroids * ghw + 2 * joined * (ghw + book.num_centroids) + shared
     return 3.0 * batch * (local + globally + 8 * d * d)
 
 
@@ -104,7 +104,7 @@ class Bare:
         self.optimizer = state.optimizer
         record = config.train.compile == "yes"
         self.step = TrainingStep(self.accelerator, state, self.head, config.train, record)
-        self.loader = make_loader(prepared, self.model, config.train, self.device, config.tokens.table)
+        self.loader = make_loader(prepared, self.model, config.train, self.device, config.train.token_table)
         self.rows = prepared.split_rows("train")
 
     def ms_per_step(self, epoch: int = 0) -> float:
@@ -193,8 +193,8 @@ def attention_parts(attention: Any, batch: Any, times: int) -> dict[str, float]:
 
     b, t, d = batch.tokens.shape[0], batch.tokens.shape[1], attention.join.out_features
     device = batch.tokens.device
-    wide = attention.head_width >= d
-    shape_q = (b, 1, t * attention.heads, d) if wide else (b, attention.heads, t, attention.head_width)
+    wide = attention.head_dim >= d
+    shape_q = (b, 1, t * attention.num_heads, d) if wide else (b, attention.num_heads, t, attention.head_dim)
     shape_k = (b, 1, t, d) if wide else shape_q
     q = torch.randn(shape_q, device=device, dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(shape_k, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
@@ -248,26 +248,26 @@ class PlainModel(nn.Module):
         self, num_features: int, num_classes: int, num_positions: int, num_rows: int, c: lg.ModelConfig
     ) -> None:
         super().__init__()
-        d, self.heads = c.hidden, c.heads
-        hw = c.heads * (c.head_width or d // c.heads)
-        joined = c.codebook.width + num_positions
+        d, self.num_heads = c.hidden_dim, c.num_heads
+        hw = c.num_heads * (c.head_dim or d // c.num_heads)
+        joined = c.codebook.dim + num_positions
         self.project, self.norm1, self.norm2 = nn.Linear(num_features, d), nn.LayerNorm(d), nn.LayerNorm(d)
         self.q, self.k, self.v, self.o = nn.Linear(d, hw), nn.Linear(d, hw), nn.Linear(d, hw), nn.Linear(hw, d)
         self.drop = nn.Dropout(c.encoder_dropout)
         self.score = nn.Linear(2 * d, 1)
-        self.mlp_a = nn.Sequential(nn.Linear(num_features, d), nn.ReLU(), nn.Linear(d, c.codebook.width))
+        self.mlp_a = nn.Sequential(nn.Linear(num_features, d), nn.ReLU(), nn.Linear(d, c.codebook.dim))
         self.gq, self.gk = nn.Linear(joined, hw), nn.Linear(joined, hw)
         self.gv, self.mlp_b = (
-            nn.Linear(c.codebook.width, hw),
+            nn.Linear(c.codebook.dim, hw),
             nn.Sequential(nn.Linear(hw, d), nn.ReLU(), nn.Linear(d, d)),
         )
         self.ffn = nn.Sequential(
             nn.Linear(2 * d, d), nn.BatchNorm1d(d), nn.ReLU(), nn.Dropout(c.dropout), nn.Linear(d, d)
         )
         self.head = nn.Linear(d, num_classes)
-        self.width = c.codebook.width
-        self.register_buffer("book", torch.randn(c.codebook.centroids, joined))
-        self.register_buffer("size", torch.ones(c.codebook.centroids))
+        self.dim = c.codebook.dim
+        self.register_buffer("book", torch.randn(c.codebook.num_centroids, joined))
+        self.register_buffer("size", torch.ones(c.codebook.num_centroids))
         self.register_buffer("where", torch.zeros(num_rows, dtype=torch.long))
 
     def attend(self, q: Any, k: Any, v: Any, bias: Any = 0.0) -> Any:
@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=788e12, help="FLOP/s that the device can reach")
     args = parser.parse_args()
     overrides = [
-        "prepare.positions.method=projection", f"train.epochs={args.epochs}", "train.budget=none",
+        "prepare.positional_encoding.method=random_projection", f"train.epochs={args.epochs}", "train.max_time=none",
         f"train.compile={'no' if args.no_compile else 'yes'}", *args.overrides,
     ]  # fmt: skip
     if args.batch_size:
@@ -357,7 +357,7 @@ def main() -> None:
     config = lg.Config.from_recipe(RECIPES[args.like], overrides)
     store_path = args.out / "store"
     if not store_path.exists():
-        synthesize(args.like, store_path, args.scale)
+        generate(args.like, store_path, args.scale)
     begin = time.perf_counter()
     prepared = lg.prepare(store_path, config.prepare)
     num_train = len(prepared.split_rows("train"))
@@ -388,8 +388,8 @@ def main() -> None:
     if args.tables:
         result["tables"] = tables(prepared, config, args.tables)
     if args.plain:
-        result["plain"] = plain(prepared, config, args.steps, args.workers)
-        for name, ms in result["plain"].items():
+        result["base"] = plain(prepared, config, args.steps, args.workers)
+        for name, ms in result["base"].items():
             print(f"  {name:<44} {ms:8.2f} ms ({ms / train_ms:.1f}x)", flush=True)
     (args.out / "train_step.json").write_text(json.dumps(result, indent=1))
 

@@ -29,7 +29,7 @@ from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.runtime.memory import format_bytes
 
 OPTIONS = {
-    "plain": [], "weights": ["weight=amount"], "features": ["edge_features=f*"],
+    "base": [], "weights": ["weight=amount"], "features": ["edge_features=f*"],
     "both": ["weight=amount", "edge_features=f*"],
 }  # fmt: skip
 
@@ -73,23 +73,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=300_000)
     parser.add_argument("--edges", type=int, default=3_000_000)
-    parser.add_argument("--memory", default="512MiB")
+    parser.add_argument("--memory-limit", default="512MiB")
     parser.add_argument("--k", type=int, default=50)
-    parser.add_argument("--kinds", nargs="*", default=["plain", "weights", "features"], help="to ingest beside both")
+    parser.add_argument("--kinds", nargs="*", default=["base", "weights", "features"], help="to ingest beside both")
     parser.add_argument("--ingest", nargs=2, help="for the bench itself: a file and a store")
     parser.add_argument("--option", nargs="*", default=[], help="for the bench itself: weight=amount")
     given = parser.parse_args()
     if given.ingest:
         options = dict(option.split("=", 1) for option in given.option)
-        ingested(Path(given.ingest[0]), Path(given.ingest[1]), given.nodes, given.memory, options)
+        ingested(Path(given.ingest[0]), Path(given.ingest[1]), given.nodes, given.memory_limit, options)
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "e.parquet"
         write_edges(file, given.nodes, given.edges)
-        print(f"{given.nodes:,} nodes, {given.edges:,} edges; ingest with {given.memory}")
+        print(f"{given.nodes:,} nodes, {given.edges:,} edges; ingest with {given.memory_limit}")
         for name in [*given.kinds, "both"]:
             print(f"ingest, {name}:", flush=True)
-            again = [sys.executable, __file__, "--nodes", str(given.nodes), "--memory", given.memory]
+            again = [sys.executable, __file__, "--nodes", str(given.nodes), "--memory-limit", given.memory_limit]
             command = [*again, "--ingest", str(file), f"{folder}/{name}", "--option", *OPTIONS[name]]
             subprocess.run(command, check=True)
         store = GraphStore.open(f"{folder}/both")
@@ -97,14 +97,14 @@ def main() -> None:
         print(f"local nodes of {len(nodes):,} nodes, K={given.k}:")
         for share in (None, 0.5):
             for weighted in (False, True):
-                name = f"hop1_share={share}, {'weighted' if weighted else 'uniform'}"
-                work = lambda s=share, w=weighted: local_nodes(store, nodes, given.k, hop1_share=s, weighted=w)  # noqa: E731
+                name = f"hop1_fraction={share}, {'weighted' if weighted else 'uniform'}"
+                work = lambda s=share, w=weighted: local_nodes(store, nodes, given.k, hop1_fraction=s, weighted=w)  # noqa: E731
                 timed(name, work, len(nodes))
         print("contexts of two hops:")
         for choice in ("false", "true"):
             settings = [f"prepare.tokens.{name}={choice}" for name in ("weighted", "edge_features")]
-            config = Config.from_recipe("plain", [*settings, "prepare.local_nodes.k=1", "prepare.tokens.nodes=all",
-                                                  "prepare.positions.method=none"]).prepare  # fmt: skip
+            config = Config.from_recipe("base", [*settings, "prepare.local_nodes.k=1", "prepare.tokens.precompute_for=all",
+                                                  "prepare.positional_encoding.method=none"]).prepare  # fmt: skip
             start = time.perf_counter()
             prepare(store, config)
             print(f"  weighted, with edge features: {choice:5s} {time.perf_counter() - start:6.2f} s")

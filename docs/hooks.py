@@ -183,7 +183,7 @@ def settings_page() -> str:
         "# Settings and recipes",
         "A setting is named by its table and its name, and given with `--set train.epochs=5` on the command line, as "
         '`lg.Config.from_recipe("default", ["train.epochs=5"])` in Python, or in a recipe of your own, a TOML file. '
-        "`none` empties a setting that can be empty. `largegt settings` prints the same list; this page is made from "
+        "`none` empties a setting that can be empty. `largegt config` prints the same list; this page is made from "
         "the settings themselves.",
         "What trains without `--recipe` is the recipe `default`: where it has another value than the setting's own "
         "default, both are told. Settings of `ingest` are given to `largegt ingest` (`--set undirected=true`).",

@@ -32,7 +32,7 @@ tables = lg.sources.files(
     "transfers.parquet", nodes="accounts.parquet", source="payer", target="payee", id="account", label="verdict"
 )
 store = lg.ingest(tables, out="data/transfers", overwrite=True)
-settings = ["model.hidden=32", "train.epochs=10", "train.batch_size=128", "train.learning_rate=5e-3"]
+settings = ["model.hidden_dim=32", "train.epochs=10", "train.batch_size=128", "train.learning_rate=5e-3"]
 run = lg.train(store, lg.Config.from_recipe("default", settings), out="runs/transfers", overwrite=True)
 print("test:", lg.evaluate(run, split="test"))
 

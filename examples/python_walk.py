@@ -12,7 +12,7 @@ features = (rng.normal(size=(600, 8)) + 0.5 * labels[:, None]).astype(np.float32
 
 store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/walk", overwrite=True)
 config = lg.Config.from_recipe(
-    "default", ["prepare.local_nodes.k=16", "model.hidden=32", "train.batch_size=32", "train.epochs=8"]
+    "default", ["prepare.local_nodes.k=16", "model.hidden_dim=32", "train.batch_size=32", "train.epochs=8"]
 )
 run = lg.train(store, config, out="runs/walk", overwrite=True)
 print("test:", lg.evaluate("runs/walk", split="test"))

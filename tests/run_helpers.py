@@ -25,8 +25,8 @@ from largegt.errors import LargeGTError
 from largegt.training.trainer import train
 
 SMALL = (
-    "prepare.local_nodes.k=4", "prepare.positions.dim=3", "model.hidden=8", "model.codebook.centroids=6",
-    "model.codebook.width=4", "train.epochs=3", "train.batch_size=32", "train.learning_rate=0.02",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8", "model.codebook.num_centroids=6",
+    "model.codebook.dim=4", "train.epochs=3", "train.batch_size=32", "train.learning_rate=0.02",
 )  # fmt: skip
 """Overrides that make any recipe quick."""
 FULL = (*SMALL, "model.name=largegt-full")
@@ -97,11 +97,11 @@ def table_store(path: Path, edge_columns: bool = False) -> GraphStore:
     pq.write_table(nodes, path.parent / "nodes.parquet")
     pq.write_table(pa.table(ends | (amounts if edge_columns else {})), path.parent / "edges.parquet")
     given = files(path.parent / "edges.parquet", nodes=path.parent / "nodes.parquet",
-                  edge_features="amount,way" if edge_columns else None)  # fmt: skip
+                  edge_feature_columns="amount,way" if edge_columns else None)  # fmt: skip
     return ingest(given, path, IngestConfig(undirected=True), threads=1)
 
 
-def small(*overrides: str, recipe: str = "plain") -> Config:
+def small(*overrides: str, recipe: str = "base") -> Config:
     return Config.from_recipe(recipe, [*SMALL, *overrides])
 
 

@@ -67,45 +67,47 @@ def named(facts: Facts, gpu: bool = False) -> dict[str, str]:
 
 
 def test_rules() -> None:
-    small = Facts(num_train=2000, mean_degree=4.0, told=0.5, told_near=0.55)
-    large = Facts(num_train=200_000, mean_degree=4.0, told=0.5, told_near=0.55)
-    assert named(small)["model.label_tokens"] == "false", "few labels are learned by heart"
-    assert named(large)["model.label_tokens"] == "true"
-    assert named(Facts(200_000, 4.0, told=0.0, told_near=0.0))["model.label_tokens"] == "false"
-    assert "model.label_tokens" not in named(Facts(200_000, 4.0)), "no classes, no choice"
-    assert named(small)["prepare.local_nodes.hop1_share"] == "0.5"
-    assert named(Facts(2000, 40.0))["prepare.local_nodes.hop1_share"] == "0.75"
-    assert named(Facts(2000, 4.0, told=0.2, told_near=0.4))["prepare.local_nodes.hop1_share"] == "0.75"
-    assert int(named(large, gpu=True)["model.hidden"]) > int(named(large)["model.hidden"])
+    small = Facts(num_train=2000, mean_degree=4.0, told=0.5, label_information_near=0.55)
+    large = Facts(num_train=200_000, mean_degree=4.0, told=0.5, label_information_near=0.55)
+    assert named(small)["model.label_embeddings"] == "false", "few labels are learned by heart"
+    assert named(large)["model.label_embeddings"] == "true"
+    assert named(Facts(200_000, 4.0, told=0.0, label_information_near=0.0))["model.label_embeddings"] == "false"
+    assert "model.label_embeddings" not in named(Facts(200_000, 4.0)), "no classes, no choice"
+    assert named(small)["prepare.local_nodes.hop1_fraction"] == "0.5"
+    assert named(Facts(2000, 40.0))["prepare.local_nodes.hop1_fraction"] == "0.75"
+    assert named(Facts(2000, 4.0, told=0.2, label_information_near=0.4))["prepare.local_nodes.hop1_fraction"] == "0.75"
+    assert int(named(large, gpu=True)["model.hidden_dim"]) > int(named(large)["model.hidden_dim"])
     assert float(named(small)["model.dropout"]) > float(named(large)["model.dropout"])
     steps = 200_000 / int(named(large)["train.batch_size"]) * int(named(large)["train.epochs"])
     assert 2000 < steps < 3000
     assert int(named(small)["train.epochs"]) == 40, "few nodes are not gone over forever"
     assert "model.input_dropout" not in named(small), "features that are all there are kept"
-    assert named(Facts(2000, 4.0, told=0.3, told_near=0.3, zeros=0.6))["model.input_dropout"] == "0.5"
-    assert "model.input_dropout" not in named(Facts(2000, 4.0, told=0.0, told_near=0.0, zeros=0.9)), (
+    assert named(Facts(2000, 4.0, told=0.3, label_information_near=0.3, zeros=0.6))["model.input_dropout"] == "0.5"
+    assert "model.input_dropout" not in named(Facts(2000, 4.0, told=0.0, label_information_near=0.0, zeros=0.9)), (
         "its own is all it has"
     )
     assert all(choice.reason for choice in choose(small, False))
 
 
 def test_rules_for_few_labels() -> None:
-    scarce = Facts(num_train=141, mean_degree=4.0, told=0.5, told_near=0.5, zeros=0.9, num_classes=7, num_others=2568)
+    scarce = Facts(
+        num_train=141, mean_degree=4.0, told=0.5, label_information_near=0.5, zeros=0.9, num_classes=7, num_others=2568
+    )
     found = named(scarce)
-    assert found["train.consistency"] == "1"
-    assert found["prepare.local_nodes.nodes"] == "all", "nodes without a label are not prepared by themselves"
+    assert found["train.consistency_weight"] == "1"
+    assert found["prepare.local_nodes.target_nodes"] == "all", "nodes without a label are not prepared by themselves"
     assert (found["train.batch_size"], found["train.epochs"]) == ("36", "60"), "four steps an epoch"
     together = {choice.name: choice.value for choice in choose(scarce, False, alone=False)}
-    assert "train.consistency" not in together, "which several processes refuse"
-    assert "prepare.local_nodes.nodes" not in together
+    assert "train.consistency_weight" not in together, "which several processes refuse"
+    assert "prepare.local_nodes.target_nodes" not in together
     assert together["train.batch_size"] == "36"
     for enough in (
         replace(scarce, num_train=350), replace(scarce, num_others=100), replace(scarce, num_others=2_000_000),
         replace(scarce, num_classes=0),
     ):  # fmt: skip
-        assert "train.consistency" not in named(enough)
+        assert "train.consistency_weight" not in named(enough)
     for alike in (replace(scarce, told=0.0), replace(scarce, zeros=0.2)):
-        assert "train.consistency" not in named(alike), "it is for words, which neighbours make up for"
+        assert "train.consistency_weight" not in named(alike), "it is for words, which neighbours make up for"
 
 
 def test_few_nodes_are_gone_over_in_steps_enough() -> None:
@@ -127,9 +129,9 @@ def test_bags_of_words_are_told_by_their_zeros(make_store: Any) -> None:
 
 def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None:
     store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
-    config, chosen = auto_config(store, ["model.hidden=48", "train.epochs=2"], gpu=False)
-    assert config.model.hidden == 48
-    assert not {"model.hidden", "train.epochs"} & {choice.name for choice in chosen}
+    config, chosen = auto_config(store, ["model.hidden_dim=48", "train.epochs=2"], gpu=False)
+    assert config.model.hidden_dim == 48
+    assert not {"model.hidden_dim", "train.epochs"} & {choice.name for choice in chosen}
     assert config.prepare.local_nodes.k == 32
     with pytest.raises(ConfigError, match="has a recipe of its own"):
         auto_config(store, ["model.name=gat"])
@@ -149,13 +151,13 @@ def chain(make_store: Any) -> Any:
 
 def test_auto_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:
     store = chain(make_store)
-    few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4"]
+    few = ["--set", "train.epochs=1", "--set", "model.hidden_dim=8", "--set", "prepare.local_nodes.k=4"]
     result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run")
     assert result.code == 0, result.err
     said = [line for line in result.err.splitlines() if line.startswith("auto: ")]
     size = -(-len(store.splits["train"]) // 4)
     assert any(f"train.batch_size={size}" in line and "training nodes" in line for line in said)
-    assert any("train.consistency=1" in line and "labels a class" in line for line in said)
+    assert any("train.consistency_weight=1" in line and "labels a class" in line for line in said)
     assert not any("hidden" in line for line in said), "what was set is not chosen"
     assert f"batch_size = {size}" in (tmp_path / "run" / "config.toml").read_text()
 
@@ -163,7 +165,16 @@ def test_auto_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) ->
 def test_auto_of_several_processes_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:
     """Few labels, and what auto has for them is for one process: it is not chosen."""
     store = chain(make_store)
-    few = ["--set", "train.epochs=1", "--set", "model.hidden=8", "--set", "prepare.local_nodes.k=4", "--device", "cpu"]
+    few = [
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "model.hidden_dim=8",
+        "--set",
+        "prepare.local_nodes.k=4",
+        "--device",
+        "cpu",
+    ]
     result = lg("train", store.path, "--recipe", "auto", *few, "--out", tmp_path / "run", "--devices", "2")
     assert result.code == 0, result.err
     assert "auto: " in result.err

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import largegt
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from run_helpers import one_thread  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
@@ -28,19 +28,19 @@ RUN_ELSEWHERE = {"column_kinds", "company_tables", "ingest_speed", "crash", "fli
 LEFT_OUT = {"killed"}
 """Ten commands, one after another; tests/reliability/test_kills.py kills the same ones."""
 SMALL = (
-    "prepare.local_nodes.k=4", "prepare.positions.method=projection", "prepare.positions.dim=4", "model.hidden=16",
-    "model.heads=2", "model.codebook.centroids=8", "model.codebook.width=4", "train.batch_size=32",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection", "prepare.positional_encoding.dim=4", "model.hidden_dim=16",
+    "model.num_heads=2", "model.codebook.num_centroids=8", "model.codebook.dim=4", "train.batch_size=32",
 )  # fmt: skip
 SMALLEST = {
     "accuracy": "--data {data} --contestants mlp --runs 1 --set train.epochs=1 --out {out}",
     "append": "--like ogbn-products --scale 0.0002 --share 0.05 --predict 5 --out {out}/new",
     "baselines": "--data {data} --models sgc --runs 1 --set train.epochs=1 --out {out}",
-    "baselines_throughput": "--epochs 2 --set model.hidden=16 --out {out}",
+    "baselines_throughput": "--epochs 2 --set model.hidden_dim=16 --out {out}",
     "cluster": "--data {data} --nodes 200 --machines 1 --out {out}",
-    "context": "--like ogbn-products --scale 0.0002 --memory 1GiB --repeat 1 --out {out}/new",
-    "ddp": "--ranks 1 --epochs 2 --set model.hidden=16 --set prepare.local_nodes.k=4 --out {out}",
+    "context": "--like ogbn-products --scale 0.0002 --memory-limit 1GiB --repeat 1 --out {out}/new",
+    "ddp": "--ranks 1 --epochs 2 --set model.hidden_dim=16 --set prepare.local_nodes.k=4 --out {out}",
     "demo_seeds": "--seeds 1 --set {small} train.epochs=1 --out {out}",
-    "from_disk": "--like ogbn-products --scales 0.0002 --memory 1GiB --k 4 --train-set {small} --out {out}",
+    "from_disk": "--like ogbn-products --scales 0.0002 --memory-limit 1GiB --k 4 --train-set {small} --out {out}",
     "fuzz": "--cases 4 --only recipe,override --workers 1",
     "local_nodes": "--nodes 2000 --picture {out}/picture.png",
     "minesweeper_board": "--data {data} --around 1 --splits 1 --epochs 5",
@@ -88,7 +88,7 @@ class Inputs:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     folder = tmp_path_factory.mktemp("bench")
     made = Inputs(folder / "store", folder / "run", folder / "data")
-    store = synthesize("ogbn-products", made.store, 0.0003)
+    store = generate("ogbn-products", made.store, 0.0003)
     config = largegt.Config.from_recipe("ogbn-products-largegt-full", [*SMALL, "train.epochs=1", "train.device=cpu"])
     largegt.train(store, config, made.run)
     made.data.mkdir()

@@ -114,10 +114,10 @@ def test_csv_and_parquet_of_a_company_are_one_store(tmp_path: Path) -> None:
         source = lg.sources.files(
             edges,
             nodes=nodes,
-            source="payer",
-            target="payee",
-            label="churn_reason",
-            edge_features="kind,paid_on,amount",
+            source_column="payer",
+            target_column="payee",
+            label_column="churn_reason",
+            edge_feature_columns="kind,paid_on,amount",
         )
         store = lg.ingest(source, tmp_path / f"{form}-store", lg.IngestConfig(name="company"))
         assert {column.kind for column in store.columns.columns} >= {"number", "boolean", "category", "date", "text"}
@@ -162,7 +162,7 @@ def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_column_kinds_compares_variants_of_a_company(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes, edges = company_tables.company(tmp_path, 200, 600)
-    words = [str(nodes), str(edges), "--label", "churn_reason", "--epochs", "1", "--seeds", "1"]
+    words = [str(nodes), str(edges), "--label-column", "churn_reason", "--epochs", "1", "--seeds", "1"]
     column_kinds.main([*words, "--set", "train.device=cpu", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
     assert "currency: ignored" in said

@@ -18,7 +18,7 @@ from largegt.types import MODEL_NAMES
 
 
 def plain(*overrides: str) -> Config:
-    return Config.from_recipe("plain", overrides)
+    return Config.from_recipe("base", overrides)
 
 
 def refused(call: Callable[[], Any], *words: str) -> None:
@@ -35,15 +35,15 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_says_what_it_is_and_survives_its_toml(name: str, tmp_path: Path) -> None:
     assert recipe_about()[name]
-    config = Config.from_recipe(name, ["train.patience=3", "train.budget=90s", "model.head_width=7"])
+    config = Config.from_recipe(name, ["train.patience=3", "train.max_time=90s", "model.head_dim=7"])
     (tmp_path / "again.toml").write_text(config.to_toml(), encoding="utf-8")
     assert Config.from_recipe(tmp_path / "again.toml") == config
 
 
 def test_none_is_a_word_in_toml_and_a_choice_where_it_is_one() -> None:
-    config = plain("train.clip_norm=none", "prepare.positions.method=none", "train.class_weights=none")
-    assert config.train.clip_norm is None
-    assert (config.prepare.positions.method, config.train.class_weights) == ("none", "none")
+    config = plain("train.max_grad_norm=none", "prepare.positional_encoding.method=none", "train.class_weights=none")
+    assert config.train.max_grad_norm is None
+    assert (config.prepare.positional_encoding.method, config.train.class_weights) == ("none", "none")
     tree = tomllib.loads(config.to_toml())
     assert tree["train"]["clip_norm"] == "none"
     assert build(Config, tree) == config
@@ -63,8 +63,8 @@ def test_any_text_and_any_number_survive_toml(value: Any) -> None:
     ("override", "suggestion"),
     [
         ("train.epoch=3", "train.epochs"),
-        ("model.hiden=3", "model.hidden"),
-        ("model.codebook.centroid=3", "model.codebook.centroids"),
+        ("model.hiden=3", "model.hidden_dim"),
+        ("model.codebook.centroid=3", "model.codebook.num_centroids"),
         ("prepare.local_nodes.K=3", "prepare.local_nodes.k"),
         ("local_nodes.k=3", "prepare.local_nodes.k"),
         ("epochs=3", "train.epochs"),
@@ -79,15 +79,15 @@ def test_an_unknown_setting_names_the_nearest(override: str, suggestion: str, tm
 @pytest.mark.parametrize(
     "override",
     [
-        "prepare.local_nodes.k=0", "prepare.tokens.hops=-1", "prepare.tokens.nodes=some", "model.fanouts=",
+        "prepare.local_nodes.k=0", "prepare.tokens.num_hops=-1", "prepare.tokens.precompute_for=some", "model.fanouts=",
         "model.fanouts=20,0", "model.fanouts=[]", "model.fanouts=-2", "model.fanouts=a,b", "train.warmup_steps=-1",
-        "train.end_learning_rate=-1", "train.schedule=linear", "train.weight_decay=inf",
+        "train.min_learning_rate=-1", "train.lr_scheduler=linear", "train.weight_decay=inf",
         "prepare.local_nodes.k=-5", "prepare.local_nodes.k=many", "model.dropout=1",
         "model.dropout=-0.1", "train.epochs=0", "train.epochs=2.5", "train.epochs=", "train.learning_rate=0",
-        "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup=1", "model.name=gcn",
+        "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup_ratio=1", "model.name=gcn",
         "train.seed=-1", "train.seed=123456789012345678901",
         "train.device=gpu", "train.precision=fp8", "model.norm=group", "prepare.local_nodes.direction=up",
-        "model.codebook.centroids=0", "train=5", "model.codebook=3", "train.epochs=[1, 2]", "train.budget=soon",
+        "model.codebook.num_centroids=0", "train=5", "model.codebook=3", "train.epochs=[1, 2]", "train.max_time=soon",
         "tokens.table=ram",
     ],
 )  # fmt: skip
@@ -102,7 +102,7 @@ def test_out_of_range_is_one_line_that_names_the_setting(override: str) -> None:
         *((text, "unknown setting") for text in ("train..epochs=3", ".epochs=3", "train.=3")),
         ("train.epochs.more=3", "is a value, not a table"),
         ("model.name=goat-fulll", "model.name cannot be 'goat-fulll' (did you mean 'goat-full'?)"),
-        ("train.inference=ful", "train.inference cannot be 'ful' (did you mean 'full'?)"),
+        ("train.layerwise_inference=ful", "train.layerwise_inference cannot be 'ful' (did you mean 'full'?)"),
     ],
 )
 def test_a_crooked_override_is_refused(override: str, words: str) -> None:
@@ -111,13 +111,13 @@ def test_a_crooked_override_is_refused(override: str, words: str) -> None:
 
 def test_override_values_are_toml_or_words_and_the_last_one_wins() -> None:
     config = plain(
-        "model.hop_embeddings=false", "train.learning_rate=1e-4", 'model.name="mlp"', "train.epochs=3",
-        "prepare.positions.method=node2vec", "prepare.positions.projection_weights=[1.0, 0.5]", " train.epochs = 4 ",
+        "model.hop_embedding=false", "train.learning_rate=1e-4", 'model.name="mlp"', "train.epochs=3",
+        "prepare.positional_encoding.method=node2vec", "prepare.positional_encoding.projection_weights=[1.0, 0.5]", " train.epochs = 4 ",
     )  # fmt: skip
-    assert config.model.hop_embeddings is False
+    assert config.model.hop_embedding is False
     assert (config.train.learning_rate, config.model.name, config.train.epochs) == (1e-4, "mlp", 4)
-    assert config.prepare.positions.method == "node2vec"
-    assert config.prepare.positions.projection_weights == (1.0, 0.5)
+    assert config.prepare.positional_encoding.method == "node2vec"
+    assert config.prepare.positional_encoding.projection_weights == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ def test_fanouts_as_on_a_command_line_or_in_a_recipe(text: str, value: tuple[int
 def test_parts_take_overrides_alone() -> None:
     assert parse_overrides(PrepareConfig, ["local_nodes.k=7"]).local_nodes.k == 7
     for text in ("0.6,0.2,0.2", "[0.6, 0.2, 0.2]"):  # the first as the error message writes it
-        assert parse_overrides(IngestConfig, [f"split={text}"]).split == (0.6, 0.2, 0.2)
+        assert parse_overrides(IngestConfig, [f"split={text}"]).split_fractions == (0.6, 0.2, 0.2)
 
 
 def test_the_step_size_does_not_end_above_its_peak() -> None:
-    settings = ["train.learning_rate=1e-3", "train.end_learning_rate=1e-2"]
-    assert plain(*settings).train.end_learning_rate == 1e-2, "one-cycle does not read it"
-    refused(lambda: plain(*settings, "train.schedule=polynomial"), "end_learning_rate")
-    config = plain("train.schedule=polynomial", "train.warmup_steps=1000")
-    assert (config.train.warmup_steps, config.train.end_learning_rate) == (1000, 0.0)
+    settings = ["train.learning_rate=1e-3", "train.min_learning_rate=1e-2"]
+    assert plain(*settings).train.min_learning_rate == 1e-2, "cosine does not read it"
+    refused(lambda: plain(*settings, "train.lr_scheduler=linear"), "end_learning_rate")
+    config = plain("train.lr_scheduler=linear", "train.warmup_steps=1000")
+    assert (config.train.warmup_steps, config.train.min_learning_rate) == (1000, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_step_size_does_not_end_above_its_peak() -> None:
 )  # fmt: skip
 def test_durations(text: str, value: float) -> None:
     assert seconds(text) == value
-    assert seconds(str(plain(f"train.budget={text.strip()}").train.budget)) == value
+    assert seconds(str(plain(f"train.max_time={text.strip()}").train.max_time)) == value
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5s", "1d", "5 m", "h", "1h-2m", "1e3s"])
@@ -163,7 +163,7 @@ def test_every_setting_has_a_name_with_dots_and_a_help_line() -> None:
     for cls in (IngestConfig, Config):
         assert not [name for name, _, text in describe_settings(cls) if not text.strip() or "\n" in text]
     names = setting_names(Config)
-    assert {"prepare.local_nodes.k", "model.codebook.centroids", "train.epochs"} <= set(names)
+    assert {"prepare.local_nodes.k", "model.codebook.num_centroids", "train.epochs"} <= set(names)
     assert "train" not in names
     assert len(names) == len(set(names))
 
@@ -181,15 +181,20 @@ ALL_FEATURES = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full")
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
-    settings = ("prepare.local_nodes.k=9", "prepare.tokens.hops=5", "prepare.tokens.dtype=float16", "model.norm=none")
-    config = plain(*settings, f"model.name={name}", "tokens.table=disk")
+    settings = (
+        "prepare.local_nodes.k=9",
+        "prepare.tokens.num_hops=5",
+        "prepare.tokens.dtype=float16",
+        "model.norm=none",
+    )
+    config = plain(*settings, f"model.name={name}", "train.token_table=mmap")
     assert build(Config, tomllib.loads(config.to_toml())) == config
     prepare = config.preparation
-    found = (prepare.local_nodes.k, prepare.tokens.hops, prepare.tokens.nodes)
+    found = (prepare.local_nodes.k, prepare.tokens.num_hops, prepare.tokens.precompute_for)
     expected = (1, 5, "sampled") if name in OWN_ROW else (1, 0, "all") if name in ALL_FEATURES else (9, 5, "sampled")
     assert found == (expected if name != "linkx" else (1, 0, "sampled"))
     assert prepare.tokens.dtype == "float16"
-    assert prepare.positions.method == ("none" if name == "largegt-local" else "projection")
+    assert prepare.positional_encoding.method == ("none" if name == "largegt-local" else "random_projection")
     assert config.prepare.local_nodes.k == 9, "as it was asked for, in the run's folder too"
     again = config.model_copy(update={"prepare": prepare})
     assert again.preparation == prepare, "what was prepared for it is what it needs"
@@ -202,7 +207,7 @@ def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
     ("settings", "rows"),
     [
         ([], "reachable"),
-        (["prepare.tokens.nodes=all"], "all"),
+        (["prepare.tokens.precompute_for=all"], "all"),
         (["model.name=mlp"], "sampled"),
         (["prepare.local_nodes.k=1"], "sampled"),
         (["model.name=goat-full"], "all"),
@@ -210,7 +215,7 @@ def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
 )
 def test_fresh_samples_need_rows_only_where_something_is_sampled(settings: list[str], rows: str) -> None:
     config = plain("train.resample=epoch", *settings)
-    assert config.preparation.tokens.nodes == rows
+    assert config.preparation.tokens.precompute_for == rows
     assert config.preparation.can_resample
     assert config.preparation.reachable() == config.preparation
 
@@ -233,7 +238,7 @@ def test_recipes_by_dataset_each_speak_for_themselves() -> None:
 
 
 def test_a_recipe_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
-    known = f"largegt settings --recipes lists all {len(recipe_names())}"
+    known = f"largegt config --recipes lists all {len(recipe_names())}"
     refused(lambda: Config.from_recipe("demoo"), "did you mean 'demo'", known)
     refused(lambda: Config.from_recipe(tmp_path / "none.toml"), "does not exist")
     for content in (b"[train\nepochs=3", b"\xff\xfe\x00"):
@@ -252,7 +257,7 @@ def test_a_recipe_on_top_of_another(tmp_path: Path) -> None:
     mine = write(
         tmp_path, mine='about = "mine"\nextends = "demo"\n[train]\nepochs = 7\n[model.codebook]\ncentroids = 9\n'
     )
-    assert Config.from_recipe(mine) == Config.from_recipe("demo", ["train.epochs=7", "model.codebook.centroids=9"])
+    assert Config.from_recipe(mine) == Config.from_recipe("demo", ["train.epochs=7", "model.codebook.num_centroids=9"])
     assert Config.from_recipe(mine, ["train.epochs=8"]).train.epochs == 8
 
 
@@ -263,7 +268,7 @@ def test_several_levels_the_nearest_wins_and_lists_are_replaced(tmp_path: Path) 
         mid='extends = "low.toml"\n[model]\nfanouts = [5]\n[train]\nepochs = 2\n',
         low='extends = "gat"\n[model]\nfanouts = [1, 2, 3]\nhidden = 4\n[train]\nepochs = 1\n',
     )
-    overrides = ["model.fanouts=[5]", "model.hidden=4", "train.epochs=3"]
+    overrides = ["model.fanouts=[5]", "model.hidden_dim=4", "train.epochs=3"]
     assert Config.from_recipe(top) == Config.from_recipe("gat", overrides)
     assert "extends" not in read_recipe(top)
 
@@ -295,7 +300,7 @@ def test_a_circle_is_refused(tmp_path: Path, recipes: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ('"gatt"', ("mine.toml", "'gatt'", "did you mean 'gat'", "largegt settings --recipes")),
+        ('"gatt"', ("mine.toml", "'gatt'", "did you mean 'gat'", "largegt config --recipes")),
         ('"gone.toml"', ("mine.toml", "gone.toml does not exist")),
         ('"broken.toml"', ("broken.toml is not valid TOML",)),
         ('["gat", "demo"]', ("mine.toml", "one name")),

@@ -128,7 +128,7 @@ def test_no_cache_folder_at_all_stops_and_every_verb_says_so(tmp_path: Path) -> 
     said = " ".join(done.stdout.split())
     assert "stops: numba can keep nothing that it compiles" in said
     assert "set NUMBA_CACHE_DIR to a folder that you may write to" in said
-    done = called("synthesize", "--like", "ogbn-products", "--out", str(tmp_path / "g"), source=copy.parent, **home)
+    done = called("generate", "--like", "ogbn-products", "--out", str(tmp_path / "g"), source=copy.parent, **home)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: numba finds no folder for what it compiles: set NUMBA_CACHE_DIR to one that you may write to"

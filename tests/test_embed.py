@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     parts = {name: nodes[nodes % 5 != 0] for name, nodes in thirds(150).items()}
     source = arrays(NAMES[edges], features, labels, parts, node_ids=NAMES)
     store = ingest(source, folder / "g", IngestConfig(undirected=True), threads=1)
-    settings = ("model.name=largegt-full", "model.label_contexts=2", "train.epochs=2", "train.draws=1")
+    settings = ("model.name=largegt-full", "model.neighbor_label_hops=2", "train.epochs=2", "train.num_eval_samples=1")
     return train(store, small(*settings), folder / "run")
 
 
@@ -47,7 +47,7 @@ def vectors(table: Any) -> np.ndarray:
 
 
 @torch.no_grad()
-def written_out(run: Run, part: str, nodes: np.ndarray) -> np.ndarray:
+def written_out(run: Run, layer: str, nodes: np.ndarray) -> np.ndarray:
     """The same by the model alone, one node after the other."""
     prepared = run.prepared()
     model = run.load_model(prepared)
@@ -59,19 +59,19 @@ def written_out(run: Run, part: str, nodes: np.ndarray) -> np.ndarray:
         halves = {
             "local": model.local_module(batch.tokens),
             "global": model.global_module(batch.tokens[:, 0], batch.positions)[0],
-            "joined": model(batch).hidden,
+            "output": model(batch).hidden,
         }
-        found.append(halves[part][0].numpy())
+        found.append(halves[layer][0].numpy())
     return np.array(found)
 
 
-@pytest.mark.parametrize("part", ["joined", "local", "global"])
-def test_vectors_are_those_of_the_model(part: str, run: Run) -> None:
+@pytest.mark.parametrize("layer", ["output", "local", "global"])
+def test_vectors_are_those_of_the_model(layer: str, run: Run) -> None:
     nodes = run.store().splits["test"]
-    table = embed(run, split="test", part=part)
+    table = embed(run, split="test", layer=layer)
     assert table.column_names == ["node", "embedding"]
     assert table["node"].to_pylist() == run.store().ids_of(nodes)
-    assert vectors(table) == pytest.approx(written_out(run, part, nodes), abs=1e-5)
+    assert vectors(table) == pytest.approx(written_out(run, layer, nodes), abs=1e-5)
 
 
 def test_the_head_makes_the_prediction_of_the_joined_vector(run: Run) -> None:
@@ -103,7 +103,7 @@ def test_draws_are_averaged(run: Run) -> None:
         for local_nk in (np.array(prepared.local_rows[rows]), sample_rows(store, prepared, rows, 1).local_rows):
             tokens = torch.from_numpy(np.array(prepared.tokens[local_nk])).float()
             made.append(model.local_module(tokens.flatten(1, 2)).numpy())
-    got = vectors(embed(run, split="valid", part="local", draws=2))
+    got = vectors(embed(run, split="valid", layer="local", num_eval_samples=2))
     assert got == pytest.approx((made[0] + made[1]) / 2, abs=1e-5)
     assert not np.allclose(made[0], made[1], atol=1e-3)
 
@@ -138,7 +138,7 @@ def test_the_nearest_are_those_of_a_search_written_out(split: str | None, run: R
         for node in nodes if node != 5
     }  # fmt: skip
     best = sorted(similarity, key=lambda node: -similarity[node])[:7]
-    found = nearest_nodes(run, NAMES[5], top=7, split=split).to_pylist()
+    found = nearest_nodes(run, NAMES[5], top_k=7, split=split).to_pylist()
     assert [row["node"] for row in found] == [str(NAMES[node]) for node in best]
     assert [row["similarity"] for row in found] == pytest.approx([similarity[node] for node in best], abs=1e-5)
     assert [row["label"] for row in found] == [store.label_of(node) for node in best]
@@ -147,11 +147,11 @@ def test_the_nearest_are_those_of_a_search_written_out(split: str | None, run: R
 @pytest.mark.parametrize(
     ("model", "asked", "said"),
     [
-        (None, {"part": "locl"}, "did you mean 'local'"),
+        (None, {"layer": "locl"}, "did you mean 'local'"),
         (None, {"out": "e.csv"}, ".parquet, .npy, .npz"),
         (None, {"ids": [NAMES[0]], "split": "test"}, "not both"),
         ("mlp", {}, "is a mlp"),
-        ("largegt-local", {"part": "global"}, "has no global part"),
+        ("largegt-local", {"layer": "global"}, "has no global layer"),
     ],
 )
 def test_what_is_refused(model: str | None, asked: dict[str, Any], said: str, run: Run, tmp_path: Path) -> None:
@@ -162,20 +162,20 @@ def test_what_is_refused(model: str | None, asked: dict[str, Any], said: str, ru
 
 def test_what_has_no_nearest_nodes(run: Run) -> None:
     assert "has no node 'nobody'" in refusal(lambda: nearest_nodes(run, "nobody"))
-    assert "at least 1" in refusal(lambda: nearest_nodes(run, NAMES[0], top=0))
-    assert nearest_nodes(run, NAMES[5], top=1000).num_rows == 149
+    assert "at least 1" in refusal(lambda: nearest_nodes(run, NAMES[0], top_k=0))
+    assert nearest_nodes(run, NAMES[5], top_k=1000).num_rows == 149
 
 
 def test_the_commands(run: Run, lg: Cli, tmp_path: Path) -> None:
     out = tmp_path / "e.npy"
-    done = lg("embed", run.path, "--out", out, "--split", "test", "--part", "local", "--json")
-    assert done.json == {"out": str(out), "rows": len(run.store().splits["test"]), "width": 8, "part": "local"}
+    done = lg("embed", run.path, "--out", out, "--split", "test", "--layer", "local", "--json")
+    assert done.json == {"out": str(out), "rows": len(run.store().splits["test"]), "width": 8, "layer": "local"}
     again = lg("embed", run.path, "--out", out)
     assert again.code == 2
     assert "already exists" in again.err
-    near = lg("embed", run.path, "--nearest", NAMES[5], "--top", 3, "--json").json
-    assert near["nearest"] == nearest_nodes(run, NAMES[5], top=3).to_pylist()
-    shown = lg("embed", run.path, "--nearest", NAMES[5], "--top", 3)
+    near = lg("embed", run.path, "--nearest", NAMES[5], "--top-k", 3, "--json").json
+    assert near["nearest"] == nearest_nodes(run, NAMES[5], top_k=3).to_pylist()
+    shown = lg("embed", run.path, "--nearest", NAMES[5], "--top-k", 3)
     assert near["nearest"][0]["node"] in shown.out
 
 

@@ -37,8 +37,8 @@ WORDS = np.array(["art", "law", "zoo"])[CLASSES]
 ADJACENCY = scipy.sparse.csr_matrix((np.ones(EDGES.shape[1]), (EDGES[0], EDGES[1])), shape=(150, 150))
 LIKE_DATA = SimpleNamespace(edge_index=EDGES, x=FEATURES, num_nodes=150)
 QUICK: dict[str, Any] = {
-    "k": 4, "hidden": 8, "epochs": 4, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu",
-    "settings": {"prepare.positions.dim": 3, "train.draws": 1, "train.resample": "never"},
+    "k": 4, "hidden_dim": 8, "epochs": 4, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu",
+    "settings": {"prepare.positional_encoding.dim": 3, "train.num_eval_samples": 1, "train.resample": "never"},
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which stages of a preparation were computed, not taken from an earlier one."""
     seen: list[str] = []
-    names = {"local_nodes": "nodes", "tokens": "tokens", "label_contexts": "labels"}
+    names = {"local_nodes": "nodes", "tokens": "tokens", "neighbor_label_histogram": "labels"}
     for name, word in names.items():
         real = prepared_home.WRITE[name]
 
@@ -205,7 +205,7 @@ def test_clones_parameters_and_copies(fitted: Any) -> None:
     assert not hasattr(twin, "classes_")
     assert twin.get_params() == fitted.get_params()
     assert twin.settings is not fitted.settings
-    assert twin.set_params(k=7, hidden=16).get_params()["k"] == 7
+    assert twin.set_params(k=7, hidden_dim=16).get_params()["k"] == 7
     assert fitted.k == 4
     assert base.is_classifier(fitted)
     assert base.is_regressor(quick(kind=lg.LargeGTRegressor))
@@ -228,7 +228,7 @@ def test_a_number_seeds_everything(work: Path) -> None:
     np.testing.assert_array_equal(one.predict_proba(NODES), two.predict_proba(NODES))
     other = quick(epochs=1, random_state=1).fit(NODES[:60], WORDS[:60])
     assert (other.predict_proba(NODES) != one.predict_proba(NODES)).any()
-    assert other.config_.prepare.local_nodes.seed == other.config_.prepare.positions.seed == 1
+    assert other.config_.prepare.local_nodes.seed == other.config_.prepare.positional_encoding.seed == 1
     drawn = quick(epochs=1, random_state=np.random.RandomState(5)).fit(NODES[:60], WORDS[:60])
     assert drawn.config_.train.seed == np.random.RandomState(5).randint(2**31 - 1)
     assert drawn.config_.prepare.local_nodes.seed == 0
@@ -319,9 +319,9 @@ def test_a_user_s_preparation_is_used(work: Path, stages: list[str]) -> None:
         ({}, [0, 1, 1], [0, 1, 0], "named twice"),
         ({}, np.ones(9, dtype=bool), [0] * 9, "mask of 9 entries"),
         ({"validation_fraction": 1.0}, [0, 1], [0, 1], "validation_fraction"),
-        ({"settings": "model.heads=2"}, [0, 1], [0, 1], "a dict or a list"),
+        ({"settings": "model.num_heads=2"}, [0, 1], [0, 1], "a dict or a list"),
         ({"settings": {"model.hats": 2}}, [0, 1], [0, 1], "model.hats"),
-        ({"hidden": 7}, [0, 1], [0, 1], "multiple of heads"),
+        ({"hidden_dim": 7}, [0, 1], [0, 1], "multiple of heads"),
         ({"work_dir": "s3://bucket/x"}, [0, 1], [0, 1], "cannot lie at a URL"),
     ],
 )

@@ -28,11 +28,11 @@ from largegt.training.trainer import train
 from run_helpers import HOSTILE_COLUMN, Cli, easy_store, homophilous, left_in, one_thread, small, table_store  # noqa: F401
 
 EVERYTHING = (
-    "model.name=largegt-full", "model.label_tokens=true", "model.label_contexts=2", "model.num_layers=2",
-    "model.hop_embeddings=true", "model.residual=true", "prepare.local_nodes.k=6", "train.draws=2",
-    "model.label_surroundings=true", "model.distances=true",
+    "model.name=largegt-full", "model.label_embeddings=true", "model.neighbor_label_hops=2", "model.num_layers=2",
+    "model.hop_embedding=true", "model.residual=true", "prepare.local_nodes.k=6", "train.num_eval_samples=2",
+    "model.local_label_histograms=true", "model.hop_distance_embedding=true",
 )  # fmt: skip
-PLAIN = ("model.name=largegt-local", "prepare.local_nodes.k=8", "model.residual=false", "train.draws=1")
+PLAIN = ("model.name=largegt-local", "prepare.local_nodes.k=8", "model.residual=false", "train.num_eval_samples=1")
 
 
 def labels_of(task: str) -> Any:
@@ -71,8 +71,8 @@ def log_odds(probability: float) -> float:
 class Said:
     """The slow, obvious way: the model itself, on the node's tokens written out, with some local nodes left out."""
 
-    def __init__(self, run: Run, draws: int) -> None:
-        self.draws, self.store = draws, run.store()
+    def __init__(self, run: Run, num_eval_samples: int) -> None:
+        self.num_eval_samples, self.store = draws, run.store()
         self.prepared = run.prepared(reachable=draws > 1)
         self.model = run.load_model(self.prepared).double()
         self.labels = LocalLabels.of_training_nodes(self.prepared)
@@ -84,7 +84,7 @@ class Said:
         return [int(each) for each in sample_rows(self.store, self.prepared, row, draw).local_rows[0]]
 
     def nodes(self, node: int) -> set[int]:
-        drawn = {row for draw in range(self.draws) for row in self.local_rows(node, draw)[1:]}
+        drawn = {row for draw in range(self.num_eval_samples) for row in self.local_rows(node, draw)[1:]}
         return {int(self.prepared.token_nodes[row]) for row in drawn}
 
     def surroundings(self, node: int, at: int, rows: list[int]) -> dict[str, torch.Tensor]:
@@ -100,13 +100,13 @@ class Said:
                 contexts[0, k, self.store.labels[n]] += 1 / len(known)
             contexts[0, k, -1] = len(known) / max(1, len(around[other]))
         near = [[other in around[node] for other in local]]
-        return {"near": torch.tensor(near), "local_contexts": torch.from_numpy(contexts)}
+        return {"is_neighbor": torch.tensor(near), "local_label_histogram": torch.from_numpy(contexts)}
 
     @torch.no_grad()
     def probabilities(self, node: int, dropped: int | None = None) -> np.ndarray:
         [at] = self.prepared.rows_of(np.array([node]))
         every = []
-        for draw in range(self.draws):
+        for draw in range(self.num_eval_samples):
             own, *others = self.local_rows(node, draw)
             rows = [own, *(row for row in others if int(self.prepared.token_nodes[row]) != dropped)]
             tokens = torch.from_numpy(np.array(self.prepared.tokens[rows])).double()
@@ -116,10 +116,10 @@ class Said:
                 multiplicity=None,
                 positions=torch.from_numpy(np.array(self.prepared.positions[at : at + 1])).double(),
                 labels=torch.tensor([0]),
-                label_contexts=torch.from_numpy(np.array(self.prepared.label_contexts[at : at + 1]))
+                neighbor_label_histogram=torch.from_numpy(np.array(self.prepared.neighbor_label_histogram[at : at + 1]))
                 .flatten(1)
                 .double(),
-                local_labels=self.labels.told_to(torch.tensor([rows])),
+                local_labels=self.labels.seen_from(torch.tensor([rows])),
                 **self.surroundings(node, at, rows),
             )
             every.append(self.model(batch).logits[0].softmax(dim=0).numpy())
@@ -127,9 +127,9 @@ class Said:
         return mean
 
 
-@pytest.mark.parametrize(("settings", "draws"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "plain"])
+@pytest.mark.parametrize(("settings", "num_eval_samples"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "base"])
 def test_what_a_node_is_worth_is_what_the_model_says_without_it(
-    settings: tuple[str, ...], draws: int, run: Run, tmp_path: Path
+    settings: tuple[str, ...], num_eval_samples: int, run: Run, tmp_path: Path
 ) -> None:
     one = run if settings is EVERYTHING else trained(tmp_path, "multiclass", *settings)
     found = explain(one, 7)
@@ -165,7 +165,7 @@ def test_the_parts_add_up(found: Explanation) -> None:
 def test_columns_add_up_to_the_tokens_and_the_residual(tmp_path: Path) -> None:
     """Of a store whose nodes and edges come from tables: each feature belongs to one column, those of the degree and of
     edges lie behind, and the column that says the class is the strongest."""
-    settings = ("model.name=largegt-full", "model.residual=true", "prepare.tokens.degrees=true", "train.epochs=20")
+    settings = ("model.name=largegt-full", "model.residual=true", "prepare.tokens.add_degrees=true", "train.epochs=20")
     one = train(table_store(tmp_path / "g", edge_columns=True), small(*settings), tmp_path / "run")
     found = explain(one, "n7")
     assert {(each.column, each.table) for each in found.columns} == {
@@ -204,7 +204,7 @@ def test_without_a_column_is_what_the_model_says_of_the_mean(tmp_path: Path) -> 
         for some in (real, tokens):
             batch = TokenBatch(
                 nodes=torch.tensor([number]), tokens=some.view(1, -1, some.shape[2]), multiplicity=None,
-                positions=torch.zeros(1, 0).double(), labels=torch.tensor([0]), label_contexts=None, local_labels=None,
+                positions=torch.zeros(1, 0).double(), labels=torch.tensor([0]), neighbor_label_histogram=None, local_labels=None,
             )  # fmt: skip
             with torch.no_grad():
                 scores.append(log_odds(float(said.model(batch).logits[0].softmax(dim=0)[target])))
@@ -254,7 +254,7 @@ def test_attention_is_beside_and_sums_to_at_most_one(found: Explanation) -> None
 @pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
 def test_other_tasks(task: str, tmp_path: Path) -> None:
     name = {"binary": "full", "multilabel": "local", "regression": "global"}[task]
-    one = trained(tmp_path, task, f"model.name=largegt-{name}", "model.label_contexts=0")
+    one = trained(tmp_path, task, f"model.name=largegt-{name}", "model.neighbor_label_hops=0")
     row = predict(one, ids=[3], all_probabilities=True).to_pylist()[0]
     found = explain(one, 3)
     if task == "regression":
@@ -353,13 +353,13 @@ def test_the_page_fits_a_phone_and_answers(found: Explanation, tmp_path: Path) -
 
 def test_the_command(run: Run, lg: Cli, tmp_path: Path) -> None:
     out = tmp_path / "new" / "e.json"
-    done = lg("explain", run.path, "--node", 7, "--out", out, "--label", "red", "--draws", 1)
+    done = lg("explain", run.path, "--node", 7, "--out", out, "--label", "red", "--num-eval-samples", 1)
     assert done.code == 0, done.err
     assert "log-odds of red" in done.out
     kept = json.loads(out.read_text())
     assert kept["target"] == "red"
-    assert kept["draws"] == 1
-    assert lg("explain", run.path, "--node", 7, "--label", "red", "--draws", 1, "--json").json == kept
+    assert kept["num_eval_samples"] == 1
+    assert lg("explain", run.path, "--node", 7, "--label", "red", "--num-eval-samples", 1, "--json").json == kept
     refused = lg("explain", run.path, "--node", 7, "--out", out)
     assert refused.code == 2
     assert "already exists" in refused.err

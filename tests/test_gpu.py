@@ -12,11 +12,11 @@ import largegt as lg
 from largegt.errors import ConfigError
 from largegt.loader import loader, table
 from largegt.loader.pinned_gather import pinned
-from largegt.loader.table import Place
 from largegt.runtime.distributed import ALONE
 from largegt.training.evaluate import Scorer
 from largegt.training.nan_check import Losses
 from largegt.training.step import TrainingStep
+from largegt.types import TablePlace
 from run_helpers import history, stopped_at
 from training_steps import recorded_step
 
@@ -43,20 +43,20 @@ def prepared(tmp_path: Path) -> lg.Prepared:
     ends = ends[:, label[ends[0]] == label[ends[1]]]
     features = (rng.normal(size=(500, 8)) + label[:, None]).astype(np.float32)
     store = lg.ingest(lg.sources.arrays(ends, features, label), tmp_path / "g")
-    return lg.prepare(store, lg.Config.from_recipe("plain", ["prepare.local_nodes.k=12"]).prepare)
+    return lg.prepare(store, lg.Config.from_recipe("base", ["prepare.local_nodes.k=12"]).prepare)
 
 
-def config_of(*settings: str, recipe: str = "plain") -> lg.Config:
-    common = ["model.hidden=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda"]
+def config_of(*settings: str, recipe: str = "base") -> lg.Config:
+    common = ["model.hidden_dim=32", "train.batch_size=64", "train.learning_rate=5e-3", "train.device=cuda"]
     return lg.Config.from_recipe(recipe, [*common, *settings])
 
 
-@pytest.fixture(params=["gpu", "host", "disk", "unpinned"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+@pytest.fixture(params=["cuda", "pinned", "mmap", "unpinned"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TablePlace:
     """Where token rows lie."""
     if request.param == "unpinned":
         monkeypatch.setattr(table, "pinned", lambda host, _: host)
-    return "host" if request.param == "unpinned" else request.param
+    return "pinned" if request.param == "unpinned" else request.param
 
 
 def train_in_two_parts(prepared: lg.Prepared, config: lg.Config, folder: Path) -> lg.Run:
@@ -73,7 +73,7 @@ def train_in_two_parts(prepared: lg.Prepared, config: lg.Config, folder: Path) -
 
 def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
     torch.manual_seed(0)
-    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=32)).eval()
+    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden_dim=32)).eval()
     batch = next(lg.token_batches(prepared, batch_size=64))
     with torch.no_grad():
         model.update_codebook(model(batch))
@@ -85,7 +85,7 @@ def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("distinct", ["yes", "no"])
 def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, distinct: str) -> None:
-    config = config_of("train.epochs=15", f"train.precision={precision}", f"train.distinct={distinct}")
+    config = config_of("train.epochs=15", f"train.precision={precision}", f"train.deduplicate_tokens={distinct}")
     metrics = lg.train(prepared, config, tmp_path / "run").metrics
     assert metrics["test"]["accuracy"] > 0.8
     assert metrics["peak_gpu_bytes"] > 0
@@ -95,7 +95,7 @@ def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, 
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-def test_every_table_gives_the_same_batches(prepared: lg.Prepared, place: Place, distinct: bool) -> None:
+def test_every_table_gives_the_same_batches(prepared: lg.Prepared, place: TablePlace, distinct: bool) -> None:
     expected = list(lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct))
     batches = lg.token_batches(prepared, batch_size=30, seed=1, distinct=distinct, device="cuda", table=place)
     for found, there in zip(batches, expected, strict=True):
@@ -103,16 +103,16 @@ def test_every_table_gives_the_same_batches(prepared: lg.Prepared, place: Place,
         assert all(a.is_cuda and torch.equal(a.cpu(), b) for a, b in zip(found.tensors(), there.tensors(), strict=True))
 
 
-def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: Place) -> None:
+def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: TablePlace) -> None:
     rows = torch.randint(len(prepared.token_nodes), (40, 12))
     for form in (table.TokenForm(torch.bfloat16, 64), table.TokenForm(torch.bfloat16, 4), table.TokenForm()):
-        expected = table.TokenTable(prepared, "cuda", "gpu", form).tokens_of(rows.cuda())
-        found = table.TokenTable(prepared, "cuda", place, form).tokens_of(rows.cuda() if place == "gpu" else rows)
+        expected = table.TokenTable(prepared, "cuda", "cuda", form).tokens_of(rows.cuda())
+        found = table.TokenTable(prepared, "cuda", place, form).tokens_of(rows.cuda() if place == "cuda" else rows)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
 
 
-def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: Place) -> None:
+def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: TablePlace) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
     config = config_of("prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"tokens.table={place}")
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
@@ -128,7 +128,7 @@ def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeyp
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()["active_bytes.all.current"]
-        for batch in lg.token_batches(prepared, batch_size=5, seed=0, device="cuda", table="gpu"):
+        for batch in lg.token_batches(prepared, batch_size=5, seed=0, device="cuda", table="cuda"):
             torch.cuda._sleep(5_000_000)
             batch.tokens.sum()
         return int(torch.cuda.memory_stats()["active_bytes.all.peak"]) - before
@@ -139,7 +139,7 @@ def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeyp
     assert bounded < unbounded / 2
 
 
-def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, place: Place) -> None:
+def test_epochs_share_the_memory_of_their_batches(prepared: lg.Prepared, place: TablePlace) -> None:
     """As much memory is taken for many epochs as for few: what is freed in one serves the next."""
 
     def taken_by(num_epochs: int) -> int:
@@ -169,23 +169,23 @@ def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> Non
 
 
 def test_node2vec_on_the_gpu_separates_classes(prepared: lg.Prepared, tmp_path: Path) -> None:
-    from largegt.config.schema import PositionsConfig
+    from largegt.config.schema import PositionalEncodingConfig
     from largegt.preprocessing.positional_encoding import node2vec
 
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    rows = node2vec(store, PositionsConfig(method="node2vec", dim=16, epochs=10, batch_size=16))
+    rows = node2vec(store, PositionalEncodingConfig(method="node2vec", dim=16, epochs=10, batch_size=16))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     same = store.labels[:, None] == store.labels[None, :]
     alike = rows @ rows.T
     assert alike[same].mean() > alike[~same].mean() + 0.2
 
 
-@pytest.mark.parametrize("settings", [(), ("model.head_width=32",), ("train.weight_average=0.9",)])
+@pytest.mark.parametrize("settings", [(), ("model.head_dim=32",), ("train.ema_decay=0.9",)])
 def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, settings: tuple[str, ...]) -> None:
     """Compiled, recorded and replayed: as good as step by step, also when it is interrupted and goes on. What is scored
     while training is what is kept."""
     config = config_of(
-        "train.compile=yes", "train.schedule=constant", "train.epochs=12", "train.precision=32-true", *settings
+        "train.compile=true", "train.lr_scheduler=constant", "train.epochs=12", "train.precision=32-true", *settings
     )
     run = train_in_two_parts(prepared, config, tmp_path / "run")
     assert [entry["epoch"] for entry in run.history] == list(range(1, 13))
@@ -197,7 +197,7 @@ def test_recorded_steps_learn_and_resume(prepared: lg.Prepared, tmp_path: Path, 
 def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
     """The same weights after ten steps, recorded or not, without dropout and in float32."""
     config = config_of("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=25", "train.precision=32-true",
-                       "train.learning_rate=1e-3", "model.codebook.revive_below=0")  # fmt: skip
+                       "train.learning_rate=1e-3", "model.codebook.dead_code_threshold=0")  # fmt: skip
     found = []
     for record in (False, True):
         step, model, batches = recorded_step(prepared, config, record)
@@ -215,7 +215,7 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
 @pytest.mark.parametrize("compiles", ["no", "yes"])
 def test_two_views_learn(prepared: lg.Prepared, tmp_path: Path, compiles: str) -> None:
     """One by one, and compiled, recorded and replayed."""
-    settings = ("train.consistency=1", "train.consistency_nodes=40", f"train.compile={compiles}")
+    settings = ("train.consistency_weight=1", "train.consistency_batch_size=40", f"train.compile={compiles}")
     config = config_of("train.epochs=10", *settings)
     assert lg.train(prepared, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.8
 
@@ -228,7 +228,7 @@ def _held_back() -> list[int]:
     return [block["size"] for block in blocks if block["state"] == "active_pending_free"]
 
 
-@pytest.mark.parametrize("recipe", ["default", "plain"])
+@pytest.mark.parametrize("recipe", ["default", "base"])
 def test_steps_of_a_whole_training_are_replayed(
     prepared: lg.Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
@@ -241,7 +241,7 @@ def test_steps_of_a_whole_training_are_replayed(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", count)
-    config = config_of("train.batch_size=32", "train.epochs=3", "train.compile=yes", recipe=recipe)
+    config = config_of("train.batch_size=32", "train.epochs=3", "train.compile=true", recipe=recipe)
     store = prepared.path.parent.parent
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="steps are not replayed")
@@ -267,7 +267,7 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
                 self.agreement.item()
             raise torch.cuda.OutOfMemoryError("no room")
 
-    config = config_of("model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.compile=yes")
+    config = config_of("model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.compile=true")
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, "_compute", fail)
         with pytest.warns(UserWarning, match="recording failed"):
@@ -283,7 +283,7 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
     decay = 0.5
-    config = config_of("train.batch_size=12", "train.learning_rate=1e-3", "train.weight_average=0.5")
+    config = config_of("train.batch_size=12", "train.learning_rate=1e-3", "train.ema_decay=0.5")
     step, model, batches = recorded_step(prepared, config, True, {12, 100})
     state = step.state
     expected = [parameter.detach().cpu().double() for parameter in model.parameters()]
@@ -350,13 +350,13 @@ def test_the_fused_readout_against_the_plain_one(shape: tuple[int, int, int], dr
         torch.testing.assert_close(one, other, atol=1e-4 * float(other.abs().max()) + 1e-6, rtol=1e-3)
 
 
-@pytest.mark.parametrize("head_width", [16, 32, 300])
+@pytest.mark.parametrize("head_dim", [16, 32, 300])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width: int, compiles: bool) -> None:
+def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_dim: int, compiles: bool) -> None:
     """Logits and gradients in float32, with the fused readout and heads of every kind, against the CPU."""
     torch.manual_seed(0)
     config = lg.ModelConfig(
-        hidden=32 if head_width < 300 else 300, head_width=head_width, heads=2, dropout=0, encoder_dropout=0
+        hidden_dim=32 if head_dim < 300 else 300, head_dim=head_dim, num_heads=2, dropout=0, encoder_dropout=0
     )
     model = lg.LargeGT.for_prepared(prepared, config)
     batch = next(lg.token_batches(prepared, batch_size=50))
@@ -380,8 +380,8 @@ def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_width
 def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepared, tmp_path: Path, name: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
     config = config_of(
-        "prepare.local_nodes.k=12", "train.epochs=6", "model.label_tokens=true", "model.label_surroundings=true",
-        "model.distances=true", "model.input_dropout=0.1", f"model.name={name}", recipe="default",
+        "prepare.local_nodes.k=12", "train.epochs=6", "model.label_embeddings=true", "model.local_label_histograms=true",
+        "model.hop_distance_embedding=true", "model.input_dropout=0.1", f"model.name={name}", recipe="default",
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.6
@@ -452,7 +452,7 @@ def store_with(folder: Path, scale: float, huge: int | None = None) -> lg.GraphS
 
 
 AS_GIVEN = (
-    "prepare.local_nodes.k=8", "prepare.tokens.standardize=false", "prepare.tokens.degrees=false", "train.epochs=2",
+    "prepare.local_nodes.k=8", "prepare.tokens.normalize=none", "prepare.tokens.add_degrees=false", "train.epochs=2",
     "train.batch_size=4", "train.learning_rate=1e-3",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ import pytest
 
 import largegt
 from largegt.config.schema import Config
-from largegt.datasets.synthetic import synthesize
+from largegt.datasets.synthetic import generate
 from largegt.errors import ConfigError
 from largegt.preprocessing.cache_key import resolve_config
 from largegt.preprocessing.estimate import estimate, least_memory
@@ -78,8 +78,8 @@ def peak_of(*command: str) -> int:
 
 def test_prepare_keeps_its_limit_and_the_dry_run_says_what_it_holds(tmp_path: Path) -> None:
     store = tmp_path / "s"
-    synthesize("snap-patents", store, 0.03)
-    command = ("prepare", str(store), "--memory", "256MiB")
+    generate("snap-patents", store, 0.03)
+    command = ("prepare", str(store), "--memory-limit", "256MiB")
     assert peak_of(*command) < 1.1 * (256 << 20), "with kernels to compile, where the cache is empty"
     shutil.rmtree(store / "prepared")
     dry = subprocess.run([*LARGEGT, *command, "--dry-run", "--json"], capture_output=True, env=ENVIRONMENT, check=True)
@@ -87,7 +87,7 @@ def test_prepare_keeps_its_limit_and_the_dry_run_says_what_it_holds(tmp_path: Pa
 
 
 def test_less_than_a_preparation_can_keep_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = synthesize("snap-patents", tmp_path / "s", 0.001)
+    store = generate("snap-patents", tmp_path / "s", 0.001)
     config = resolve_config(store, Config.from_recipe("default").preparation)
     rows = store.num_nodes
     few = least_memory(store, config, rows)

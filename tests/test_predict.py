@@ -162,7 +162,11 @@ def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
     pacsv.write_csv(pa.table(columns), tmp_path / "nodes.csv")
     pacsv.write_csv(pa.table({"source": edges[0] + 1000, "target": edges[1] + 1000}), tmp_path / "edges.csv")
     source = files(
-        tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv", id="id", label="node,other", feature_columns="f*"
+        tmp_path / "edges.csv",
+        nodes=tmp_path / "nodes.csv",
+        id_column="id",
+        label_column="node,other",
+        feature_columns="f*",
     )
     store = ingest(source, tmp_path / "g", IngestConfig(undirected=True), threads=1)
     run = train(store, small("train.epochs=1"), tmp_path / "run")
@@ -174,8 +178,8 @@ def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Pat
     labels = homophilous()[2].astype(float)
     labels[::5] = np.nan
     store = easy_store(tmp_path / "g", labels)
-    config = small("prepare.positions.method=node2vec", "prepare.positions.walks_per_node=1",
-                   "prepare.positions.walk_length=5", "prepare.positions.context=3", "train.epochs=1")  # fmt: skip
+    config = small("prepare.positional_encoding.method=node2vec", "prepare.positional_encoding.walks_per_node=1",
+                   "prepare.positional_encoding.walk_length=5", "prepare.positional_encoding.context_size=3", "train.epochs=1")  # fmt: skip
     run = train(store, config, tmp_path / "run")
     alone = predict(run.path, ids=[1, 2, 3])
     among = predict(run.path, ids=[1, 2, 3, 0]).slice(0, 3)

@@ -95,19 +95,19 @@ VARIANTS = {"goat": ("goat-local", "goat-global", "goat-full"), "largegt": ("lar
 
 READ: dict[str, Callable[[Config], Any]] = {
     "batch size": lambda c: c.train.batch_size,
-    "hidden dim": lambda c: c.model.hidden,
-    "heads": lambda c: c.model.heads,
-    "pos enc": lambda c: f"{c.prepare.positions.method} ({c.prepare.positions.dim})",
-    "centroids": lambda c: c.model.codebook.centroids,
+    "hidden dim": lambda c: c.model.hidden_dim,
+    "heads": lambda c: c.model.num_heads,
+    "pos enc": lambda c: f"{c.prepare.positional_encoding.method} ({c.prepare.positional_encoding.dim})",
+    "centroids": lambda c: c.model.codebook.num_centroids,
     "NS": lambda c: str(list(c.model.fanouts)),
     "dropout": lambda c: c.model.encoder_dropout if c.model.name == "nagphormer" else c.model.dropout,
     "learning rate": lambda c: c.train.learning_rate,
     "weight decay": lambda c: c.train.weight_decay,
     "warmup steps": lambda c: c.train.warmup_steps,
     "peak learning rate": lambda c: c.train.learning_rate,
-    "end learning rate": lambda c: c.train.end_learning_rate,
+    "end learning rate": lambda c: c.train.min_learning_rate,
     "learning patience": lambda c: c.train.patience,
-    "hops": lambda c: c.prepare.tokens.hops,
+    "hops": lambda c: c.prepare.tokens.num_hops,
 }
 
 
@@ -137,8 +137,8 @@ def test_a_recipe_says_what_the_paper_s_table_says(recipe: str, column: dict[str
         del expected["pos enc"]  # of the column's other models: it reads none
     assert {row: READ[row](config) for row in expected} == expected
     has_positions = "pos enc" in expected
-    assert config.prepare.positions.method == ("node2vec" if has_positions else "none")
-    assert config.train.schedule == ("polynomial" if "peak learning rate" in expected else "constant")
+    assert config.prepare.positional_encoding.method == ("node2vec" if has_positions else "none")
+    assert config.train.lr_scheduler == ("linear" if "peak learning rate" in expected else "constant")
 
 
 def test_the_tables_are_whole() -> None:
@@ -152,11 +152,11 @@ def test_the_tables_are_whole() -> None:
 def test_what_the_paper_s_recipes_share(name: str) -> None:
     config = Config.from_recipe(name)
     assert name.removesuffix("-original").endswith(config.model.name)
-    assert (config.train.epochs, config.train.clip_norm, config.prepare.tokens.standardize) == (500, None, False)
-    assert config.train.budget == ("48h" if "papers100m" in name else "4h")
+    assert (config.train.epochs, config.train.max_grad_norm, config.prepare.tokens.normalize) == (500, None, False)
+    assert config.train.max_time == ("48h" if "papers100m" in name else "4h")
     assert config.prepare.local_nodes.direction == ("out" if name.startswith("snap-patents") else "both")
     assert config.train.optimizer == ("adamw" if config.model.name == "nagphormer" else "adam")
-    assert config.model.codebook.revive_below == 0, "the paper moves no centroid to a node of the batch"
+    assert config.model.codebook.dead_code_threshold == 0, "the paper moves no centroid to a node of the batch"
     assert config.model.norm == "none" or config.model.name not in ("graphsage", "gat", "gt-sparse")
     assert config.model.norm == "batch" or not config.model.name.startswith(("goat", "largegt"))
 
@@ -170,7 +170,10 @@ def test_what_the_paper_s_recipes_share(name: str) -> None:
         ("goat-local", {"model.fanouts": [20, 10, 5]}),
         ("goat-full", {"model.fanouts": [20, 10, 5], "model.codebook.variant": "goat"}),
         ("goat-global", {"model.codebook.variant": "goat"}),
-        ("nagphormer", {"prepare.tokens.hops": 3, "train.batch_size": 2000, "prepare.positions.method": "laplacian"}),
+        (
+            "nagphormer",
+            {"prepare.tokens.num_hops": 3, "train.batch_size": 2000, "prepare.positional_encoding.method": "laplacian"},
+        ),
     ],
 )
 @pytest.mark.parametrize("dataset", ["", "ogbn-products-"])
@@ -182,7 +185,7 @@ def test_original_forms(dataset: str, model: str, changed: dict[str, Any]) -> No
     differs = {name: value for name, value in original.items() if value != scalable[name]}
     assert changed.items() <= differs.items()
     assert model == "nagphormer" or differs == changed
-    assert len(scalable["model.fanouts"]) == scalable["prepare.tokens.hops"] == 2
+    assert len(scalable["model.fanouts"]) == scalable["prepare.tokens.num_hops"] == 2
 
 
 @pytest.mark.parametrize("dataset", ["ogbn-products", "snap-patents"])
@@ -212,10 +215,10 @@ def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
 def test_every_baseline_has_a_recipe_for_any_graph(name: str) -> None:
     config = Config.from_recipe(name)
     assert config.model.name == name
-    assert config.prepare.tokens.standardize
+    assert config.prepare.tokens.normalize
     reads_positions = name in ("goat-global", "goat-full")
-    assert config.prepare.positions.method == ("projection" if reads_positions else "none")
-    assert config.train.budget is None
+    assert config.prepare.positional_encoding.method == ("random_projection" if reads_positions else "none")
+    assert config.train.max_time is None
     for dataset in ("ogbn-products", "snap-patents"):
         assert (f"{dataset}-{name}" in recipe_names()) == (name in IN_THE_PAPER)
     for original in (f"{name}-original", f"ogbn-products-{name}-original"):
@@ -235,9 +238,9 @@ def test_a_recipe_says_only_what_differs_from_the_one_it_extends(name: str) -> N
 
 
 SHRINK = (
-    "prepare.local_nodes.k=4", "prepare.positions.dim=4", "prepare.positions.walk_length=6",
-    "prepare.positions.context=3", "prepare.positions.walks_per_node=1", "model.hidden=8",
-    "model.codebook.centroids=8", "model.codebook.width=4", "train.epochs=1", "train.batch_size=40",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=4", "prepare.positional_encoding.walk_length=6",
+    "prepare.positional_encoding.context_size=3", "prepare.positional_encoding.walks_per_node=1", "model.hidden_dim=8",
+    "model.codebook.num_centroids=8", "model.codebook.dim=4", "train.epochs=1", "train.batch_size=40",
 )  # fmt: skip
 """Only what makes a recipe big."""
 
@@ -245,8 +248,8 @@ SHRINK = (
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_runs_end_to_end(name: str, tmp_path: Path) -> None:
     config = Config.from_recipe(name)
-    widths = [f"model.{key}head_width=4" for key, part in (("", config.model), ("codebook.", config.model.codebook))
-              if part.head_width is not None]  # fmt: skip
+    widths = [f"model.{key}head_dim=4" for key, part in (("", config.model), ("codebook.", config.model.codebook))
+              if part.head_dim is not None]  # fmt: skip
     store = easy_store(tmp_path / "g")
     run = train(store, Config.from_recipe(name, [*SHRINK, *widths]), tmp_path / "run")
     assert run.metrics["epochs"] == 1

@@ -20,7 +20,7 @@ from largegt.cli.inspection import inspect
 from largegt.config.schema import (
     LabelContextsConfig,
     LocalNodesConfig,
-    PositionsConfig,
+    PositionalEncodingConfig,
     PrepareConfig,
     TokensConfig,
 )
@@ -36,7 +36,7 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from run_helpers import refusal
 
-CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(nodes="sampled"))
+CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(precompute_for="sampled"))
 
 
 @pytest.fixture
@@ -180,20 +180,26 @@ def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
     assert seen == [], "it is there"
     assert np.array_equal(found.tokens, Prepared.open(here.path / "prepared" / found.path.name).tokens)
     assert not list(remote.local_path(f"{bucket}/g").glob("*.npy")), "what is prepared needs nothing of the graph"
-    changed = CONFIG.model_copy(update={"positions": PositionsConfig(method="none")})
+    changed = CONFIG.model_copy(update={"positions": PositionalEncodingConfig(method="none")})
     another_machine()
     prepare(f"{bucket}/g", changed, progress=lambda stage, done, total: seen.append(stage))
     assert not {"local nodes", "context C0"} & set(seen), "stages that did not change are taken from what is there"
     more = changed.model_copy(update={"labels": LabelContextsConfig(local=True)})
     another_machine()
     told = prepare(f"{bucket}/g", more)
-    assert told.near.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
+    assert told.is_neighbor.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
     assert np.array_equal(told.label_counts, prepare(here, more).label_counts)
 
 
 def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> None:
     store = ingested(f"{bucket}/g")
-    settings = ("prepare.local_nodes.k=5", "model.hidden=8", "train.epochs=1", "train.draws=1", "train.resample=never")
+    settings = (
+        "prepare.local_nodes.k=5",
+        "model.hidden_dim=8",
+        "train.epochs=1",
+        "train.num_eval_samples=1",
+        "train.resample=never",
+    )
     sets = [word for item in settings for word in ("--set", item)]
     prepared = lg("prepare", store.place, *sets, "--json")
     assert prepared.code == 0, prepared.err

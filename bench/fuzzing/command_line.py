@@ -80,14 +80,14 @@ class CommandTarget:
             ["train", "--resume", "--out", "nowhere"], ["evaluate", "nowhere"],
             ["predict", "nowhere", "--out", "p.csv"],
             ["report", "nowhere"], ["reproduce", "table-main", "--dataset", "nowhere"],
-            ["tune", "store", "--search", "nothing=1"], ["synthesize", "--like", "nothing", "--out", "new"],
+            ["tune", "store", "--search", "nothing=1"], ["generate", "--like", "nothing", "--out", "new"],
         ]  # fmt: skip
         heavy = [
-            ["train", "store", "--out", "new", "--budget", "1s", "--json", *_each("--set", SMALL)],
+            ["train", "store", "--out", "new", "--max-time", "1s", "--json", *_each("--set", SMALL)],
             ["evaluate", "run", "--device", "cpu", "--json"],
             ["predict", "run", "--out", "p.parquet", "--device", "cpu"],
             ["predict", "run", "--out", "p.csv", "--node", "n3", "--json"], ["report", "run", "--no-analysis"],
-            ["synthesize", "--like", "ogbn-products", "--scale", "0.00001", "--out", "new"],
+            ["generate", "--like", "ogbn-products", "--scale", "0.00001", "--out", "new"],
         ]  # fmt: skip
         return list(rng.choice(light if rng.random() < 0.97 else heavy))
 

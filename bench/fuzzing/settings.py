@@ -214,7 +214,7 @@ def _small_words(rng: random.Random, steps: Sequence[random.Random]) -> str:
 
 def _search(rng: random.Random, steps: Sequence[random.Random]) -> str:
     """What `--search` of tune takes."""
-    searched = ["train.learning_rate=1e-4..1e-2:log", "model.hidden=64,128", "model.fanouts=[20,10],[10,5]"]
+    searched = ["train.learning_rate=1e-4..1e-2:log", "model.hidden_dim=64,128", "model.fanouts=[20,10],[10,5]"]
     chosen = [rng.choice(searched)]
     for step in steps:
         text = step.choice(searched)

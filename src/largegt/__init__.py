@@ -45,6 +45,7 @@ _HOMES = {
     "report": ".reporting.page",
     "reproduce": ".experiments.reproduce",
     "synthetic": ".datasets.synthetic",
+    "generate": ".datasets.synthetic",
     "tune": ".auto.tuning.tune",
     "auto_config": ".auto.choose",
     "LargeGTClassifier": ".integrations.sklearn",
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from .data.ingest import ingest
     from .data.store import GraphStore
     from .data.versions import clean
-    from .datasets.synthetic import synthetic
+    from .datasets.synthetic import generate, synthetic
     from .errors import LargeGTError
     from .experiments.reproduce import reproduce
     from .explanation.node import explain
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
     "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain",
-    "from_pyg", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
+    "from_pyg", "generate", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
     "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed

@@ -55,13 +55,13 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-_LESS_MEMORY = "give a smaller --memory, or close other programs"
+_LESS_MEMORY = "give a smaller --memory-limit, or close other programs"
 _MEMORY_ADVICE = {
-    **dict.fromkeys(("ingest", "append", "synthesize", "datasets", "predict", "embed", "explain"), _LESS_MEMORY),
+    **dict.fromkeys(("ingest", "append", "generate", "datasets", "predict", "embed", "explain"), _LESS_MEMORY),
     "prepare": f"{_LESS_MEMORY}; a smaller prepare.local_nodes.k takes less",
     **dict.fromkeys(("evaluate", "report", "inspect"), "close other programs"),
 }
-_MEMORY_OF_TRAINING = "a smaller train.batch_size, model.hidden or prepare.local_nodes.k takes less"
+_MEMORY_OF_TRAINING = "a smaller train.batch_size, model.hidden_dim or prepare.local_nodes.k takes less"
 
 
 def machine_refusal(error: Exception, verb: str = "") -> str:

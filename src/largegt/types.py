@@ -12,6 +12,8 @@ PathLike = str | Path
 Direction = Literal["out", "in", "both"]
 OPPOSITE: dict[Direction, Direction] = {"out": "in", "in": "out", "both": "both"}
 Task = Literal["multiclass", "binary", "multilabel", "regression"]
+Normalization = Literal["per_feature", "global", "none", "auto"]
+TablePlace = Literal["auto", "cuda", "pinned", "mmap"]
 SplitName = Literal["train", "valid", "test"]
 
 ModelName = Literal[

@@ -28,7 +28,7 @@ MODELS = (
 )  # fmt: skip
 EVERY_MODEL = (*MODELS, "largegt-full", "largegt-local", "largegt-global")
 NO_DROPOUT = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0")
-PLAIN = ("model.residual=false", "model.hop_embeddings=false", "model.encoder_ffn=0")
+PLAIN = ("model.residual=false", "model.hop_embedding=false", "model.ffn_ratio=0")
 GRAPH_MODELS = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full", "linkx")
 
 
@@ -159,7 +159,7 @@ def test_scores_over_all_neighbors_and_over_samples_of_all_of_them_agree(
 @pytest.mark.parametrize("name", ["goat-local", "goat-full"])
 def test_draws_are_averaged(store: GraphStore, name: str, tmp_path: Path) -> None:
     run = train(store, config_of(name), tmp_path / "run")
-    one, many = (predict(run.path, all_probabilities=True, draws=draws) for draws in (1, 8))
+    one, many = (predict(run.path, all_probabilities=True, num_eval_samples=draws) for draws in (1, 8))
     name = one.column_names[-1]
     assert not np.allclose(one[name], many[name])
     assert np.corrcoef(one[name], many[name])[0, 1] > 0.8
@@ -167,7 +167,7 @@ def test_draws_are_averaged(store: GraphStore, name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", GRAPH_MODELS)
 def test_batches_hold_the_features_of_their_nodes(store: GraphStore, name: str) -> None:
-    config = config_of(name, "prepare.tokens.standardize=false")
+    config = config_of(name, "prepare.tokens.normalize=none")
     prepared = prepare(store, config.preparation)
     model = build_model(config.model, prepared)
     loader = make_loader(prepared, model, config.train, torch.device("cpu"))

@@ -14,7 +14,7 @@ from largegt.config.schema import (
     Config,
     LocalNodesConfig,
     ModelConfig,
-    PositionsConfig,
+    PositionalEncodingConfig,
     PrepareConfig,
     TokensConfig,
 )
@@ -30,7 +30,7 @@ from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 
-CONFIG = ModelConfig(hidden=8, num_layers=2, dropout=0.4)
+CONFIG = ModelConfig(hidden_dim=8, num_layers=2, dropout=0.4)
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def graph(make_store: Any, random_edges: Any) -> tuple[Any, Any]:
 def prepared_of(store: Any, hops: int = 2, k: int = 1, method: Any = "none") -> Prepared:
     config = PrepareConfig(
         local_nodes=LocalNodesConfig(k=k, direction="out"),
-        tokens=TokensConfig(hops=hops, standardize=False),
-        positions=PositionsConfig(method=method, dim=4),
+        tokens=TokensConfig(num_hops=hops, normalize="none"),
+        positional_encoding=PositionalEncodingConfig(method=method, dim=4),
     )
     return prepare(store, config)
 
@@ -108,7 +108,7 @@ def test_mlp_written_out(graph: Any) -> None:
     torch.testing.assert_close(logits_of(model, prepared), h @ model.head.weight.T + model.head.bias)
 
 
-@pytest.mark.parametrize("method", ["laplacian", "projection", "none"])
+@pytest.mark.parametrize("method", ["laplacian", "random_projection", "none"])
 @pytest.mark.parametrize("kind", [MLP, SGC, SIGN, NAGphormer])
 def test_local_nodes_and_zeros_behind_the_features_change_nothing(graph: Any, kind: Any, method: Any) -> None:
     """A preparation made for LargeGT serves as well, whether or not the loader leaves its local nodes out."""
@@ -135,8 +135,8 @@ def test_local_nodes_and_zeros_behind_the_features_change_nothing(graph: Any, ki
 def test_an_mlp_is_the_same_on_what_was_prepared_for_it_and_for_largegt(graph: Any, tmp_path: Path) -> None:
     """From the store nothing is sampled; a preparation with samples serves as well, and its run can be opened again."""
     store, _ = graph
-    overrides = ["model.name=mlp", "model.hidden=8", "train.epochs=2", "prepare.local_nodes.k=5"]
-    config = Config.from_recipe("plain", overrides)
+    overrides = ["model.name=mlp", "model.hidden_dim=8", "train.epochs=2", "prepare.local_nodes.k=5"]
+    config = Config.from_recipe("base", overrides)
     from_store = train(store, config, tmp_path / "from_store")
     assert from_store.prepared().k == 1
     assert from_store.config == config

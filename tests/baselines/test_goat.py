@@ -31,7 +31,7 @@ MEMBERS = [
 
 def config_of(name: str = "goat-full", **settings: Any) -> ModelConfig:
     """Heads as wide as hidden, as published; settings are not checked, as `norm` may be `none`."""
-    config = ModelConfig(name=name, hidden=6, heads=2, head_width=6, codebook={"centroids": 5, "width": 4})
+    config = ModelConfig(name=name, hidden_dim=6, num_heads=2, head_dim=6, codebook={"num_centroids": 5, "dim": 4})
     return config.model_copy(update={"fanouts": (3, 2), **settings})
 
 
@@ -60,7 +60,7 @@ def make_model(name: str = "goat-full", **settings: Any) -> GOAT:
     return model
 
 
-@pytest.mark.parametrize("settings", [{}, {"heads": 1, "head_width": 4}, {"heads": 3, "head_width": None}])
+@pytest.mark.parametrize("settings", [{}, {"num_heads": 1, "head_dim": 4}, {"num_heads": 3, "head_dim": None}])
 @pytest.mark.parametrize("width", [6, 9])
 def test_local_attention_against_a_loop(settings: dict[str, Any], width: int) -> None:
     module = make_model("goat-local", **settings).local_module
@@ -143,7 +143,7 @@ def test_the_codebook_moves_when_told() -> None:
 
 def own_codebook(seed: int = 0) -> GOATCodebook:
     torch.manual_seed(seed)
-    return GOATCodebook(30, 3, CodebookConfig(centroids=6, variant="goat")).double()
+    return GOATCodebook(30, 3, CodebookConfig(num_centroids=6, variant="goat")).double()
 
 
 def as_oracle(book: GOATCodebook) -> GOATKMeans:
@@ -158,7 +158,7 @@ def test_its_own_codebook_starts_at_random_with_every_node_assigned() -> None:
     assert (book.ema_size == 0).all()
     assert book.counts.tolist() == torch.bincount(book.assignment.long(), minlength=6).tolist()
     assert int(book.counts.sum()) == 30
-    large = GOATCodebook(100_000, 1, CodebookConfig(centroids=10, variant="goat"))
+    large = GOATCodebook(100_000, 1, CodebookConfig(num_centroids=10, variant="goat"))
     assert 9_000 < int(large.counts.min()) < int(large.counts.max()) < 11_000
 
 
@@ -192,7 +192,7 @@ def test_a_batch_of_one_node_changes_no_statistics() -> None:
 @pytest.mark.parametrize("name", ["goat-global", "goat-full"])
 def test_its_own_form_against_a_loop(name: str) -> None:
     """Joined vector → query as it is; keys and values of output centroids; heads go straight to the FFN."""
-    codebook = CodebookConfig(centroids=5, width=4, variant="goat")
+    codebook = CodebookConfig(num_centroids=5, dim=4, variant="goat")
     model, batch = make_model(name, codebook=codebook).train(), make_batch()
     for _ in range(3):
         model.update_codebook(model(batch))
@@ -204,7 +204,7 @@ def test_its_own_form_against_a_loop(name: str) -> None:
     keys, values = (part.detach().numpy() for part in (module.key(book.output), module.value(book.output[:, :4])))
     query = module.query(joined).detach().numpy()
     counts = np.bincount(book.assignment.numpy(), minlength=5).tolist()
-    expected = [attend(q, keys, values, counts, module.heads) for q in query]
+    expected = [attend(q, keys, values, counts, module.num_heads) for q in query]
     np.testing.assert_allclose(found.detach(), expected, rtol=1e-9)
     assert found.shape == (4, module.out_width)
     parts = [found]
@@ -214,7 +214,7 @@ def test_its_own_form_against_a_loop(name: str) -> None:
 
 
 def test_its_own_form_learns_every_weight() -> None:
-    model = make_model(codebook=CodebookConfig(centroids=5, width=4, variant="goat"), norm="layer", dropout=0.0)
+    model = make_model(codebook=CodebookConfig(num_centroids=5, dim=4, variant="goat"), norm="layer", dropout=0.0)
     F.cross_entropy(model(make_batch()).logits, make_batch().labels).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -223,7 +223,7 @@ def test_its_own_form_learns_every_weight() -> None:
 
 def test_its_own_form_is_not_for_largegt() -> None:
     with pytest.raises(ConfigError, match=r"variant=goat is for goat-global and goat-full"):
-        Config.from_recipe("plain", ["model.codebook.variant=goat"])
+        Config.from_recipe("base", ["model.codebook.variant=goat"])
 
 
 def test_global_reads_tokens() -> None:

@@ -38,7 +38,7 @@ def batch_of(nodes: list[int], adjacency: Tensor, features: Tensor) -> Adjacency
 
 def make_model(**settings: Any) -> LINKX:
     torch.manual_seed(0)
-    config = ModelConfig(hidden=6).model_copy(update={"norm": "none", **settings})
+    config = ModelConfig(hidden_dim=6).model_copy(update={"norm": "none", **settings})
     model = LINKX(DataShape(5, 3, NUM_NODES), config).double().eval()
     nn.init.normal_(model.table_nd)
     return model

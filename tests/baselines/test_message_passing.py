@@ -35,7 +35,7 @@ MODELS = [GraphSAGE, GAT, GTSparse]
 
 def config_of(**settings: Any) -> ModelConfig:
     """Small, and with every weight in play; settings are not checked, as `norm` may be `none`."""
-    return ModelConfig(hidden=8, heads=2).model_copy(update={"norm": "none", "fanouts": (-1, -1), **settings})
+    return ModelConfig(hidden_dim=8, num_heads=2).model_copy(update={"norm": "none", "fanouts": (-1, -1), **settings})
 
 
 def block_of(neighbors: list[list[int]], num_inputs: int) -> Block:
@@ -131,7 +131,7 @@ def pyg_sage(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=False).double()
+    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=False).double()
     skip = nn.Linear(5, layer.skip.out_features, bias=False).double()
     nn.init.normal_(conv.bias)
     return _WithSkip(conv, skip), [
@@ -141,7 +141,7 @@ def pyg_gat(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_first_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=True).double()
+    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=True).double()
     nn.init.normal_(conv.bias)
     return conv, [
         (layer.weight, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
@@ -159,7 +159,7 @@ class _WithSkip(nn.Module):
 
 
 def pyg_transformer(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.TransformerConv(5, 3, heads=2, concat=not layer.average).double()
+    conv = pyg.TransformerConv(5, 3, num_heads=2, concat=not layer.average).double()
     pairs = [(layer.query, conv.lin_query), (layer.value, conv.lin_value), (layer.skip, conv.lin_skip)]
     weights = [(ours.weight, theirs.weight) for ours, theirs in [*pairs, (layer.key, conv.lin_key)]]
     return conv, weights + [(ours.bias, theirs.bias) for ours, theirs in pairs]
@@ -317,7 +317,7 @@ def test_a_model_is_its_layers_with_norms_and_activations_between(
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_widths_follow_the_heads(kind: type[MessagePassing]) -> None:
-    model = make_model(kind, 3, heads=3, head_width=5)
+    model = make_model(kind, 3, num_heads=3, head_dim=5)
     expected = 8 if kind is GraphSAGE else 15
     assert [model.width_after(number) for number in range(3)] == [expected, expected, 4]
     output = model(whole_graph(graph(), 3)[0])

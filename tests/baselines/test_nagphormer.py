@@ -18,7 +18,7 @@ from oracles import attention as oracle
 
 def model_of(hops: int = 2, positions: int = 3, seed: int = 0, **settings: Any) -> NAGphormer:
     torch.manual_seed(seed)
-    config = ModelConfig(name="nagphormer", **{"hidden": 8, **settings})
+    config = ModelConfig(name="nagphormer", **{"hidden_dim": 8, **settings})
     return NAGphormer(DataShape(5, 4, 0, positions, hops), config).double().eval()
 
 
@@ -50,8 +50,8 @@ def written_out(model: NAGphormer, tokens_tf: Tensor, position_p: Tensor, target
 @pytest.mark.parametrize("settings", [
     {},
     {"num_layers": 3, "init": "normal"},
-    {"heads": 1, "head_width": 8},
-    {"heads": 4, "encoder_ffn": 0.0},
+    {"num_heads": 1, "head_dim": 8},
+    {"num_heads": 4, "ffn_ratio": 0.0},
 ])  # fmt: skip
 @pytest.mark.parametrize("hops", [0, 1, 2, 7])
 @pytest.mark.parametrize("positions", [0, 3])
@@ -68,7 +68,7 @@ def test_against_the_written_out_version(settings: dict[str, Any], hops: int, po
 
 def test_its_authors_shapes() -> None:
     """FFN of twice the width, a head of half the width; scores alone would be 2·hidden + 1 numbers more there."""
-    model = model_of(hidden=16, heads=4)
+    model = model_of(hidden_dim=16, num_heads=4)
     ffn = [part for part in model.layers[0].ffn if isinstance(part, torch.nn.Linear)]
     assert [part.weight.shape for part in ffn] == [(32, 16), (16, 32)]
     assert model.head[0].weight.shape == (8, 16)
@@ -84,7 +84,7 @@ def test_dropout_is_the_encoders() -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_normal_init_is_as_published(num_layers: int) -> None:
-    model = NAGphormer(DataShape(50, 9, 0, 20, 3), ModelConfig(hidden=128, init="normal", num_layers=num_layers))
+    model = NAGphormer(DataShape(50, 9, 0, 20, 3), ModelConfig(hidden_dim=128, init="normal", num_layers=num_layers))
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weights = torch.cat([m.weight.flatten() for m in linears])
     assert weights.std().item() == pytest.approx(0.02 / math.sqrt(num_layers), rel=0.05)

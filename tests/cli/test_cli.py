@@ -28,7 +28,7 @@ from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 VERBS = (
-    "demo", "synthesize", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "settings",
+    "demo", "generate", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "config",
     "tune",
 )  # fmt: skip
 SET = [part for item in SMALL for part in ("--set", item)]
@@ -121,7 +121,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
 def test_the_whole_walk_with_string_ids_and_string_labels(kind: str, lg: Cli, tmp_path: Path) -> None:
     edges, nodes = write_tables(tmp_path, kind)
     g, r = tmp_path / "g", tmp_path / "r"
-    facts = lg("ingest", "--edges", edges, "--nodes", nodes, "--label", "color", "--set", "undirected=true",
+    facts = lg("ingest", "--edges", edges, "--nodes", nodes, "--label-column", "color", "--set", "undirected=true",
                "--out", g, "--json").json  # fmt: skip
     assert (facts["nodes"], facts["features"], facts["ids"], facts["labelled"]) == (150, 5, "string", 120)
     assert facts["classes"].keys() == {"blue", "green", "red"}
@@ -135,7 +135,7 @@ def test_the_whole_walk_with_string_ids_and_string_labels(kind: str, lg: Cli, tm
     assert (metrics["epochs"], metrics["seed"], metrics["dataset"]) == (4, 3, "g")
     assert lg("inspect", g, "--json").json["prepared"] == [prepared["fingerprint"]]
     assert lg("evaluate", r, "--json").json == metrics["test"]
-    assert lg("evaluate", r, "--split", "valid", "--draws", 1, "--json").json == metrics["valid"]
+    assert lg("evaluate", r, "--split", "valid", "--num-eval-samples", 1, "--json").json == metrics["valid"]
     shown = lg("inspect", r, "--json").json
     assert (shown["finished"], shown["epochs"], shown["metrics"]["test"]) == (True, "4 of 4", metrics["test"])
     said = lg("predict", r, "--out", tmp_path / "p.parquet", "--probabilities", "--json").json
@@ -168,7 +168,7 @@ def test_what_people_see(lg: Cli, tmp_path: Path) -> None:
     edges, nodes = write_tables(tmp_path)
     g, r = tmp_path / "g", tmp_path / "r"
     for arguments, word in (
-        (("ingest", "--edges", edges, "--nodes", nodes, "--label", "color", "--out", g), "150"),
+        (("ingest", "--edges", edges, "--nodes", nodes, "--label-column", "color", "--out", g), "150"),
         (("inspect", g), "blue"),
         (("prepare", g, *SET), "prepared"),
         (("train", g, "--out", r, *SET, "--epochs", 1), "accuracy"),
@@ -176,8 +176,8 @@ def test_what_people_see(lg: Cli, tmp_path: Path) -> None:
         (("inspect", r), "largegt-local"),
         (("predict", r, "--out", tmp_path / "p.csv"), "150 predictions"),
         (("report", r, "--out", tmp_path / "p.html"), "1 run"),
-        (("settings", "train"), "train.epochs"),
-        (("settings", "--recipes"), "demo"),
+        (("config", "train"), "train.epochs"),
+        (("config", "--recipes"), "demo"),
     ):
         result = lg(*arguments)
         assert result.code == 0, result
@@ -185,12 +185,12 @@ def test_what_people_see(lg: Cli, tmp_path: Path) -> None:
 
 
 def test_settings_for_programs(lg: Cli) -> None:
-    every = lg("settings", "--json").json
+    every = lg("config", "--json").json
     assert every["train.epochs"]["default"] == 30
     assert "ingest.undirected" in every
-    assert set(lg("settings", "model", "--json").json) == {name for name in every if name.startswith("model")}
-    assert set(lg("settings", "--recipes", "--json").json) == set(recipe_names())
-    refused(lg("settings", "trian"), "no setting begins with 'trian'")
+    assert set(lg("config", "model", "--json").json) == {name for name in every if name.startswith("model")}
+    assert set(lg("config", "--recipes", "--json").json) == set(recipe_names())
+    refused(lg("config", "trian"), "no setting begins with 'trian'")
 
 
 @pytest.mark.parametrize("name", ["undirected=true", "ingest.undirected=true"])
@@ -241,22 +241,22 @@ def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> 
     ("arguments", "k", "hops", "nodes", "positions"),
     [
         ((), 4, 2, "reachable", "none"),
-        (("--model", "largegt-full"), 4, 2, "reachable", "projection"),
-        (("--model", "largegt-global"), 1, 2, "sampled", "projection"),
+        (("--model", "largegt-full"), 4, 2, "reachable", "random_projection"),
+        (("--model", "largegt-global"), 1, 2, "sampled", "random_projection"),
         (("--model", "sgc"), 1, 2, "sampled", "none"),
         (("--model", "nagphormer", "--original"), 1, 3, "sampled", "laplacian"),
         (("--model", "graphsage"), 1, 0, "all", "none"),
-        (("--model", "goat-full"), 1, 0, "all", "projection"),
-        (("--model", "sgc", "--set", "prepare.tokens.hops=1"), 1, 1, "sampled", "none"),
-        (("--recipe", "demo", "--model", "graphsage"), 1, 0, "all", "projection"),
+        (("--model", "goat-full"), 1, 0, "all", "random_projection"),
+        (("--model", "sgc", "--set", "prepare.tokens.num_hops=1"), 1, 1, "sampled", "none"),
+        (("--recipe", "demo", "--model", "graphsage"), 1, 0, "all", "random_projection"),
     ],
 )
 def test_prepare_makes_what_the_model_needs(
     arguments: tuple[str, ...], k: int, hops: int, nodes: str, positions: str, lg: Cli, store: Path
 ) -> None:
     prepared = Prepared.open(lg("prepare", store, *SET, *arguments, "--json").json["path"]).config
-    assert (prepared.local_nodes.k, prepared.tokens.hops, prepared.tokens.nodes) == (k, hops, nodes)
-    assert prepared.positions.method == positions
+    assert (prepared.local_nodes.k, prepared.tokens.num_hops, prepared.tokens.precompute_for) == (k, hops, nodes)
+    assert prepared.positional_encoding.method == positions
 
 
 def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_help_tells_of_every_model(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_recipes_are_listed_by_dataset(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    said = lg("settings", "--recipes").out
+    said = lg("config", "--recipes").out
     assert all(f" {name} " in said for name in recipe_names())
     titles = [line.strip() for line in said.splitlines() if line.startswith("Recipes for ")]
     assert titles == [f"Recipes for {dataset}" for dataset in recipes_by_dataset()]
@@ -309,7 +309,7 @@ def test_steps_that_are_too_few_are_told(lg: Cli, store: Path, tmp_path: Path) -
         assert result.code == 0, result.err
         return [line for line in result.err.splitlines() if "steps in all" in line]
 
-    (note,) = notes("--epochs", "10", "--set", "model.hidden=8")
+    (note,) = notes("--epochs", "10", "--set", "model.hidden_dim=8")
     size = -(-num_nodes // 4)
     assert note.startswith(f"note: {num_nodes} training nodes are one batch, so there are 10 steps in all")
     assert note.endswith(f"--recipe auto, or --set train.batch_size={size}")
@@ -377,9 +377,9 @@ def test_a_missing_file(option: str, lg: Cli, tables: tuple[Path, Path], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "near"),
-    [("--label", "colour", "color"), ("--source", "sourc", "source"), ("--target", "x", "target"),
-     ("--id", "idd", "id"), ("--split", "splitt", "split"), ("--feature-columns", "g*", "f0")],
+    ("option", "name", "is_neighbor"),
+    [("--label-column", "colour", "color"), ("--source-column", "sourc", "source"), ("--target-column", "x", "target"),
+     ("--id-column", "idd", "id"), ("--split-column", "splitt", "split"), ("--feature-columns", "g*", "f0")],
 )  # fmt: skip
 def test_a_wrong_column(option: str, name: str, near: str, lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
     before = left_in(tmp_path)
@@ -454,7 +454,7 @@ def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, 
         (("--model", "largegt-full", "--original"), ("largegt-full has no other original form",)),
         (("--original",), ("--model gat --original",)),
         (("--model", "gat", "--original", "--recipe", "demo"), ("without --recipe",)),
-        (("--budget", "soon"), ("soon", "90s")),
+        (("--max-time", "soon"), ("soon", "90s")),
         (("--set", "train.monitor=acc"), ("train.monitor", "accuracy")),
         (("--epochs", "0"), ("train.epochs",)),
     ],
@@ -490,7 +490,9 @@ def test_a_store_without_labels_cannot_be_trained_on(lg: Cli, tmp_path: Path) ->
     before = left_in(tmp_path)
     refused(lg("train", tmp_path / "g", "--out", tmp_path / "r"), "label")
     assert left_in(tmp_path) == before
-    refused(lg("train", tmp_path / "g", "--out", tmp_path / "r", "--set", "prepare.local_nodes.nodes=all"), "label")
+    refused(
+        lg("train", tmp_path / "g", "--out", tmp_path / "r", "--set", "prepare.local_nodes.target_nodes=all"), "label"
+    )
     assert not (tmp_path / "r").exists()
 
 
@@ -579,31 +581,42 @@ def test_a_disk_that_is_too_small_is_said_before(lg: Cli, tmp_path: Path, monkey
     refused(lg("prepare", g, *SET), "local nodes needs", "1000 B are free", "run the same command again")
 
 
-@pytest.mark.parametrize("verb", ["ingest", "prepare", "train", "synthesize"])
+@pytest.mark.parametrize("verb", ["ingest", "prepare", "train", "generate"])
 def test_memory_that_is_none(lg: Cli, store: Path, tmp_path: Path, verb: str) -> None:
     edges, _ = write_tables(tmp_path)
     arguments: dict[str, list[Any]] = {
         "ingest": ["--edges", edges, "--out", tmp_path / "g"],
         "prepare": [store, "--set", "prepare.local_nodes.k=9"],
         "train": [store, "--out", tmp_path / "r", "--set", "prepare.local_nodes.k=9"],
-        "synthesize": ["--like", "ogbn-products", "--scale", 0.0001, "--out", tmp_path / "s"],
+        "generate": ["--like", "ogbn-products", "--scale", 0.0001, "--out", tmp_path / "s"],
     }
-    refused(lg(verb, *arguments[verb], "--memory", "plenty"), "'plenty' is no size: write 4GiB")
-    refused(lg(verb, *arguments[verb], "--memory", "4kb"), "at least 256.0 MiB")
+    refused(lg(verb, *arguments[verb], "--memory-limit", "plenty"), "'plenty' is no size: write 4GiB")
+    refused(lg(verb, *arguments[verb], "--memory-limit", "4kb"), "at least 256.0 MiB")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
 
 
 def test_synthesize_to_a_prediction(lg: Cli, tmp_path: Path) -> None:
     g, r, p = tmp_path / "g", tmp_path / "r", tmp_path / "p.parquet"
-    facts = lg("synthesize", "--like", "snap-patents", "--scale", 0.0002, "--out", g, "--json").json
+    facts = lg("generate", "--like", "snap-patents", "--scale", 0.0002, "--out", g, "--json").json
     assert facts["nodes"] == 585
     assert facts["directed"]
     assert facts["name"] == "snap-patents-like"
     trained = lg(
-        "train", g, *SET, "--set", "tokens.table=host", "--epochs", 1, "--out", r, "--memory", "1GiB", "--json"
+        "train",
+        g,
+        *SET,
+        "--set",
+        "train.token_table=pinned",
+        "--epochs",
+        1,
+        "--out",
+        r,
+        "--memory-limit",
+        "1GiB",
+        "--json",
     )
     assert 0 <= trained.json["valid"]["accuracy"] <= 1
-    assert lg("predict", r, "--out", p, "--memory", "1GiB", "--json").json["rows"] == 585
-    refused(lg("train", g, *SET, "--set", "tokens.table=gpu", "--set", "train.device=cpu", "--out", tmp_path / "q"),
-            "tokens.table=auto")  # fmt: skip
-    refused(lg("synthesize", "--like", "ogbn-product", "--out", tmp_path / "h"), "did you mean 'ogbn-products'")
+    assert lg("predict", r, "--out", p, "--memory-limit", "1GiB", "--json").json["rows"] == 585
+    refused(lg("train", g, *SET, "--set", "train.token_table=cuda", "--set", "train.device=cpu", "--out", tmp_path / "q"),
+            "train.token_table=auto")  # fmt: skip
+    refused(lg("generate", "--like", "ogbn-product", "--out", tmp_path / "h"), "did you mean 'ogbn-products'")

@@ -61,7 +61,7 @@ def test_reproduce_prints_its_tables_and_leaves_a_page(lg: Cli, store: GraphStor
 @pytest.mark.parametrize(("arguments", "words"), [
     (("fig-q",), "there are: table-datasets"),
     (("table-main", "--models", "grafsage"), "grafsage"),
-    (("table-main", "--budget", "soon"), "duration"),
+    (("table-main", "--max-time", "soon"), "duration"),
     (("table-main", "--dataset", "nowhere"), "nowhere"),
 ])  # fmt: skip
 def test_reproduce_refuses_in_one_line(

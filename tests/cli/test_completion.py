@@ -56,7 +56,7 @@ def test_recipes_models_and_datasets(tmp_path: Path) -> None:
     assert offered("largegt prepare g --recipe mi", tmp_path) == ["mine.toml"]
     assert offered("largegt tune g --model goat", tmp_path) == [n for n in MODEL_NAMES if n.startswith("goat")]
     assert offered("largegt datasets download ", tmp_path) == list(DATASETS)
-    assert offered("largegt synthesize --like snap", tmp_path) == ["snap-patents"]
+    assert offered("largegt generate --like snap", tmp_path) == ["snap-patents"]
     assert offered("largegt reproduce all --dataset ogbn-pr", tmp_path) == ["ogbn-products"]
 
 
@@ -73,7 +73,7 @@ def test_settings_come_with_their_default_and_then_with_their_values(tmp_path: P
 
 
 def test_every_offer_is_a_setting_as_it_stands(tmp_path: Path) -> None:
-    assert Config.from_recipe("plain", offered("largegt train g --set ", tmp_path)) is not None
+    assert Config.from_recipe("base", offered("largegt train g --set ", tmp_path)) is not None
     assert parse_overrides(IngestConfig, offered("largegt ingest --set ", tmp_path)) == IngestConfig()
 
 

@@ -85,9 +85,9 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 
     edges, features, labels = homophilous()
     store = lg.ingest(lg.sources.arrays(edges, features, labels), out=tmp_path / "g")
-    prepared = lg.prepare(store, Config.from_recipe("plain", SMALL).prepare)
+    prepared = lg.prepare(store, Config.from_recipe("base", SMALL).prepare)
     torch.manual_seed(0)
-    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden=8))
+    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden_dim=8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for epoch in range(5):
@@ -142,7 +142,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
         data["label_names"][data["labels"][:2000]], splits, name="wordnet31-lite",
     )  # fmt: skip
     real = Config.from_recipe.__func__  # type: ignore[attr-defined]
-    shrink = ["prepare.local_nodes.k=4", "model.hidden=16", "model.codebook.centroids=16", "train.epochs=1"]
+    shrink = ["prepare.local_nodes.k=4", "model.hidden_dim=16", "model.codebook.num_centroids=16", "train.epochs=1"]
     small = classmethod(lambda cls, recipe="default", overrides=(): real(cls, recipe, [*overrides, *shrink]))
     monkeypatch.setattr(home, "demo_source", lambda: source)
     monkeypatch.setattr(Config, "from_recipe", small)

@@ -170,7 +170,9 @@ def test_a_killed_driver_goes_on(cluster: str, tmp_path: Path) -> None:
 def test_the_command_line(cluster: str, tmp_path: Path, lg: Any) -> None:
     files = node_table(tmp_path)
     common = [files["edges"], "--nodes", files["nodes"], "--set", "unknown_ids=drop"]
-    found = lg("ingest", *common, "--out", tmp_path / "g", "--engine", "ray", "--shards", "2", "--memory", "256MiB")
+    found = lg(
+        "ingest", *common, "--out", tmp_path / "g", "--engine", "ray", "--shards", "2", "--memory-limit", "256MiB"
+    )
     assert found.code == 0, found.err
     found = lg("ingest", "--edges", *common, "--out", tmp_path / "whole" / "g", "--json")
     assert Path(found.json["path"]) == tmp_path / "whole" / "g"  # and nothing else is said

@@ -121,7 +121,7 @@ def test_folders_and_lists_of_files(tmp_path: Path, six: Any) -> None:
 
 def test_a_note_names_the_edge_columns_that_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("source,target,amount,paid\n0,1,2.5,2024-01-01\n")
-    notes = sources.files(tmp_path / "e.csv", weight="amount").notes
+    notes = sources.files(tmp_path / "e.csv", weight_column="amount").notes
     assert notes[1] == f"{tmp_path / 'e.csv'}: paid: not used, as neither weight nor edge_features names them"
 
 
@@ -170,12 +170,12 @@ def test_vectors_in_one_column_and_several_labels(tmp_path: Path, six: Any) -> N
             "b": [0, 0, 1, None, 1, 1],
         },
     )
-    store = ingest(sources.files(edges, nodes=nodes, label="a, b"), tmp_path / "g")
+    store = ingest(sources.files(edges, nodes=nodes, label_column="a, b"), tmp_path / "g")
     assert (store.task, store.classes) == ("multilabel", ["a", "b"])
     assert store.labelled.tolist() == [True, True, True, False, True, True]
     np.testing.assert_array_equal(store.features, np.hstack([X, np.arange(6)[:, None]]))
     assert store.folder.meta["feature_names"] == ["vector[0]", "vector[1]", "age"]
-    chosen = ingest(sources.files(edges, nodes=nodes, label="a", feature_columns="ag*, b"), tmp_path / "h")
+    chosen = ingest(sources.files(edges, nodes=nodes, label_column="a", feature_columns="ag*, b"), tmp_path / "h")
     assert chosen.folder.meta["feature_names"] == ["age", "b", "b is missing"]
 
 
@@ -238,7 +238,7 @@ def test_a_file_of_its_own_goes_before_the_node_table(tmp_path: Path, six: Any) 
     labels = _write(tmp_path / "l.csv", {"id": np.arange(6), "kind": list("ababab")})
     np.savez(tmp_path / "s.npz", a_train=[0], a_val=[1], b_train=[2], b_val=[3])
     source = sources.files(
-        tmp_path / "e.npy", nodes=nodes, labels=labels, label="kind", splits=tmp_path / "s.npz", split="b"
+        tmp_path / "e.npy", nodes=nodes, labels=labels, label_column="kind", splits=tmp_path / "s.npz", split_column="b"
     )
     store = ingest(source, tmp_path / "g")
     assert store.classes == ["a", "b"]

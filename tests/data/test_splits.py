@@ -124,7 +124,7 @@ def test_store_gives_back_the_split(tmp_path: Path, six: Any) -> None:
     made = ingest(
         sources.arrays(np.random.default_rng(0).integers(0, 100, (2, 300)), labels=np.arange(100) % 2),
         tmp_path / "b",
-        IngestConfig(stratify=True, split=(0.8, 0.1, 0.1)),
+        IngestConfig(stratify=True, split_fractions=(0.8, 0.1, 0.1)),
     )
     assert [len(made.splits[name]) for name in SPLIT_CODES] == [80, 10, 10]
 
@@ -146,7 +146,7 @@ def test_a_split_by_time(tmp_path: Path, form: str) -> None:
         else:
             pq.write_table(table, tmp_path / "n.parquet")
         source = sources.files(_edges(tmp_path, edges), nodes=tmp_path / f"n.{form}", split_by=column)
-        store = ingest(source, tmp_path / f"{form}-{column}", IngestConfig(split=(0.5, 0.25, 0.25)))
+        store = ingest(source, tmp_path / f"{form}-{column}", IngestConfig(split_fractions=(0.5, 0.25, 0.25)))
         assert store.folder.meta["split_from"] == "made by time"
         assert store.split.tolist() == [1, 1, 1, 2, 1, 0, 3, 2, 2, 3]
     broken = pa.table({"id": range(10), "day": [*texts[:9], "soon"], "label": labels})

@@ -83,7 +83,7 @@ def made(tmp_path: Path, model: Path) -> GraphStore:
     rows = [f"n{at},{text},{'ab'[at % 2]}" for at, text in enumerate(TEXTS)]
     nodes = written(tmp_path / "nodes.csv", "id,words,label", rows)
     edges = written(tmp_path / "edges.csv", "source,target", [f"n{at},n{(at + 1) % 5}" for at in range(5)])
-    config = IngestConfig(text_model=str(model), kinds=("words=text",))
+    config = IngestConfig(text_model=str(model), column_kinds=("words=text",))
     return ingest(sources.files(edges, nodes=nodes), tmp_path / "g", config, threads=1)
 
 

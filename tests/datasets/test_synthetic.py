@@ -264,7 +264,7 @@ def test_a_store_and_the_files_ingested_are_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_the_verb_refuses_in_one_line(options: list[str], words: list[str], lg: Cli, tmp_path: Path) -> None:
-    code, out, err = lg("synthesize", "--out", tmp_path / "s", *options)
+    code, out, err = lg("generate", "--out", tmp_path / "s", *options)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert all(word in err for word in words), err
     assert not list(tmp_path.iterdir())

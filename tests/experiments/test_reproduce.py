@@ -25,9 +25,9 @@ from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 
 QUICK = (
-    "prepare.local_nodes.k=4", "prepare.positions.method=projection", "prepare.positions.dim=3", "model.hidden=8",
-    "model.head_width=4", "model.heads=2", "model.codebook.centroids=6", "model.codebook.width=4",
-    "model.codebook.head_width=4", "train.epochs=2", "train.batch_size=64", "train.budget=none",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection", "prepare.positional_encoding.dim=3", "model.hidden_dim=8",
+    "model.head_dim=4", "model.num_heads=2", "model.codebook.num_centroids=6", "model.codebook.dim=4",
+    "model.codebook.head_dim=4", "train.epochs=2", "train.batch_size=64", "train.max_time=none",
 )  # fmt: skip
 
 

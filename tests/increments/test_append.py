@@ -153,7 +153,7 @@ def test_values_and_several_labels(tmp_path: Path, task: str) -> None:
         return tmp_path / name
 
     def made(name: str, nodes: Path) -> GraphStore:
-        return ingest(sources.files(tmp_path / "e.npy", nodes=nodes, label=names), tmp_path / name, threads=1)
+        return ingest(sources.files(tmp_path / "e.npy", nodes=nodes, label_column=names), tmp_path / name, threads=1)
 
     made("old", table("n.parquet", range(5), values[:5]))
     known = [[-1.0], [None]] if task == "regression" else [[None, 1, 0], [1, None, None]]
@@ -175,7 +175,7 @@ def test_features_that_are_called_like_labels_are_found_by_name(tmp_path: Path, 
     ends = {"source": np.arange(12), "target": np.roll(np.arange(12), 1)}
     pq.write_table(pa.table(ends), tmp_path / "e.parquet")
     source = sources.files(
-        tmp_path / "e.parquet", nodes=tmp_path / "n.parquet", label="topic", feature_columns=",".join(names)
+        tmp_path / "e.parquet", nodes=tmp_path / "n.parquet", label_column="topic", feature_columns=",".join(names)
     )
     store = ingest(source, tmp_path / "g")
     new = {name: np.arange(3, dtype=np.float32) + 10 * at for at, name in enumerate(names)}

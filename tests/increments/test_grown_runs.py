@@ -51,8 +51,8 @@ def test_nodes_far_from_what_is_new_are_predicted_as_before(tmp_path: Path, task
     if task == "values":
         graph.labels = np.random.default_rng(0).normal(size=308)
     store, run = trained(
-        graph, tmp_path, "model.name=largegt-local", "prepare.tokens.degrees=true", "model.label_tokens=true",
-        "model.label_contexts=1", "model.label_surroundings=true", "model.distances=true",
+        graph, tmp_path, "model.name=largegt-local", "prepare.tokens.add_degrees=true", "model.label_embeddings=true",
+        "model.neighbor_label_hops=1", "model.local_label_histograms=true", "model.hop_distance_embedding=true",
     )  # fmt: skip
     before = predict(run, all_probabilities=True)
     graph.features[300:] += 50  # any other scale would show
@@ -108,7 +108,9 @@ def test_two_nights(tmp_path: Path) -> None:
 def test_what_cannot_go_on_says_so(tmp_path: Path) -> None:
     graph = grown()
     store, run = trained(graph, tmp_path, "model.name=linkx", "train.epochs=1")
-    other = train(store, small("prepare.positions.method=laplacian", "train.epochs=1"), tmp_path / "laplacian")
+    other = train(
+        store, small("prepare.positional_encoding.method=laplacian", "train.epochs=1"), tmp_path / "laplacian"
+    )
     append(store, graph.source_of("new"), threads=1)
     with pytest.raises(ConfigError, match="linkx has weights for each node"):
         predict(run.path)

@@ -10,7 +10,7 @@ import pytest
 from grown_graphs import grown
 
 from largegt.config.describe import build
-from largegt.config.schema import IngestConfig, PrepareConfig
+from largegt.config.schema import IngestConfig, ResolvedPrepareConfig
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest
@@ -25,25 +25,25 @@ from largegt.preprocessing.prepared import Prepared
 from run_helpers import stopped_at
 
 K: dict[str, Any] = {"k": 5}
-RAW: dict[str, Any] = {"standardize": False}
+RAW: dict[str, Any] = {"normalize": "none"}
 NONE: dict[str, Any] = {"method": "none"}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "raw": {"local_nodes": K, "tokens": RAW, "positions": {"dim": 3}},
-    "standardized": {"local_nodes": K, "positions": NONE},
-    "degrees": {"local_nodes": K, "tokens": {**RAW, "degrees": True, "nodes": "all"}, "positions": NONE},
-    "labels": {"local_nodes": {**K, "nodes": "all"}, "tokens": RAW, "labels": {"hops": 2}, "positions": NONE},
-    "apart": {"local_nodes": {**K, "direction": "out"}, "tokens": {**RAW, "contexts": "apart"}, "positions": NONE},
+    "raw": {"local_nodes": K, "tokens": RAW, "positional_encoding": {"dim": 3}},
+    "standardized": {"local_nodes": K, "positional_encoding": NONE},
+    "degrees": {"local_nodes": K, "tokens": {**RAW, "add_degrees": True, "precompute_for": "all"}, "positional_encoding": NONE},
+    "labels": {"local_nodes": {**K, "target_nodes": "all"}, "tokens": RAW, "neighbor_label_hops": 2, "positional_encoding": NONE},
+    "apart": {"local_nodes": {**K, "direction": "out"}, "tokens": {**RAW, "separate_directions": True}, "positional_encoding": NONE},
     "in": {
-        "local_nodes": {**K, "direction": "in", "hop1_share": 0.5}, "tokens": {**RAW, "dtype": "float16"},
-        "labels": {"hops": 1}, "positions": NONE,
+        "local_nodes": {**K, "direction": "in", "hop1_fraction": 0.5}, "tokens": {**RAW, "dtype": "float16"},
+        "neighbor_label_hops": 1, "positional_encoding": NONE,
     },
-    "reachable": {"local_nodes": K, "tokens": {**RAW, "nodes": "reachable", "hops": 1}, "positions": NONE},
-    "own features": {"local_nodes": {"k": 1}, "tokens": {**RAW, "hops": 0, "nodes": "all"}, "positions": NONE},
+    "reachable": {"local_nodes": K, "tokens": {**RAW, "precompute_for": "reachable", "num_hops": 1}, "positional_encoding": NONE},
+    "own features": {"local_nodes": {"k": 1}, "tokens": {**RAW, "num_hops": 0, "precompute_for": "all"}, "positional_encoding": NONE},
 }  # fmt: skip
 
 
-def config(name: str) -> PrepareConfig:
-    return build(PrepareConfig, SETTINGS[name])
+def config(name: str) -> ResolvedPrepareConfig:
+    return build(ResolvedPrepareConfig, SETTINGS[name])
 
 
 def assert_same(prepared: Prepared, full: Prepared) -> None:
@@ -95,7 +95,7 @@ def test_samples_that_depend_on_the_number_of_nodes_are_drawn_anew(tmp_path: Pat
     nodes that nobody knows change their samples and nothing else."""
     rng = np.random.default_rng(0)
     edges, features = rng.integers(0, 300, (2, 30_000)), rng.normal(size=(420, 3))
-    settings = build(PrepareConfig, {"local_nodes": {"k": 4}, "tokens": RAW, "positions": NONE})
+    settings = build(ResolvedPrepareConfig, {"local_nodes": {"k": 4}, "tokens": RAW, "positional_encoding": NONE})
     splits: dict[str, Any] = {}
     ingest(sources.arrays(edges, features[:320], np.arange(320) % 2, splits), tmp_path / "old", threads=1)
     prepare(tmp_path / "old", settings, threads=1)
@@ -154,8 +154,11 @@ def test_rows_made_for_another_choice_of_rows_are_not_taken(tmp_path: Path) -> N
 @pytest.mark.parametrize("hops", [0, 1])
 def test_degrees_that_are_features_change_with_the_neighbours(tmp_path: Path, hops: int) -> None:
     graph = grown(undirected=False, num_old=600, num_new=6, num_edges=900, num_new_edges=8)
-    tokens = {**RAW, "hops": hops, "nodes": "all"}
-    settings = build(PrepareConfig, {"local_nodes": {"k": 1, "nodes": "all"}, "tokens": tokens, "positions": NONE})
+    tokens = {**RAW, "num_hops": hops, "precompute_for": "all"}
+    settings = build(
+        ResolvedPrepareConfig,
+        {"local_nodes": {"k": 1, "target_nodes": "all"}, "tokens": tokens, "positional_encoding": NONE},
+    )
     every = np.concatenate([graph.old_edges, graph.new_edges], axis=1)
     ingest(sources.arrays(graph.old_edges, num_nodes=600), tmp_path / "old", threads=1)
     prepare(tmp_path / "old", settings, threads=1)
@@ -175,7 +178,7 @@ def test_as_of_a_state_degrees_that_are_features_are_scaled_as_then(
     tmp_path: Path, undirected: bool, dtype: Any
 ) -> None:
     graph = grown(undirected=undirected)
-    settings = build(PrepareConfig, {"local_nodes": {**K, "nodes": "all"}, "positions": NONE})
+    settings = build(ResolvedPrepareConfig, {"local_nodes": {**K, "target_nodes": "all"}, "positional_encoding": NONE})
     old = ingest(
         sources.arrays(graph.old_edges, num_nodes=150), tmp_path / "old",
         IngestConfig(undirected=undirected, feature_dtype=dtype), threads=1,
@@ -194,7 +197,9 @@ def feature_scale_of(prepared: Prepared) -> list[list[float]]:
 @pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
 def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: bool) -> None:
     graph = grown(undirected=undirected)
-    settings = build(PrepareConfig, {**SETTINGS["standardized"], "tokens": {"degrees": True, "nodes": "all"}})
+    settings = build(
+        ResolvedPrepareConfig, {**SETTINGS["standardized"], "tokens": {"add_degrees": True, "precompute_for": "all"}}
+    )
     old = graph.store(tmp_path)
     before = prepare(old, settings, threads=1)
     scale = [np.array(before.array(name)) for name in ("feature_shift", "feature_gain")]
@@ -229,9 +234,11 @@ def test_as_of_a_state_new_training_nodes_tell_nothing(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     graph.write(tmp_path / "b")
     other = graph.ingested(tmp_path / "b", "all")
-    np.testing.assert_array_equal(prepared.label_contexts, prepare(other, settings, threads=1).label_contexts)
+    np.testing.assert_array_equal(
+        prepared.neighbor_label_histogram, prepare(other, settings, threads=1).neighbor_label_histogram
+    )
     own = prepare(store, settings, threads=1)
-    assert own.label_contexts.tolist() != prepared.label_contexts.tolist()
+    assert own.neighbor_label_histogram.tolist() != prepared.neighbor_label_histogram.tolist()
 
 
 def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
@@ -240,6 +247,8 @@ def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
     store = append(old, graph.source_of("new"), threads=1)
     with pytest.raises(InputError, match="did not come from its version"):
         prepare(store, config("raw"), as_of="0123456789abcdef")
-    settings = build(PrepareConfig, {**SETTINGS["raw"], "positions": {"method": "laplacian", "dim": 2}})
+    settings = build(
+        ResolvedPrepareConfig, {**SETTINGS["raw"], "positional_encoding": {"method": "laplacian", "dim": 2}}
+    )
     with pytest.raises(ConfigError, match="laplacian encodings are unlike those of the training"):
         prepare(store, settings, as_of=old.fingerprint)

@@ -39,34 +39,34 @@ def rows_of(run: Run, source: Any, folder: Path) -> tuple[Any, Prepared, list[An
 
 
 CASES = {
-    "plain": (),
+    "base": (),
     "out, degrees, labels": (
-        "prepare.local_nodes.direction=out", "prepare.tokens.degrees=true", "model.label_contexts=2",
+        "prepare.local_nodes.direction=out", "prepare.tokens.add_degrees=true", "model.neighbor_label_hops=2",
     ),
-    "apart, draws, told labels": ("prepare.tokens.contexts=apart", "model.label_tokens=true", "train.draws=3"),
+    "apart, draws, told labels": ("prepare.tokens.separate_directions=true", "model.label_embeddings=true", "train.num_eval_samples=3"),
     "in, shares, half precision": (
-        "prepare.local_nodes.direction=in", "prepare.local_nodes.hop1_share=0.5", "prepare.tokens.dtype=float16",
-        "prepare.tokens.standardize=whole",
+        "prepare.local_nodes.direction=in", "prepare.local_nodes.hop1_fraction=0.5", "prepare.tokens.dtype=float16",
+        "prepare.tokens.normalize=global",
     ),
     "surroundings": (
-        "model.label_surroundings=true", "model.distances=true", "model.label_contexts=1", "train.draws=2",
+        "model.local_label_histograms=true", "model.hop_distance_embedding=true", "model.neighbor_label_hops=1", "train.num_eval_samples=2",
         "prepare.local_nodes.direction=out",
     ),
-    "surroundings of few": ("model.label_surroundings=true", "prepare.tokens.nodes=sampled", "prepare.local_nodes.k=4"),
-    "many local nodes": ("prepare.local_nodes.k=60", "prepare.tokens.nodes=all", "prepare.tokens.hops=1"),
+    "surroundings of few": ("model.local_label_histograms=true", "prepare.tokens.precompute_for=sampled", "prepare.local_nodes.k=4"),
+    "many local nodes": ("prepare.local_nodes.k=60", "prepare.tokens.precompute_for=all", "prepare.tokens.num_hops=1"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("case", "undirected"), [*((case, False) for case in CASES), ("plain", True), ("many local nodes", True)]
+    ("case", "undirected"), [*((case, False) for case in CASES), ("base", True), ("many local nodes", True)]
 )
 def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case: str, undirected: bool) -> None:
     """Bit for bit, against a store with everything, prepared as of the training."""
     graph = grown(undirected=undirected, seed=len(case))
     run = trained(graph, tmp_path, *CASES[case])
     opened, made, others = rows_of(run, graph.source_of("new"), tmp_path)
-    everyone = run.config.preparation.local_nodes.model_copy(update={"nodes": "all"})
-    every = run.config.preparation.tokens.model_copy(update={"nodes": "all"})
+    everyone = run.config.preparation.local_nodes.model_copy(update={"target_nodes": "all"})
+    every = run.config.preparation.tokens.model_copy(update={"precompute_for": "all"})
     settings = run.config.preparation.model_copy(update={"local_nodes": everyone, "tokens": every})
     shutil.copytree(tmp_path / "old", tmp_path / "all")
     store = append(tmp_path / "all", graph.source_of("new"), threads=1)
@@ -77,10 +77,10 @@ def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case:
     own = np.searchsorted(made.token_nodes, nodes)
     np.testing.assert_array_equal(made.tokens[own], full.tokens[nodes])
     np.testing.assert_array_equal(made.positions, full.positions[rows])
-    np.testing.assert_array_equal(made.label_contexts, full.label_contexts[rows])
-    np.testing.assert_array_equal(made.near, full.near[rows])
+    np.testing.assert_array_equal(made.neighbor_label_histogram, full.neighbor_label_histogram[rows])
+    np.testing.assert_array_equal(made.is_neighbor, full.is_neighbor[rows])
     np.testing.assert_array_equal(made.label_counts[own], full.label_counts[nodes])
-    assert len(others) == run.config.train.draws - 1
+    assert len(others) == run.config.train.num_eval_samples - 1
     old = np.flatnonzero(made.token_nodes < 150)
     before = prepare(tmp_path / "old", settings, threads=1)
     np.testing.assert_array_equal(made.tokens[old], before.tokens[made.token_nodes[old]], "as the training knew them")
@@ -94,7 +94,7 @@ def test_predictions_are_those_of_everything_where_nothing_old_changes(tmp_path:
     nodes is how often these are led to, which scales contexts: models that read others' rows are given none."""
     graph = grown(undirected=False, to_old=True)
     hops = 2 if name == "nagphormer" else 0
-    settings = ("prepare.local_nodes.direction=out", f"prepare.tokens.hops={hops}", f"model.name={name}")
+    settings = ("prepare.local_nodes.direction=out", f"prepare.tokens.num_hops={hops}", f"model.name={name}")
     run = trained(graph, tmp_path, *settings)
     found = predict_new(run, graph.source_of("new"), all_probabilities=True)
     append(tmp_path / "old", graph.source_of("new"), threads=1)
@@ -108,8 +108,8 @@ def test_predictions_are_those_of_everything_where_nothing_old_changes(tmp_path:
 def test_labels_told_and_values_are_on_the_scale_of_the_training(tmp_path: Path) -> None:
     graph = grown(undirected=False, to_old=True)
     graph.labels = np.random.default_rng(0).normal(3.0, 2.0, 170)
-    run = trained(graph, tmp_path, "model.label_tokens=true", "model.label_contexts=2", "train.draws=2",
-                  "prepare.local_nodes.direction=out", "prepare.tokens.hops=0")  # fmt: skip
+    run = trained(graph, tmp_path, "model.label_embeddings=true", "model.neighbor_label_hops=2", "train.num_eval_samples=2",
+                  "prepare.local_nodes.direction=out", "prepare.tokens.num_hops=0")  # fmt: skip
     source = sources.arrays(graph.new_edges, graph.features[150:], num_nodes=20)
     found = predict_new(run, source)
     append(tmp_path / "old", source, threads=1)
@@ -184,8 +184,12 @@ def test_in_small_segments_and_little_memory_nothing_changes(tmp_path: Path, mon
 @pytest.mark.parametrize("method", ["laplacian", "node2vec"])
 def test_encodings_that_cannot_be_computed_are_means_of_the_neighbours(tmp_path: Path, method: str) -> None:
     graph = grown()
-    settings = ("prepare.positions.walks_per_node=1", "prepare.positions.walk_length=4", "prepare.positions.context=2")
-    run = trained(graph, tmp_path, f"prepare.positions.method={method}", *settings)
+    settings = (
+        "prepare.positional_encoding.walks_per_node=1",
+        "prepare.positional_encoding.walk_length=4",
+        "prepare.positional_encoding.context_size=2",
+    )
+    run = trained(graph, tmp_path, f"prepare.positional_encoding.method={method}", *settings)
     opened, made, _ = rows_of(run, graph.source_of("new"), tmp_path)
     known = dict(zip(opened.prepared.nodes.tolist(), opened.prepared.positions, strict=True))
     pairs = {(int(a), int(b)) for a, b in graph.new_edges.T} | {(int(b), int(a)) for a, b in graph.new_edges.T}
@@ -201,12 +205,12 @@ def test_degrees_as_features(tmp_path: Path) -> None:
     graph = grown(undirected=False)
     splits = {"train": np.arange(100), "valid": np.arange(100, 150)}
     ingest(sources.arrays(graph.old_edges, None, graph.labels[:150], splits), tmp_path / "old", threads=1)
-    run = train(tmp_path / "old", small("train.epochs=1", "prepare.tokens.standardize=false"), tmp_path / "run")
+    run = train(tmp_path / "old", small("train.epochs=1", "prepare.tokens.normalize=none"), tmp_path / "run")
     source = sources.arrays(graph.new_edges, num_nodes=20)
     _, made, _ = rows_of(run, source, tmp_path)
     store = append(tmp_path / "old", source, out=tmp_path / "all", threads=1)
     settings = run.config.preparation
-    tokens = settings.tokens.model_copy(update={"nodes": "all"})
+    tokens = settings.tokens.model_copy(update={"precompute_for": "all"})
     full = prepare(store, settings.model_copy(update={"tokens": tokens}), threads=1)
     own = np.searchsorted(made.token_nodes, np.arange(150, 170))
     np.testing.assert_array_equal(made.tokens[own], full.tokens[150:])

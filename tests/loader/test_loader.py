@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionalEncodingConfig, PrepareConfig, TokensConfig
 from largegt.errors import InputError, LargeGTError
 from largegt.loader import table as table_module
 from largegt.loader.loader import TokenLoader, token_batches
@@ -27,7 +27,9 @@ def prepared(make_store: Any, random_edges: Any) -> Prepared:
     labels[50:] = -1
     labels[[58, 59]] = 1  # the two isolated ones
     store = make_store(random_edges(60, 60), 60, labels=labels)
-    return prepare(store, PrepareConfig(local_nodes=LocalNodesConfig(k=7), positions=PositionsConfig(dim=5)))
+    return prepare(
+        store, PrepareConfig(local_nodes=LocalNodesConfig(k=7), positional_encoding=PositionalEncodingConfig(dim=5))
+    )
 
 
 def nodes_of(batches: Any) -> list[int]:
@@ -112,7 +114,7 @@ def test_fewer_local_nodes_are_the_first_ones(prepared: Prepared) -> None:
     assert TokenLoader(table, torch.device("cpu")).num_batches(9, 4) == len(list(torch.arange(9).split(4)))
 
 
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("place", ["pinned", "mmap"])
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize(("k", "hops", "rows"), [(1, 0, "all"), (1, 3, "sampled"), (5, 1, "all"), (5, 0, "sampled")])
 def test_tables_of_any_number_of_hops(
@@ -122,12 +124,12 @@ def test_tables_of_any_number_of_hops(
     labels = np.where(np.arange(60) % 3, -1, np.arange(60) % 2)
     config = PrepareConfig(
         local_nodes=LocalNodesConfig(k=k),
-        tokens=TokensConfig(hops=hops, nodes=rows),
-        positions=PositionsConfig(method="none"),
+        tokens=TokensConfig(num_hops=hops, precompute_for=rows),
+        positional_encoding=PositionalEncodingConfig(method="none"),
     )
     prepared = prepare(make_store(random_edges(60, 60), 60, labels=labels), config)
     if is_large:
-        monkeypatch.setattr(table_module, "available_bytes", lambda: 10**9 if place == "host" else 0)
+        monkeypatch.setattr(table_module, "available_bytes", lambda: 10**9 if place == "pinned" else 0)
     batches = list(token_batches(prepared, batch_size=7, table=place))
     expected = prepared.tokens[prepared.local_rows].reshape(20, k * (hops + 1), 4)
     assert np.array_equal(torch.cat([b.tokens for b in batches]).numpy(), expected)
@@ -148,7 +150,7 @@ def test_leaving_a_loop_early_ends_the_worker(prepared: Prepared) -> None:
 @pytest.mark.parametrize("batch_size", [1, 13, 60])
 def test_distinct_tokens_give_the_same_logits(prepared: Prepared, num_layers: int, name: Any, batch_size: int) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(name=name, hidden=16, num_layers=num_layers, codebook={"centroids": 8, "width": 6})
+    config = ModelConfig(name=name, hidden_dim=16, num_layers=num_layers, codebook={"num_centroids": 8, "dim": 6})
     model = LargeGT.for_prepared(prepared, config).eval()
 
     def logits(distinct: bool) -> torch.Tensor:

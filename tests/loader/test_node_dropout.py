@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import LocalNodesConfig, PositionsConfig, PrepareConfig
+from largegt.config.schema import LocalNodesConfig, PositionalEncodingConfig, PrepareConfig
 from largegt.errors import ConfigError
 from largegt.loader.batch import fewer_rows
 from largegt.loader.loader import TokenLoader, token_batches
@@ -23,7 +23,10 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def prepared(make_store: Any, random_edges: Any) -> Prepared:
     store = make_store(random_edges(60, 90), 60, np.arange(60, dtype=np.float32)[:, None])
-    return prepare(store, PrepareConfig(local_nodes=LocalNodesConfig(k=9), positions=PositionsConfig(method="none")))
+    return prepare(
+        store,
+        PrepareConfig(local_nodes=LocalNodesConfig(k=9), positional_encoding=PositionalEncodingConfig(method="none")),
+    )
 
 
 @pytest.mark.parametrize(("dropout", "left"), [(0.0, 8), (0.05, 8), (0.25, 6), (0.5, 4), (0.9, 1), (0.99, 1)])
@@ -71,7 +74,7 @@ def test_nothing_to_leave_out() -> None:
 
 def left_in(prepared: Prepared, batch_size: int = 8, **key: Any) -> dict[int, list[int]]:
     """Local nodes of every training node."""
-    batches = token_batches(prepared, "train", batch_size=batch_size, node_dropout=0.5, **key)
+    batches = token_batches(prepared, "train", batch_size=batch_size, local_node_dropout=0.5, **key)
     return {
         node: sorted(local) for b in batches
         for node, local in zip(b.nodes.tolist(), b.tokens[:, 3::3, 0].tolist(), strict=True)
@@ -89,13 +92,13 @@ def test_a_function_of_seed_and_epoch_in_any_batch(prepared: Prepared) -> None:
 
 def test_batches_in_order_are_whole(prepared: Prepared) -> None:
     assert all(len(local) == 8 for local in left_in(prepared).values())
-    loader = TokenLoader(TokenTable(prepared), CPU, node_dropout=0.5)
+    loader = TokenLoader(TokenTable(prepared), CPU, local_node_dropout=0.5)
     assert loader.gather(torch.arange(3)).tokens.shape == (3, 27, 1)
 
 
 def test_merged_batches_leave_out_the_same(prepared: Prepared) -> None:
     plain = left_in(prepared, seed=4)
-    for batch in token_batches(prepared, "train", batch_size=8, node_dropout=0.5, seed=4, distinct=True):
+    for batch in token_batches(prepared, "train", batch_size=8, local_node_dropout=0.5, seed=4, distinct=True):
         assert batch.multiplicity is not None
         assert (batch.multiplicity.sum(dim=1) == 5).all()
         for row, node in enumerate(batch.nodes.tolist()):
@@ -105,5 +108,5 @@ def test_merged_batches_leave_out_the_same(prepared: Prepared) -> None:
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_an_impossible_share_is_refused(prepared: Prepared, dropout: float) -> None:
-    with pytest.raises(ConfigError, match="node_dropout"):
-        token_batches(prepared, node_dropout=dropout)
+    with pytest.raises(ConfigError, match="local_node_dropout"):
+        token_batches(prepared, local_node_dropout=dropout)

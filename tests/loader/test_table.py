@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import Config, LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config.schema import Config, LocalNodesConfig, PositionalEncodingConfig, PrepareConfig, TokensConfig
 from largegt.errors import ConfigError
 from largegt.loader import table as module
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import TokenLoader, token_batches
 from largegt.loader.pinned_gather import pinned
-from largegt.loader.table import Place, TokenTable, choose_place
+from largegt.loader.table import TokenTable, choose_place
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
+from largegt.types import TablePlace
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -30,7 +31,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def prepared(make_store: Any, random_edges: Any, request: pytest.FixtureRequest) -> Prepared:
     store = make_store(random_edges(300, 900), 300, labels=np.arange(300) % 4)
     config = PrepareConfig(
-        local_nodes=LocalNodesConfig(k=9), positions=PositionsConfig(dim=5), tokens=TokensConfig(dtype=request.param)
+        local_nodes=LocalNodesConfig(k=9),
+        positional_encoding=PositionalEncodingConfig(dim=5),
+        tokens=TokensConfig(dtype=request.param),
     )
     return prepare(store, config)
 
@@ -47,7 +50,7 @@ def same(found: TokenBatch, expected: TokenBatch) -> bool:
 
 def plain_batches(prepared: Prepared, distinct: bool) -> list[TokenBatch]:
     """What a table gives whose rows are indexed in place: the way that test_loader.py holds against the double loop."""
-    return list(token_batches(prepared, batch_size=70, seed=3, distinct=distinct, table="host"))
+    return list(token_batches(prepared, batch_size=70, seed=3, distinct=distinct, table="pinned"))
 
 
 @pytest.mark.parametrize("distinct", [False, True])
@@ -61,13 +64,13 @@ def test_disk_gives_the_same_batches_as_memory(
         assert np.array_equal(expected[0].tokens[:, ::3].numpy(), tokens)
     if is_large:
         larger_than_memory(monkeypatch)
-    found = list(token_batches(prepared, batch_size=70, seed=3, distinct=distinct, table="disk"))
+    found = list(token_batches(prepared, batch_size=70, seed=3, distinct=distinct, table="mmap"))
     assert len(found) == len(expected) == 5
     assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("place", ["host", "disk"])
-def test_other_local_rows_replace_some_and_leave_the_first_table(prepared: Prepared, place: Place) -> None:
+@pytest.mark.parametrize("place", ["pinned", "mmap"])
+def test_other_local_rows_replace_some_and_leave_the_first_table(prepared: Prepared, place: TablePlace) -> None:
     loader = TokenLoader(TokenTable(prepared, place=place), CPU)
     rows = torch.arange(0, 300, 3)
     before = loader.gather(rows)
@@ -83,18 +86,18 @@ def test_other_local_rows_replace_some_and_leave_the_first_table(prepared: Prepa
 
 def test_host_is_a_copy_and_disk_is_the_file(prepared: Prepared) -> None:
     mapped = prepared.tokens.ctypes.data
-    assert TokenTable(prepared, place="disk").tokens_rhd.data_ptr() == mapped
-    assert TokenTable(prepared, place="host").tokens_rhd.data_ptr() != mapped
+    assert TokenTable(prepared, place="mmap").tokens_rhd.data_ptr() == mapped
+    assert TokenTable(prepared, place="pinned").tokens_rhd.data_ptr() != mapped
 
 
 def test_a_row_that_is_not_there_is_no_silent_neighbour(prepared: Prepared) -> None:
     with pytest.raises(AssertionError):
-        TokenTable(prepared, place="disk").tokens_of(torch.tensor([[0, 10_000]]))
+        TokenTable(prepared, place="mmap").tokens_of(torch.tensor([[0, 10_000]]))
 
 
 @pytest.mark.parametrize(
     ("device", "gpu_free", "host_free", "expected"),
-    [(CPU, 0, 10**9, "disk"), (GPU, 200, 0, "gpu"), (GPU, 120, 300, "host"), (GPU, 120, 150, "disk")],
+    [(CPU, 0, 10**9, "mmap"), (GPU, 200, 0, "cuda"), (GPU, 120, 300, "pinned"), (GPU, 120, 150, "mmap")],
 )
 def test_auto_takes_the_first_with_room(
     device: torch.device, gpu_free: int, host_free: int, expected: str, monkeypatch: pytest.MonkeyPatch
@@ -106,10 +109,10 @@ def test_auto_takes_the_first_with_room(
 
 @pytest.mark.parametrize(
     ("place", "device", "advice"),
-    [("gpu", CPU, "auto"), ("gpu", GPU, "host"), ("host", GPU, "disk"), ("host", CPU, "disk")],
+    [("cuda", CPU, "auto"), ("cuda", GPU, "pinned"), ("pinned", GPU, "mmap"), ("pinned", CPU, "mmap")],
 )
 def test_a_place_without_room_is_refused_with_what_to_do(
-    place: Place, device: torch.device, advice: str, monkeypatch: pytest.MonkeyPatch
+    place: TablePlace, device: torch.device, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 1000))
     monkeypatch.setattr(module, "available_bytes", lambda: 60)
@@ -130,25 +133,27 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(monkeypatch: pytest.Monke
 def test_training_is_the_same_from_every_place(prepared: Prepared, tmp_path: Path) -> None:
     def losses(place: str) -> list[Any]:
         config = Config.from_recipe(
-            "plain", ["model.hidden=8", "train.epochs=2", "train.device=cpu", f"tokens.table={place}"]
+            "base", ["model.hidden_dim=8", "train.epochs=2", "train.device=cpu", f"tokens.table={place}"]
         )
         run = train(prepared, config, tmp_path / place)
         return [entry[split]["loss"] for entry in run.history for split in ("train", "valid")]
 
-    assert losses("host") == losses("disk") == losses("auto")
+    assert losses("pinned") == losses("mmap") == losses("auto")
     with pytest.raises(ConfigError, match=r"tokens\.table=auto"):
-        losses("gpu")
-    assert not (tmp_path / "gpu").exists(), "refused before anything is written"
+        losses("cuda")
+    assert not (tmp_path / "cuda").exists(), "refused before anything is written"
 
 
 def test_a_run_may_be_scored_and_resumed_with_another_table(prepared: Prepared, tmp_path: Path) -> None:
-    settings = ["model.hidden=8", "train.epochs=1", "train.device=cpu"]
-    run = train(prepared, Config.from_recipe("plain", [*settings, "tokens.table=host"]), tmp_path / "run")
+    settings = ["model.hidden_dim=8", "train.epochs=1", "train.device=cpu"]
+    run = train(prepared, Config.from_recipe("base", [*settings, "train.token_table=pinned"]), tmp_path / "run")
     file = run.path / "config.toml"
-    file.write_text(file.read_text().replace('table = "host"', 'table = "gpu"'))  # as if it came from another machine
+    file.write_text(
+        file.read_text().replace('table = "pinned"', 'table = "cuda"')
+    )  # as if it came from another machine
     (run.path / "checksums.json").unlink()
     assert evaluate(run.path, device="cpu") == run.metrics["test"]
-    train(prepared, Config.from_recipe("plain", [*settings, "tokens.table=disk"]), run.path, resume=True)
+    train(prepared, Config.from_recipe("base", [*settings, "train.token_table=mmap"]), run.path, resume=True)
 
 
 def test_tokens_leave_in_the_form_asked_for() -> None:

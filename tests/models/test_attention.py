@@ -13,12 +13,12 @@ def tokens(b: int = 2, t: int = 5, d: int = 6, seed: int = 0) -> torch.Tensor:
     return torch.randn(b, t, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("heads", "head_width"), [(1, 6), (2, 3), (2, 6), (2, 8), (3, 1)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 6), (2, 3), (2, 6), (2, 8), (3, 1)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_attention(heads: int, head_width: int, biased: bool) -> None:
+def test_attention(heads: int, head_dim: int, biased: bool) -> None:
     """Output and gradients; heads no narrower than the model are computed without keys and values."""
     torch.manual_seed(1)
-    module = Attention(6, heads, head_width).double()
+    module = Attention(6, heads, head_dim).double()
     x = tokens().requires_grad_()
     bias = torch.tensor([[0.0, 0.7, -1.0, 2.0, 0.1], [0.0, 0.0, 1.1, -float("inf"), -float("inf")]]).double()
     found = module(x, bias if biased else None)
@@ -51,10 +51,10 @@ def test_each_kind_of_dropout_does_something() -> None:
         assert not torch.equal(layer(tokens()), layer(tokens()))
 
 
-@pytest.mark.parametrize("head_width", [3, 6])
-def test_dropout_falls_on_the_weights_and_not_on_the_values_bias(head_width: int) -> None:
+@pytest.mark.parametrize("head_dim", [3, 6])
+def test_dropout_falls_on_the_weights_and_not_on_the_values_bias(head_dim: int) -> None:
     torch.manual_seed(4)
-    module = Attention(6, 2, head_width, dropout=0.5).double()
+    module = Attention(6, 2, head_dim, dropout=0.5).double()
     x = tokens(b=1)
     with torch.no_grad():
         mean = torch.stack([module(x) for _ in range(4000)]).mean(dim=0)

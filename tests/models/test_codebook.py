@@ -16,7 +16,7 @@ from oracles.ema_kmeans import EmaKMeans
 
 def book_of(num_nodes: int = 40, width: int = 3, centroids: int = 5, seed: int = 0, **settings: Any) -> Codebook:
     torch.manual_seed(seed)
-    return Codebook(num_nodes, width, CodebookConfig(centroids=centroids, **settings))
+    return Codebook(num_nodes, width, CodebookConfig(num_centroids=centroids, **settings))
 
 
 def step_of(step: int, num_nodes: int = 40, b: int = 12, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,14 +52,14 @@ def agree(book: Codebook, oracle: EmaKMeans) -> None:
 
 
 @pytest.mark.parametrize(
-    ("centroids", "revive_below", "epsilon"),
+    ("centroids", "dead_code_threshold", "epsilon"),
     [(5, 0.0, 1e-5), (5, 0.0, 0.3), (5, 0.05, 1e-5), (5, 0.6, 1e-5), (30, 0.3, 1e-5)],
 )
 def test_against_numpy_with_the_draws_it_made(
-    monkeypatch: pytest.MonkeyPatch, centroids: int, revive_below: float, epsilon: float
+    monkeypatch: pytest.MonkeyPatch, centroids: int, dead_code_threshold: float, epsilon: float
 ) -> None:
     """From the very first step, with centroids that die: the draws are recorded and given to the oracle."""
-    book = book_of(centroids=centroids, revive_below=revive_below, epsilon=epsilon, decay=0.8)
+    book = book_of(centroids=centroids, dead_code_threshold=dead_code_threshold, epsilon=epsilon, decay=0.8)
     drawn = record(monkeypatch)
     oracle = None
     for step in range(25):
@@ -71,16 +71,18 @@ def test_against_numpy_with_the_draws_it_made(
             data = z.double().numpy()
             data = (data - data.mean(axis=0)) / np.sqrt(data.var(axis=0) + 1e-5)
             start = data[np.argsort(nodes.numpy())[chosen.numpy()]] + 0.01 * noise.double().numpy()
-            oracle = EmaKMeans(start, 12 / centroids, decay=0.8, epsilon=epsilon, revive_below=revive_below)
+            oracle = EmaKMeans(
+                start, 12 / centroids, decay=0.8, epsilon=epsilon, dead_code_threshold=dead_code_threshold
+            )
         oracle.step(z.double().numpy(), nodes.numpy(), np.argsort(nodes.numpy())[drawn[-1].numpy()])
         agree(book, oracle)
-    if revive_below > 0.1:
+    if dead_code_threshold > 0.1:
         assert oracle.revived > 3, "some have to be revived for this to test it"
 
 
 def test_the_order_of_a_batch_changes_nothing() -> None:
     """What is drawn goes by node numbers: ranks, and tokens that stand for several, order a batch differently."""
-    one, other = (book_of(centroids=9, revive_below=0.6, decay=0.8) for _ in range(2))
+    one, other = (book_of(centroids=9, dead_code_threshold=0.6, decay=0.8) for _ in range(2))
     for step in range(15):
         z, nodes = step_of(step)
         order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(step))
@@ -127,8 +129,8 @@ def test_a_step_changes_the_assignment_of_its_own_nodes_alone() -> None:
     assert (book.assignment[nodes] >= 0).all()
 
 
-@pytest.mark.parametrize("revive_below", [0.0, 0.05])
-def test_unused_centroids_do_not_explode(revive_below: float) -> None:
+@pytest.mark.parametrize("dead_code_threshold", [0.0, 0.05])
+def test_unused_centroids_do_not_explode(dead_code_threshold: float) -> None:
     """4,096 centroids, batches of 64: almost none is used in a step, and all of them stay among the data."""
 
     def largest(book: Codebook) -> float:
@@ -139,12 +141,12 @@ def test_unused_centroids_do_not_explode(revive_below: float) -> None:
             norm = max(norm, float(book.centroids.norm(dim=1).max()))
         return norm
 
-    assert largest(book_of(num_nodes=5000, centroids=4096, revive_below=revive_below)) < 10
+    assert largest(book_of(num_nodes=5000, centroids=4096, dead_code_threshold=dead_code_threshold)) < 10
 
 
 def test_an_inconsistent_start_would_explode() -> None:
     """What the test above would see of sums started at random over sizes of nothing."""
-    book = book_of(num_nodes=5000, centroids=4096, revive_below=0.0)
+    book = book_of(num_nodes=5000, centroids=4096, dead_code_threshold=0.0)
     book.started.fill_(True)
     book.ema_size.zero_()
     book.update(*step_of(0, num_nodes=5000, b=64))
@@ -152,8 +154,8 @@ def test_an_inconsistent_start_would_explode() -> None:
 
 
 def test_dead_centroids_move_to_the_data() -> None:
-    def far_away(revive_below: float) -> float:
-        book = book_of(centroids=6, decay=0.9, revive_below=revive_below)
+    def far_away(dead_code_threshold: float) -> float:
+        book = book_of(centroids=6, decay=0.9, dead_code_threshold=dead_code_threshold)
         book.update(*step_of(0))
         book.centroids[:3] = 100.0
         book.ema_sum[:3] = 100.0 * book.ema_size[:3, None]
@@ -179,13 +181,13 @@ def test_it_finds_clusters() -> None:
 
 
 def test_saved_and_restored_it_goes_on_the_same() -> None:
-    book = book_of(revive_below=0.5, decay=0.8)
+    book = book_of(dead_code_threshold=0.5, decay=0.8)
     for step in range(10):
         book.update(*step_of(step))
     stream = io.BytesIO()
     torch.save(book.state_dict(), stream)
     stream.seek(0)
-    other = book_of(seed=99, revive_below=0.5, decay=0.8)
+    other = book_of(seed=99, dead_code_threshold=0.5, decay=0.8)
     other.load_state_dict(torch.load(stream, weights_only=True))
     for one in (book, other):
         torch.manual_seed(5)

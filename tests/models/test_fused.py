@@ -44,15 +44,15 @@ def batch_of(size: int, seed: int, width: int = 5, task: str | None = None) -> T
     )
 
 
-@pytest.mark.parametrize("head_width", [8, 16])
+@pytest.mark.parametrize("head_dim", [8, 16])
 @pytest.mark.parametrize("name", ["largegt-full", "largegt-local"])
 @pytest.mark.parametrize("task", [None, "multiclass", "multilabel", "regression"])
-def test_a_compiled_model_is_the_same_model(traced: None, task: Any, head_width: int, name: Any) -> None:
+def test_a_compiled_model_is_the_same_model(traced: None, task: Any, head_dim: int, name: Any) -> None:
     """Also where it reads labels of local nodes, whatever the task."""
     torch.manual_seed(0)
-    book = CodebookConfig(centroids=20, width=8)
-    config = ModelConfig(name=name, hidden=16, head_width=head_width, codebook=book, dropout=0.0, encoder_dropout=0.0,
-                         label_tokens=task is not None)  # fmt: skip
+    book = CodebookConfig(num_centroids=20, dim=8)
+    config = ModelConfig(name=name, hidden_dim=16, head_dim=head_dim, codebook=book, dropout=0.0, encoder_dropout=0.0,
+                         label_embeddings=task is not None)  # fmt: skip
     plain = LargeGT(5, 1 if task == "regression" else 3, 100, 4, config, task=task or "multiclass")
     fused = copy.deepcopy(plain)
     fused.compile_for({8})

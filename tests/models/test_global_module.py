@@ -14,7 +14,7 @@ from oracles import attention as oracle
 
 def module_of(num_positions: int = 3, **codebook: Any) -> GlobalModule:
     torch.manual_seed(0)
-    config = ModelConfig(hidden=8, codebook={"centroids": 6, "width": 4, **codebook})
+    config = ModelConfig(hidden_dim=8, codebook={"num_centroids": 6, "dim": 4, **codebook})
     module = GlobalModule(5, num_positions, 20, config).double().eval()
     module.codebook.mean.normal_()
     module.codebook.variance.uniform_(0.5, 2.0)
@@ -24,7 +24,7 @@ def module_of(num_positions: int = 3, **codebook: Any) -> GlobalModule:
 
 
 @pytest.mark.parametrize("counts", [[1, 2, 3, 4, 5, 6], [0, 7, 0, 0, 1, 30], [0, 0, 0, 0, 0, 1]])
-@pytest.mark.parametrize("settings", [{}, {"heads": 1}, {"heads": 3, "head_width": 5}])
+@pytest.mark.parametrize("settings", [{}, {"num_heads": 1}, {"num_heads": 3, "head_dim": 5}])
 @pytest.mark.parametrize("num_positions", [0, 3])
 def test_against_algorithm_3(counts: list[int], settings: dict[str, Any], num_positions: int) -> None:
     module = module_of(num_positions, **settings)

@@ -25,13 +25,13 @@ from run_helpers import check_resumed, easy_store, homophilous, one_thread, smal
 from training_steps import recorded_step, weights_that_matter
 
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
-ON = "model.label_tokens=true"
-BOTH = ("model.distances=true", "model.label_surroundings=true")
+ON = "model.label_embeddings=true"
+BOTH = ("model.hop_distance_embedding=true", "model.local_label_histograms=true")
 INPUTS = {
     "tokens": (ON,),
-    "contexts": ("model.label_contexts=2",),
+    "contexts": ("model.neighbor_label_hops=2",),
     "surroundings": BOTH,
-    "everything": (ON, "model.label_contexts=2", *BOTH),
+    "everything": (ON, "model.neighbor_label_hops=2", *BOTH),
 }
 
 
@@ -75,15 +75,15 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("hop_embeddings", [False, True])
+@pytest.mark.parametrize("hop_embedding", [False, True])
 @pytest.mark.parametrize("surroundings", [False, True])
 @pytest.mark.parametrize("kind", ["classes", "columns", "values", None])
-def test_what_is_added_to_which_token(kind: str | None, surroundings: bool, hop_embeddings: bool) -> None:
+def test_what_is_added_to_which_token(kind: str | None, surroundings: bool, hop_embedding: bool) -> None:
     torch.manual_seed(0)
     num_labels = {"classes": 4, "columns": 3, "values": 1, None: 4}[kind]
     config = ModelConfig(
-        hidden=8, hop_embeddings=hop_embeddings, label_tokens=kind is not None, distances=surroundings,
-        label_surroundings=surroundings,
+        hidden_dim=8, hop_embedding=hop_embedding, label_embeddings=kind is not None, hop_distance_embedding=surroundings,
+        local_label_histograms=surroundings,
     )  # fmt: skip
     module = LocalModule(5, config, num_labels=num_labels).double()
     tokens = torch.randn(2, 9, 5, dtype=torch.float64)
@@ -95,10 +95,10 @@ def test_what_is_added_to_which_token(kind: str | None, surroundings: bool, hop_
     for b in range(2):
         for t in range(9):
             expected = module.project(tokens[b, t])
-            if hop_embeddings:
+            if hop_embedding:
                 expected = expected + module.hop_embedding[0 if t < 3 else 1, t % 3]
             if surroundings and near[b, t // 3]:
-                expected = expected + module.near_embedding[t % 3]
+                expected = expected + module.distance_embedding[t % 3]
             if surroundings and t % 3 == 0:
                 expected = expected + module.context(contexts[b, t // 3])
             if labels is not None and t % 3 == 0:
@@ -121,28 +121,30 @@ def label_vector(module: LocalModule, label: Tensor, is_class: bool) -> Tensor:
 
 def test_off_is_the_model_without() -> None:
     torch.manual_seed(0)
-    plain = LargeGT(5, 3, 50, 3, ModelConfig(hidden=8))
+    plain = LargeGT(5, 3, 50, 3, ModelConfig(hidden_dim=8))
     assert not plain.reads_labels
-    assert not any(word in name for name in plain.state_dict() for word in ("label", "near", "context"))
+    assert not any(word in name for name in plain.state_dict() for word in ("label", "is_neighbor", "context"))
     batch = make_batch()
     told = TokenBatch(batch.nodes, batch.tokens, None, batch.positions, batch.labels, (), torch.zeros(6, 4).long())
     plain = plain.double().eval()
     assert torch.equal(plain(batch).logits, plain(told).logits)
-    alone = LargeGT(5, 3, 50, 3, ModelConfig(name="largegt-global", hidden=8, label_tokens=True, node_dropout=0.5))
+    alone = LargeGT(
+        5, 3, 50, 3, ModelConfig(name="largegt-global", hidden_dim=8, label_embeddings=True, local_node_dropout=0.5)
+    )
     assert not alone.reads_labels
-    assert alone.node_dropout == 0
+    assert alone.local_node_dropout == 0
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("label_tokens", "local_labels=True"),
-        ("distances", "model.distances is set"),
-        ("label_surroundings", "model.label_surroundings is set"),
+        ("label_embeddings", "local_labels=True"),
+        ("distances", "model.hop_distance_embedding is set"),
+        ("local_label_histograms", "model.local_label_histograms is set"),
     ],
 )  # fmt: skip
 def test_a_batch_without_an_input_is_refused(setting: str, message: str) -> None:
-    model = LargeGT(5, 3, 50, 3, ModelConfig(hidden=8, **{setting: True})).double()
+    model = LargeGT(5, 3, 50, 3, ModelConfig(hidden_dim=8, **{setting: True})).double()
     with pytest.raises(ConfigError, match=message):
         model(make_batch())
 
@@ -150,39 +152,41 @@ def test_a_batch_without_an_input_is_refused(setting: str, message: str) -> None
 def test_a_preparation_without_contexts_is_refused(tmp_path: Path) -> None:
     prepared = lg.prepare(easy_store(tmp_path / "g"), small().preparation)
     with pytest.raises(ConfigError, match=r"prepare\.labels\.hops"):
-        lg.train(prepared, small("model.label_contexts=1"), tmp_path / "run")
+        lg.train(prepared, small("model.neighbor_label_hops=1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 # from a store to logits -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", ["host", "disk"])
+@pytest.mark.parametrize("table", ["pinned", "mmap"])
 def test_batches_carry_the_contexts_of_their_nodes(store: lg.GraphStore, table: Any) -> None:
-    config = small("model.label_contexts=2").preparation
+    config = small("model.neighbor_label_hops=2").preparation
     prepared, without = lg.prepare(store, config), lg.prepare(store, small().preparation)
     width = {"multiclass": 3, "binary": 2, "multilabel": 2, "regression": 1}[store.task]
-    assert prepared.label_contexts.shape == (len(prepared.nodes), 2, width + 1)
+    assert prepared.neighbor_label_histogram.shape == (len(prepared.nodes), 2, width + 1)
     for batch in token_batches(prepared, "train", batch_size=30, seed=1, table=table):
         rows = prepared.rows_of(batch.nodes.numpy())
-        assert np.array_equal(batch.label_contexts.numpy(), prepared.label_contexts[rows].reshape(len(rows), -1))
-    assert next(token_batches(without)).label_contexts is None
+        assert np.array_equal(
+            batch.neighbor_label_histogram.numpy(), prepared.neighbor_label_histogram[rows].reshape(len(rows), -1)
+        )
+    assert next(token_batches(without)).neighbor_label_histogram is None
     assert without.path != prepared.path
     more = estimate(store, config).disk_bytes - estimate(store, small().preparation).disk_bytes
-    assert more == prepared.label_contexts.nbytes, "the estimate counts them"
+    assert more == prepared.neighbor_label_histogram.nbytes, "the estimate counts them"
 
 
 def test_the_model_reads_contexts_and_fewer_hops_are_the_first(tmp_path: Path) -> None:
-    prepared = lg.prepare(easy_store(tmp_path / "g"), small("model.label_contexts=2").preparation)
+    prepared = lg.prepare(easy_store(tmp_path / "g"), small("model.neighbor_label_hops=2").preparation)
     batch = next(token_batches(prepared, "valid", batch_size=20))
     for hops in (1, 2):
         torch.manual_seed(0)
-        model = LargeGT.for_prepared(prepared, ModelConfig(hidden=8, label_contexts=hops)).eval()
+        model = LargeGT.for_prepared(prepared, ModelConfig(hidden_dim=8, neighbor_label_histogram=hops)).eval()
         before = model(batch).logits
         for column in range(8):
-            changed = batch.label_contexts.clone()  # type: ignore[union-attr]
+            changed = batch.neighbor_label_histogram.clone()  # type: ignore[union-attr]
             changed[:, column] += 0.5
-            after = model(TokenBatch(**{**vars(batch), "label_contexts": changed})).logits
+            after = model(TokenBatch(**{**vars(batch), "neighbor_label_histogram": changed})).logits
             assert torch.equal(after, before) == (column >= 4 * hops)
 
 
@@ -202,7 +206,7 @@ def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tupl
     prepared = lg.prepare(store, config.preparation)
     torch.manual_seed(0)
     model = LargeGT.for_prepared(prepared, config.model)
-    tables = [table for name in ("label_embedding", "near_embedding")
+    tables = [table for name in ("label_embedding", "distance_embedding")
               if (table := getattr(model.local_module, name)) is not None]  # fmt: skip
     for table in tables:
         torch.nn.init.normal_(table)
@@ -234,13 +238,13 @@ def both(
     folder: Path, task: str, settings: tuple[str, ...], nodes: Any = TRAIN[ROW], distinct: bool = False
 ) -> tuple[LargeGT, list[TokenBatch]]:
     """A model, and the batch of all training nodes with the one label of these nodes and with the other."""
-    config = small("model.hidden=16", "prepare.local_nodes.k=8", *settings)
+    config = small("model.hidden_dim=16", "prepare.local_nodes.k=8", *settings)
     batches = []
     for own in (0, 1):
         store = easy_store(folder / f"g{own}", labels_with(task, nodes, own), task=task)
         assert store.splits["train"].tolist() == TRAIN.tolist()
         prepared = lg.prepare(store, config.preparation)
-        reads_labels = config.model.label_tokens and config.model.name != "largegt-global"
+        reads_labels = config.model.label_embeddings and config.model.name != "largegt-global"
         batches += token_batches(prepared, "train", batch_size=150, local_labels=reads_labels, distinct=distinct)
     torch.manual_seed(0)
     model = LargeGT.for_prepared(prepared, config.model)
@@ -256,7 +260,7 @@ def logits(model: LargeGT, batch: TokenBatch) -> Tensor:
 
 def label_inputs(batch: TokenBatch) -> list[Tensor]:
     """What a batch holds of labels, but the targets."""
-    every = (batch.label_contexts, batch.local_labels, batch.local_contexts)
+    every = (batch.neighbor_label_histogram, batch.local_labels, batch.local_label_histogram)
     return [torch.nan_to_num(tensor, -1.0) for tensor in every if tensor is not None]
 
 
@@ -331,8 +335,8 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     edges, _, classes = homophilous(300)
     source = lg.sources.arrays(edges, np.ones((300, 2), dtype=np.float32), classes, thirds(300))
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
-    settings = ["model.name=largegt-local", "model.hidden=16", "model.node_dropout=0.2", "prepare.local_nodes.k=8",
-                "prepare.local_nodes.hop1_share=1", "train.batch_size=16", "train.epochs=20",
+    settings = ["model.name=largegt-local", "model.hidden_dim=16", "model.local_node_dropout=0.2", "prepare.local_nodes.k=8",
+                "prepare.local_nodes.hop1_fraction=1", "train.batch_size=16", "train.epochs=20",
                 "train.learning_rate=5e-3"]  # fmt: skip
     without = lg.train(store, small(*settings), tmp_path / "without").metrics
     told = lg.train(store, small(*settings, ON), tmp_path / "told").metrics
@@ -355,7 +359,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     source = lg.sources.arrays(edges, rng.normal(size=(num, 4)).astype(np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
     config = small(
-        "model.name=largegt-local", "model.label_surroundings=true", "prepare.local_nodes.k=8", "train.epochs=20",
+        "model.name=largegt-local", "model.local_label_histograms=true", "prepare.local_nodes.k=8", "train.epochs=20",
         "train.learning_rate=1e-2", "model.dropout=0",
     )  # fmt: skip
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.95
@@ -364,13 +368,13 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", INPUTS)
 def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: str, tmp_path: Path) -> None:
     """Every task from end to end: fresh samples, several draws, nodes without a label."""
-    config = small(*INPUTS[which], "model.node_dropout=0.3", "model.input_dropout=0.2", "train.resample=epoch",
+    config = small(*INPUTS[which], "model.local_node_dropout=0.3", "model.input_dropout=0.2", "train.resample=epoch",
                    "train.epochs=2")  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
-    stages = {"tokens": "local_nodes", "contexts": "label_contexts"}
+    stages = {"tokens": "local_nodes", "contexts": "neighbor_label_histogram"}
     assert stages.get(which, "label_counts") in run.prepared().folder.meta["stages"]
     assert lg.evaluate(run) == pytest.approx(run.metrics["test"], rel=1e-5)
-    assert lg.evaluate(run, draws=3)["loss"] != pytest.approx(run.metrics["test"]["loss"])
+    assert lg.evaluate(run, num_eval_samples=3)["loss"] != pytest.approx(run.metrics["test"]["loss"])
     everyone, some = lg.predict(run, all_probabilities=True), lg.predict(run, split="test", all_probabilities=True)
     assert everyone.num_rows == 150
     at = np.searchsorted(everyone["node"].to_numpy(), some["node"].to_numpy())
@@ -381,7 +385,7 @@ def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: 
         assert lg.embed(run, part=part).num_rows == 150
     assert np.isfinite(lg.explain(run, 7).score)
     prepared = lg.prepare(store, lg.Config.from_recipe(run.path / "config.toml",
-                                                       ["prepare.local_nodes.nodes=all"]).preparation)  # fmt: skip
+                                                       ["prepare.local_nodes.target_nodes=all"]).preparation)  # fmt: skip
     by_hand = logits_of(run.load_model(prepared), prepared)
     wanted = run.head(prepared).probabilities(torch.stack([by_hand[node] for node in range(150)])).numpy()
     columns = [name for name in everyone.column_names if name.startswith(("probability_", "value"))]
@@ -398,7 +402,12 @@ def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest
         return real(self, tokens, *others)
 
     monkeypatch.setattr(LocalModule, "encode", watch)
-    settings = ("model.node_dropout=0.5", "prepare.local_nodes.k=9", "train.distinct=no", "train.epochs=1")
+    settings = (
+        "model.local_node_dropout=0.5",
+        "prepare.local_nodes.k=9",
+        "train.deduplicate_tokens=false",
+        "train.epochs=1",
+    )
     lg.train(easy_store(tmp_path / "g"), small(*settings), tmp_path / "run")
     assert {k for training, k in seen if training} == {5}
     assert {k for training, k in seen if not training} == {9}
@@ -406,7 +415,7 @@ def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest
 
 def test_features_that_are_dropped() -> None:
     torch.manual_seed(0)
-    module = LocalModule(50, ModelConfig(hidden=8, input_dropout=0.5)).train()
+    module = LocalModule(50, ModelConfig(hidden_dim=8, input_dropout=0.5)).train()
     tokens = torch.ones(64, 6, 50)
     assert 0.4 < float((module.input_drop(tokens) == 0).float().mean()) < 0.6
     assert not torch.equal(module(tokens), module(tokens))
@@ -415,7 +424,7 @@ def test_features_that_are_dropped() -> None:
 
 
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
-    config = small(ON, "model.node_dropout=0.4", "train.epochs=4")
+    config = small(ON, "model.local_node_dropout=0.4", "train.epochs=4")
     check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)
 
 
@@ -433,8 +442,8 @@ def test_a_recorded_step_is_a_step(store: lg.GraphStore, compiles: bool, more: t
     found = []
     for device in ("cpu", "cuda"):
         config = small(
-            ON, "model.name=largegt-local", "model.node_dropout=0.3", "model.dropout=0", "model.encoder_dropout=0",
-            "train.batch_size=10", "train.precision=32-true", f"train.device={device}", "train.distinct=no",
+            ON, "model.name=largegt-local", "model.local_node_dropout=0.3", "model.dropout=0", "model.encoder_dropout=0",
+            "train.batch_size=10", "train.precision=32-true", f"train.device={device}", "train.deduplicate_tokens=false",
             "train.learning_rate=1e-3", *more,
         )  # fmt: skip
         sizes = {10} if compiles and device == "cuda" else set()

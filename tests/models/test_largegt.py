@@ -10,7 +10,7 @@ import torch
 from model_batches import make_batch
 from torch.nn import functional as F
 
-from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionsConfig, PrepareConfig
+from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionalEncodingConfig, PrepareConfig
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
@@ -22,7 +22,7 @@ NAMES = ["largegt-full", "largegt-local", "largegt-global"]
 
 def model_of(name: str = "largegt-full", num_outputs: int = 3, num_positions: int = 3, **settings: Any) -> LargeGT:
     torch.manual_seed(0)
-    config = ModelConfig(name=name, **{"hidden": 8, "codebook": {"centroids": 6, "width": 4}, **settings})
+    config = ModelConfig(name=name, **{"hidden_dim": 8, "codebook": {"num_centroids": 6, "dim": 4}, **settings})
     return LargeGT(5, num_outputs, 50, num_positions, config).double()
 
 
@@ -111,9 +111,11 @@ def test_forward_changes_no_state_and_update_only_the_codebook() -> None:
 
 
 def test_head_width_is_per_head() -> None:
-    narrow = model_of(hidden=8, heads=2)
+    narrow = model_of(hidden_dim=8, num_heads=2)
     assert narrow.local_module.layers[0].attention.qkv.weight.shape == (3 * 2 * 4, 8)
-    wide = model_of(hidden=8, heads=2, head_width=8, codebook={"centroids": 6, "width": 4, "heads": 2, "head_width": 8})
+    wide = model_of(
+        hidden_dim=8, num_heads=2, head_dim=8, codebook={"num_centroids": 6, "dim": 4, "num_heads": 2, "head_dim": 8}
+    )
     assert wide.local_module.layers[0].attention.qkv.weight.shape == (3 * 2 * 8, 8)
     assert wide.local_module.layers[0].attention.join.weight.shape == (8, 16)
     assert wide.global_module.query.weight.shape == (16, 7)
@@ -133,9 +135,11 @@ def test_a_user_s_own_loop_learns(make_store: Any, name: Any) -> None:
     edges = [(a, b) for a, b in rng.integers(0, 120, (900, 2)) if labels[a] == labels[b]]
     features = rng.normal(size=(120, 4)) + labels[:, None]
     store = make_store(edges, 120, features.astype(np.float32), labels, task="multiclass")
-    prepared = prepare(store, PrepareConfig(local_nodes=LocalNodesConfig(k=6), positions=PositionsConfig(dim=8)))
+    prepared = prepare(
+        store, PrepareConfig(local_nodes=LocalNodesConfig(k=6), positional_encoding=PositionalEncodingConfig(dim=8))
+    )
     torch.manual_seed(0)
-    config = ModelConfig(name=name, hidden=16, codebook={"centroids": 16, "width": 8})
+    config = ModelConfig(name=name, hidden_dim=16, codebook={"num_centroids": 16, "dim": 8})
     model = LargeGT.for_prepared(prepared, config)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     means = []

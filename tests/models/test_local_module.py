@@ -18,7 +18,7 @@ from oracles import attention as oracle
 
 def module_of(num_features: int = 5, seed: int = 0, **settings: Any) -> LocalModule:
     torch.manual_seed(seed)
-    module = LocalModule(num_features, ModelConfig(**{"hidden": 8, **settings})).double().eval()
+    module = LocalModule(num_features, ModelConfig(**{"hidden_dim": 8, **settings})).double().eval()
     if module.hop_embedding is not None:
         torch.nn.init.normal_(module.hop_embedding)
     return module
@@ -27,9 +27,9 @@ def module_of(num_features: int = 5, seed: int = 0, **settings: Any) -> LocalMod
 @pytest.mark.parametrize("settings", [
     {},
     {"num_layers": 3},
-    {"hop_embeddings": False, "encoder_ffn": 0.0, "head_width": 8},
-    {"heads": 3, "hidden": 12},
-    {"heads": 1, "num_layers": 2, "encoder_ffn": 0.5, "init": "normal"},
+    {"hop_embedding": False, "ffn_ratio": 0.0, "head_dim": 8},
+    {"num_heads": 3, "hidden_dim": 12},
+    {"num_heads": 1, "num_layers": 2, "ffn_ratio": 0.5, "init": "normal"},
 ])  # fmt: skip
 @pytest.mark.parametrize("k", [1, 4])
 def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> None:
@@ -41,12 +41,12 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
         torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
 
 
-@pytest.mark.parametrize("hop_embeddings", [False, True])
+@pytest.mark.parametrize("hop_embedding", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("hops", [0, 1, 2, 4])
-def test_any_number_of_hops(hops: int, k: int, hop_embeddings: bool) -> None:
+def test_any_number_of_hops(hops: int, k: int, hop_embedding: bool) -> None:
     torch.manual_seed(0)
-    module = LocalModule(5, ModelConfig(hidden=8, hop_embeddings=hop_embeddings), hops).double().eval()
+    module = LocalModule(5, ModelConfig(hidden_dim=8, hop_embedding=hop_embedding), hops).double().eval()
     if module.hop_embedding is not None:
         assert module.hop_embedding.shape == (2, hops + 1, 8)
         torch.nn.init.normal_(module.hop_embedding)
@@ -104,7 +104,7 @@ def test_gradient_of_merged_tokens_is_that_of_repeated_ones() -> None:
 
 def test_under_dropout_copies_of_a_merged_token_share_a_mask() -> None:
     """So merged and repeated tokens differ while training: eight copies average out less noise as one. The docs of
-    train.distinct say so."""
+    train.deduplicate_tokens say so."""
     table = torch.randn(2, 3, 5, dtype=torch.float64)
     rows = torch.tensor([[0, *[1] * 8]]).expand(3000, -1)
     module = module_of(encoder_dropout=0.5).train()
@@ -126,7 +126,7 @@ def test_target_half_of_an_additive_readout_cancels() -> None:
 
 
 def test_normal_init_is_as_published() -> None:
-    module = LocalModule(50, ModelConfig(hidden=64, init="normal"))
+    module = LocalModule(50, ModelConfig(hidden_dim=64, init="normal"))
     weights = torch.cat([m.weight.flatten() for m in module.modules() if isinstance(m, torch.nn.Linear)])
     assert 0.018 < weights.std() < 0.022
     assert all((m.bias == 0).all() for m in module.modules() if isinstance(m, torch.nn.Linear) and m.bias is not None)

@@ -44,11 +44,11 @@ def self_attention(module: Any, x: list[Tensor], bias: list[float]) -> list[Tens
     """Multi-head self-attention of one sequence: heads side by side, then the joining matrix."""
     rows = [linear(module.qkv, token) for token in x]
     inner = len(rows[0]) // 3
-    width = inner // module.heads
+    width = inner // module.num_heads
     joined = []
     for t in range(len(x)):
         heads = []
-        for h in range(module.heads):
+        for h in range(module.num_heads):
             q = rows[t][h * width : (h + 1) * width]
             keys = [row[inner + h * width : inner + (h + 1) * width] for row in rows]
             values = [row[2 * inner + h * width : 2 * inner + (h + 1) * width] for row in rows]
@@ -99,11 +99,11 @@ def global_module(module: Any, features_f: Tensor, position_p: Tensor, counts: l
     q = linear(module.query, (joined - book.mean) / torch.sqrt(book.variance + 1e-5))
     used = [c for c, count in enumerate(counts) if count > 0]
     keys = [linear(module.key, book.centroids[c]) for c in used]
-    values = [linear(module.value, book.centroids[c][: module.width]) for c in used]
+    values = [linear(module.value, book.centroids[c][: module.dim]) for c in used]
     bias = [math.log(counts[c]) for c in used]
-    width = len(q) // module.heads
+    width = len(q) // module.num_heads
     heads = []
-    for h in range(module.heads):
+    for h in range(module.num_heads):
         part = slice(h * width, (h + 1) * width)
         heads.append(attend(q[part], [k[part] for k in keys], [v[part] for v in values], bias))
     return layer_norm(module.norm, mlp(module.mlp_b, torch.cat(heads)))

@@ -49,9 +49,9 @@ def transformer(layer: Any, h: Tensor, neighbors: list[list[int]]) -> Tensor:
     for i, around in enumerate(neighbors):
         q = linear(layer.query, h[i])
         keys, values = ([linear(part, h[j]) for j in around] for part in (layer.key, layer.value))
-        width = len(q) // layer.heads
+        width = len(q) // layer.num_heads
         heads = []
-        for head in range(layer.heads):
+        for head in range(layer.num_heads):
             part = slice(head * width, (head + 1) * width)
             found = torch.zeros_like(q[part])
             if around:
@@ -71,9 +71,9 @@ def goat(module: Any, features: Tensor, members: list[tuple[int, int]]) -> Tenso
     q = linear(module.query, x[0])
     keys, values = ([linear(part, one) for one in x] for part in (module.key, module.value))
     distances = [distance for _, distance in members]
-    width = len(q) // module.heads
+    width = len(q) // module.num_heads
     heads = []
-    for head in range(module.heads):
+    for head in range(module.num_heads):
         part = slice(head * width, (head + 1) * width)
         bias = [module.distance_bias_hs[head, s] - math.log(distances.count(s)) for s in distances]
         heads.append(attend(q[part], [k[part] for k in keys], [v[part] for v in values], bias))

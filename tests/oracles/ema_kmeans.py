@@ -15,7 +15,7 @@ class EmaKMeans:
     size: float
     decay: float = 0.99
     epsilon: float = 1e-5
-    revive_below: float = 0.0
+    dead_code_threshold: float = 0.0
     where: dict[int, int] = field(default_factory=dict)
     """Which centroid each node seen so far is assigned to."""
     mean: np.ndarray | None = None
@@ -40,7 +40,7 @@ class EmaKMeans:
             total = np.sum(mine, axis=0) if mine else np.zeros(z.shape[1])
             self.sizes[c] = self.decay * self.sizes[c] + (1 - self.decay) * len(mine)
             self.sums[c] = self.decay * self.sums[c] + (1 - self.decay) * total
-            if self.sizes[c] < self.revive_below * share:
+            if self.sizes[c] < self.dead_code_threshold * share:
                 assert revived_to is not None
                 self.revived += 1
                 self.sizes[c] = share

@@ -40,7 +40,7 @@ def walk_chances(matrix: np.ndarray, i: int) -> dict[str, np.ndarray]:
     p = steps(matrix)
     twice = np.array([sum(p[i, j] * p[j, v] for j in range(len(p))) for v in range(len(p))])
     twice[i] = 0
-    return {"near": p[i], "far": np.where(p[i] > 0, 0, twice), "either": p[i] + twice}
+    return {"is_neighbor": p[i], "far": np.where(p[i] > 0, 0, twice), "either": p[i] + twice}
 
 
 def set_chances(chances: np.ndarray, wanted: int) -> dict[frozenset[int], float]:

@@ -24,13 +24,13 @@ WAYS = [*DIRECTIONS, "apart"]
 
 
 def rows_of(
-    store: Any, nodes: Any = None, direction: Any = "both", standardize: Any = False, threads: int = 1,
+    store: Any, nodes: Any = None, direction: Any = "both", normalize: Any = "none", threads: int = 1,
     memory: int = 1 << 30, hops: int = 2, degrees: bool = False,
 ) -> Any:  # fmt: skip
     """`direction` apart: out and in."""
     nodes = np.arange(store.num_nodes) if nodes is None else np.asarray(nodes)
     features = NodeFeatures(store, degrees)
-    shift, gain = feature_scale(features, standardize, Engine(memory, threads))
+    shift, gain = feature_scale(features, normalize, Engine(memory, threads))
     directions = ("out", "in") if direction == "apart" else (direction,)
     with ArrayWriter(store.path / "rows", "test") as writer:
         ContextFeatures(features, nodes, shift, gain, directions, Engine(memory, threads)).write(
@@ -51,19 +51,19 @@ def test_hand_drawn_graph(make_store: Any) -> None:
     assert rows[5].ravel().tolist() == [32.0, 32.0, 32.0]
 
 
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("normalize", ["none", "per_feature"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("hops", [0, 1, 2, 3, 5])
 def test_any_number_of_hops(
-    make_store: Any, random_edges: Any, hops: int, direction: Any, standardize: bool
+    make_store: Any, random_edges: Any, hops: int, direction: Any, normalize: Any
 ) -> None:  # fmt: skip
     """Row h of a node is its row of Ãʰ H, dense and in float64."""
     edges = random_edges(40, 120)
     features = np.random.default_rng(1).normal(3.0, 2.0, size=(40, 5)).astype(np.float32)
     store = make_store(edges, 40, features, undirected=False)
     a = oracle.normalized(oracle.adjacency(edges, 40, direction))
-    power = oracle.token_rows(edges, features, direction, standardize)[:, 0]
-    found = rows_of(store, None, direction, standardize, hops=hops)
+    power = oracle.token_rows(edges, features, direction, normalize == "per_feature")[:, 0]
+    found = rows_of(store, None, direction, normalize, hops=hops)
     assert found.shape == (40, hops + 1, 5)
     for hop in range(hops + 1):
         np.testing.assert_allclose(found[:, hop], power, rtol=2e-5, atol=2e-5)
@@ -83,21 +83,21 @@ def test_directions_apart_on_a_hand_drawn_graph(make_store: Any) -> None:
 
 
 @pytest.mark.parametrize("degrees", [False, True])
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("normalize", ["none", "per_feature"])
 @pytest.mark.parametrize("hops", [0, 1, 2, 4])
 def test_directions_apart(
-    make_store: Any, random_edges: Any, hops: int, standardize: bool, degrees: bool
+    make_store: Any, random_edges: Any, hops: int, normalize: Any, degrees: bool
 ) -> None:  # fmt: skip
     edges = random_edges(40, 120)
     features = np.random.default_rng(1).normal(3.0, 2.0, size=(40, 5)).astype(np.float32)
     store = make_store(edges, 40, features, undirected=False)
     entered = oracle.with_degrees(edges, features, directed=True) if degrees else features
-    expected = oracle.token_rows(edges, entered, "apart", standardize, hops)
-    found = rows_of(store, None, "apart", standardize, hops=hops, degrees=degrees)
+    expected = oracle.token_rows(edges, entered, "apart", normalize == "per_feature", hops)
+    found = rows_of(store, None, "apart", normalize, hops=hops, degrees=degrees)
     assert found.shape == expected.shape == (40, 1 + 2 * hops, 7 if degrees else 5)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
     for side, direction in enumerate(("out", "in")):
-        alone = rows_of(store, None, direction, standardize, hops=hops, degrees=degrees)
+        alone = rows_of(store, None, direction, normalize, hops=hops, degrees=degrees)
         assert found[:, 1 + side :: 2].tobytes() == alone[:, 1:].tobytes(), "to the bit as each by itself"
 
 
@@ -108,17 +108,17 @@ def test_names_of_contexts() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("normalize", ["none", "per_feature"])
 @pytest.mark.parametrize(("undirected", "direction"), [(True, "both"), *((False, way) for way in WAYS)])
 def test_degrees_are_features_like_others(
-    make_store: Any, random_edges: Any, undirected: bool, direction: Any, standardize: bool, dtype: str
+    make_store: Any, random_edges: Any, undirected: bool, direction: Any, normalize: Any, dtype: str
 ) -> None:
     """Repeated edges and self loops count once and not at all; contexts of the degrees come with them."""
     edges = random_edges(40, 120)
     store = make_store(edges, 40, width=3, undirected=undirected, feature_dtype=dtype)
     entered = oracle.with_degrees(edges, decode(store.features, dtype), directed=not undirected)
-    expected = oracle.token_rows(edges, entered, direction, standardize)
-    found = rows_of(store, None, direction, standardize, degrees=True)
+    expected = oracle.token_rows(edges, entered, direction, normalize == "per_feature")
+    found = rows_of(store, None, direction, normalize, degrees=True)
     assert found.shape[2] == (4 if undirected else 5)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
@@ -137,13 +137,13 @@ def test_whole_features_are_divided_by_one_number(make_store: Any, random_edges:
     edges = random_edges(40, 120)
     store = make_store(edges, 40, width=3)
     own = decode(store.features, store.feature_dtype).astype(np.float64)
-    found = rows_of(store, None, "both", "whole", degrees=True)[:, 0]
+    found = rows_of(store, None, "both", "global", degrees=True)[:, 0]
     np.testing.assert_allclose(found[:, :3], own / np.sqrt((own**2).mean()), rtol=1e-5)
     np.testing.assert_array_equal(found[:, 3:], rows_of(store, None, "both", True, degrees=True)[:, 0, 3:])
-    np.testing.assert_array_equal(rows_of(store, None, "both", "whole")[:, 0], found[:, :3])
+    np.testing.assert_array_equal(rows_of(store, None, "both", "global")[:, 0], found[:, :3])
     empty = np.zeros((2, 3), dtype=np.float32)
     empty_store = make_store([(0, 1)], 2, features=empty)
-    np.testing.assert_array_equal(rows_of(empty_store, None, "both", "whole")[:, 0], empty)
+    np.testing.assert_array_equal(rows_of(empty_store, None, "both", "global")[:, 0], empty)
 
 
 def _words(rng: Any, nodes: int = 40, width: int = 30) -> Any:
@@ -171,7 +171,7 @@ def _words_and_a_salary(rng: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "comes_to"),
     [
-        (_words, "whole"), (_counts, "whole"), (_words_of_some, "whole"),
+        (_words, "global"), (_counts, "global"), (_words_of_some, "global"),
         (_numbers_of_some, True), (_words_and_a_salary, True),
         (lambda rng: rng.normal(size=(40, 5)), True), (lambda rng: np.zeros((40, 5)), True),
         (lambda rng: (rng.random((40, 5)) < 0.4) * 1.0, True),
@@ -190,7 +190,7 @@ def test_auto_is_whole_for_words(
 def test_degrees_that_are_all_the_same_are_zero_when_standardized(make_store: Any) -> None:
     ring = [(i, (i + 1) % 7) for i in range(7)]
     for undirected in (False, True):
-        found = rows_of(make_store(ring, 7, undirected=undirected), standardize=True, degrees=True)
+        found = rows_of(make_store(ring, 7, undirected=undirected), normalize="per_feature", degrees=True)
         assert np.abs(found[:, :, 4:]).max() == 0
 
 
@@ -244,7 +244,7 @@ def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None
     rng = np.random.default_rng(0)
     features = rng.normal(size=(500, 4)) * [1.0, 1e-3, 5.0, 0.0] + [0.0, 0.5, 2000.0, 7.0]
     store = make_store([(0, 1)], 500, features.astype(np.float32))
-    shift, gain = feature_scale(NodeFeatures(store), True, Engine(1 << 26))
+    shift, gain = feature_scale(NodeFeatures(store), "per_feature", Engine(1 << 26))
     scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
     np.testing.assert_allclose(scaled[:, :3].mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(scaled[:, :3].std(axis=0), 1, atol=1e-3)
@@ -254,13 +254,13 @@ def test_standardizing_gives_mean_zero_and_variance_one(make_store: Any) -> None
 def test_standardizing_a_small_scale_feature(make_store: Any) -> None:
     """Features of order 1e-9 vary as much as any others."""
     features = (np.random.default_rng(0).normal(size=(50, 1)) * 1e-9).astype(np.float32)
-    shift, gain = feature_scale(NodeFeatures(make_store([(0, 1)], 50, features)), True, Engine(1 << 26))
+    shift, gain = feature_scale(NodeFeatures(make_store([(0, 1)], 50, features)), "per_feature", Engine(1 << 26))
     assert ((features - shift) * gain).std() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
     store = make_store([(0, 1)], 5)
-    shift, gain = feature_scale(NodeFeatures(store), False, Engine(1 << 26))
+    shift, gain = feature_scale(NodeFeatures(store), "none", Engine(1 << 26))
     assert not shift.any()
     assert (gain == 1).all()
     assert np.array_equal(rows_of(store)[:, 0], store.features)
@@ -274,8 +274,8 @@ def test_features_of_a_category_or_text_column_share_a_gain(tmp_path: Any) -> No
     (tmp_path / "n.csv").write_text("id,amount,city,note\n" + "\n".join(rows))
     (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 1) % 200}\n" for i in range(200)))
     given = sources.files(tmp_path / "e.csv", nodes=tmp_path / "n.csv")
-    store = ingest(given, tmp_path / "g", IngestConfig(kinds=("note=text",)))
-    shift, gain = feature_scale(NodeFeatures(store, False), True, Engine(1 << 30, 1))
+    store = ingest(given, tmp_path / "g", IngestConfig(column_kinds=("note=text",)))
+    shift, gain = feature_scale(NodeFeatures(store, False), "per_feature", Engine(1 << 30, 1))
     scaled = (np.asarray(store.features, dtype=np.float64) - shift) * gain
     assert store.columns is not None
     for column, span in store.columns.spans:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from largegt.config.schema import LocalNodesConfig, PositionsConfig, PrepareConfig, TokensConfig
+from largegt.config.schema import LocalNodesConfig, PositionalEncodingConfig, PrepareConfig, TokensConfig
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing import estimate as home
 from largegt.preprocessing.estimate import estimate, extrapolated_union
@@ -20,9 +20,11 @@ def config_of(
     nodes: Any, dtype: Any, method: Any, k: int = 6, hops: int = 2, rows: Any = "sampled", **tokens: Any
 ) -> PrepareConfig:  # fmt: skip
     return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=k, nodes=nodes),
-        tokens=TokensConfig(dtype=dtype, hops=hops, nodes=rows, **tokens),
-        positions=PositionsConfig(method=method, dim=5, walk_length=4, context=2, walks_per_node=1),
+        local_nodes=LocalNodesConfig(k=k, target_nodes=nodes),
+        tokens=TokensConfig(dtype=dtype, num_hops=hops, precompute_for=rows, **tokens),
+        positional_encoding=PositionalEncodingConfig(
+            method=method, dim=5, walk_length=4, context_size=2, walks_per_node=1
+        ),
     )
 
 
@@ -34,7 +36,7 @@ def store(make_store: Any, random_edges: Any) -> Any:
 
 @pytest.mark.parametrize("nodes", ["labelled", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("method", ["projection", "node2vec", "laplacian", "none"])
+@pytest.mark.parametrize("method", ["random_projection", "node2vec", "laplacian", "none"])
 def test_bytes_on_disk_are_as_said(
     store: Any, monkeypatch: pytest.MonkeyPatch, nodes: Any, dtype: Any, method: Any
 ) -> None:
@@ -101,7 +103,7 @@ def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConf
 def test_less_memory_is_said_to_hold_less(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "held_bytes", lambda: 0)
     monkeypatch.setattr(home, "memory_budget", lambda memory, least: memory)
-    config = config_of("all", "float32", "projection")
+    config = config_of("all", "float32", "random_projection")
     rich, poor = estimate(store, config, 1 << 30), estimate(store, config, 20_000)
     assert poor.memory_bytes < rich.memory_bytes
     tokens = poor.stages[1]

@@ -119,7 +119,7 @@ def test_matrix_that_is_not_square_is_refused() -> None:
         ({"nodes": [0, 10**12]}, InputError, "node 1000000000000 "),
         ({"nodes": np.array([1.5])}, InputError, "whole numbers or a mask"),
         ({"direction": "inn"}, ConfigError, "direction"),
-        ({"hop1_share": 1.5}, ConfigError, "hop1_share"),
+        ({"hop1_fraction": 1.5}, ConfigError, "hop1_fraction"),
     ],
 )
 def test_what_cannot_be_is_refused(make_store: Any, given: dict[str, Any], error: Any, said: str) -> None:
@@ -135,7 +135,7 @@ def test_one_local_node_is_the_node_itself(make_store: Any, monkeypatch: pytest.
     monkeypatch.setattr(sampler, "local_nodes_rows", fail)
     store = make_store(SIX_NODES, 6)
     assert local_nodes(store, k=1).tolist() == [[node] for node in range(6)]
-    assert local_nodes(store, [5, 2, 2], k=1, seed=3, hop1_share=0.5).tolist() == [[5], [2], [2]]
+    assert local_nodes(store, [5, 2, 2], k=1, seed=3, hop1_fraction=0.5).tolist() == [[5], [2], [2]]
     with pytest.raises(InputError, match="node 6 "):
         local_nodes(store, [6], k=1)
 
@@ -170,13 +170,13 @@ def test_any_graph(data: st.DataObject) -> None:
 # a function of (seed, epoch, node) alone -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hop1_share", [None, 0.5])
-def test_threads_order_and_subset_change_nothing(hop1_share: float | None) -> None:
+@pytest.mark.parametrize("hop1_fraction", [None, 0.5])
+def test_threads_order_and_subset_change_nothing(hop1_fraction: float | None) -> None:
     rng = np.random.default_rng(2)
     edges = np.stack([(3000 * rng.random(20_000) ** 3).astype(int), rng.integers(3000, size=20_000)])
 
     def rows(nodes: Any = None, threads: int | None = None) -> np.ndarray:
-        return local_nodes(edges, nodes, 20, 5, 2, threads=threads, hop1_share=hop1_share, num_nodes=3000)
+        return local_nodes(edges, nodes, 20, 5, 2, threads=threads, hop1_fraction=hop1_fraction, num_nodes=3000)
 
     whole, order = rows(threads=1), rng.permutation(3000)
     assert all(np.array_equal(whole, rows(threads=threads)) for threads in (2, 16))
@@ -435,7 +435,7 @@ def test_what_one_stratum_cannot_fill_the_other_does(way: str) -> None:
 
 def test_strata_of_the_public_function() -> None:
     edges, near, _ = two_rings()
-    rows = local_nodes(matrix(edges, 60), [0, 59], k=11, hop1_share=0.4)
+    rows = local_nodes(matrix(edges, 60), [0, 59], k=11, hop1_fraction=0.4)
     assert len(near & set(rows[0, 1:])) == 4
     assert rows[1, 0] == 59
 

@@ -185,7 +185,7 @@ def test_portions() -> None:
 def test_the_public_function_takes_lists(make_store: Any, direction: Any) -> None:
     store = make_store(scale_free(500, 3_000, 4), 500, undirected=False)
     lists = MappedCSR.of_store(store, direction)
-    for more in ({}, {"hop1_share": 0.5}, {"nodes": [7, 3, 499, 3], "epoch": 2}, {"k": 1}):
+    for more in ({}, {"hop1_fraction": 0.5}, {"nodes": [7, 3, 499, 3], "epoch": 2}, {"k": 1}):
         given = {"k": 9, "seed": 1, **more}
         expected = local_nodes(store, direction=direction, **given)
         for threads in (1, 3):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from largegt.config.schema import PositionsConfig
+from largegt.config.schema import PositionalEncodingConfig
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing import laplacian as laplacian_home
@@ -23,11 +23,11 @@ from oracles.graphs import SIX_NODES
 from oracles.local_nodes import neighbor_sets
 
 TWO_CLIQUES = [(a, b) for c in (0, 8) for a in range(c, c + 8) for b in range(c, a)] + [(0, 8)]
-WALKS = PositionsConfig(method="node2vec", walk_length=8, walks_per_node=1, context=4, dim=8)
+WALKS = PositionalEncodingConfig(method="node2vec", walk_length=8, walks_per_node=1, context_size=4, dim=8)
 
 
 def positions(
-    store: Any, nodes: Any, config: PositionsConfig, direction: Any = "both", threads: int | None = None,
+    store: Any, nodes: Any, config: PositionalEncodingConfig, direction: Any = "both", threads: int | None = None,
     memory: int = 1 << 30,
 ) -> Any:  # fmt: skip
     with ArrayWriter(store.path / "rows", "test") as writer:
@@ -35,7 +35,9 @@ def positions(
         return np.array(writer.array("positions"))
 
 
-def projection(store: Any, config: PositionsConfig, direction: Any = "both", threads: int | None = None) -> Any:
+def projection(
+    store: Any, config: PositionalEncodingConfig, direction: Any = "both", threads: int | None = None
+) -> Any:
     return positions(store, np.arange(store.num_nodes), config, direction, threads)
 
 
@@ -46,7 +48,7 @@ def projection(store: Any, config: PositionsConfig, direction: Any = "both", thr
 def test_projection_against_dense_powers(make_store: Any, random_edges: Any, direction: Any) -> None:
     """Σ_t w_t normalised((D⁻¹A)ᵗ R): R is read off a graph where every node's only successor is its twin."""
     edges = random_edges(30, 70)
-    config = PositionsConfig(dim=70, seed=3, projection_weights=(0.5, 0.0, 2.0))
+    config = PositionalEncodingConfig(dim=70, seed=3, projection_weights=(0.5, 0.0, 2.0))
     signs = signs_of(make_store, 30, config)
     a = adjacency(edges, 30, direction)
     step = a / np.maximum(a.sum(axis=1, keepdims=True), 1)
@@ -59,7 +61,7 @@ def test_projection_against_dense_powers(make_store: Any, random_edges: Any, dir
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def signs_of(make_store: Any, num_nodes: int, config: PositionsConfig) -> np.ndarray:
+def signs_of(make_store: Any, num_nodes: int, config: PositionalEncodingConfig) -> np.ndarray:
     """R [N, p]: in a perfect matching the first power of node v is the sign row of its partner."""
     partner = np.arange(num_nodes) ^ 1
     store = make_store(np.stack([np.arange(num_nodes), partner], axis=1), num_nodes)
@@ -70,30 +72,30 @@ def signs_of(make_store: Any, num_nodes: int, config: PositionsConfig) -> np.nda
 
 
 def test_signs_are_balanced_and_uncorrelated(make_store: Any) -> None:
-    signs = signs_of(make_store, 600, PositionsConfig(dim=100))
+    signs = signs_of(make_store, 600, PositionalEncodingConfig(dim=100))
     assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
     between = signs.T @ signs / 600 - np.eye(100)
     assert np.abs(between).max() < 6 / np.sqrt(600)
-    others = signs_of(make_store, 600, PositionsConfig(dim=100, seed=1))
+    others = signs_of(make_store, 600, PositionalEncodingConfig(dim=100, seed=1))
     assert abs((signs * others).mean()) < 5 / np.sqrt(signs.size)
 
 
 def test_projection_is_a_function_of_seed_and_graph_alone(make_store: Any, random_edges: Any) -> None:
     edges = random_edges(9000, 30_000)
     one, other = make_store(edges, 9000, width=1), make_store(edges, 9000, width=2, seed=9)
-    config = PositionsConfig(dim=8)
+    config = PositionalEncodingConfig(dim=8)
     first = projection(one, config, threads=1)
     assert first.dtype == np.float32
     for threads in (2, 5):
         assert projection(other, config, threads=threads).tobytes() == first.tobytes()
-    assert not np.allclose(projection(one, PositionsConfig(dim=8, seed=1)), first)
+    assert not np.allclose(projection(one, PositionalEncodingConfig(dim=8, seed=1)), first)
 
 
 def test_same_neighbourhood_is_closer_than_others(make_store: Any) -> None:
     rng = np.random.default_rng(0)
     groups = [rng.choice(np.arange(20, 200), 6, replace=False) for _ in range(10)]
     edges = [(2 * g + twin, int(v)) for g in range(10) for twin in (0, 1) for v in groups[g]]
-    rows = projection(make_store(edges, 200, width=1), PositionsConfig())
+    rows = projection(make_store(edges, 200, width=1), PositionalEncodingConfig())
     twins = np.linalg.norm(rows[0:20:2] - rows[1:20:2], axis=1)
     strangers = np.linalg.norm(rows[0:18:2] - rows[2:20:2], axis=1)
     assert twins.max() < 1e-5
@@ -101,16 +103,16 @@ def test_same_neighbourhood_is_closer_than_others(make_store: Any) -> None:
 
 
 def test_isolated_nodes_have_finite_rows(make_store: Any) -> None:
-    rows = projection(make_store(SIX_NODES, 6), PositionsConfig(dim=4))
+    rows = projection(make_store(SIX_NODES, 6), PositionalEncodingConfig(dim=4))
     assert np.isfinite(rows).all()
     assert not rows[5].any()
 
 
 def test_positions_are_rows_of_the_nodes_asked_for(make_store: Any) -> None:
     store = make_store(SIX_NODES, 6)
-    config = PositionsConfig(dim=4)
+    config = PositionalEncodingConfig(dim=4)
     assert np.array_equal(positions(store, np.array([1, 4]), config), projection(store, config)[[1, 4]])
-    none = positions(store, np.array([4, 1]), PositionsConfig(method="none"))
+    none = positions(store, np.array([4, 1]), PositionalEncodingConfig(method="none"))
     assert none.shape == (2, 0)
     assert none.dtype == np.float32
 
@@ -119,7 +121,7 @@ def test_positions_are_rows_of_the_nodes_asked_for(make_store: Any) -> None:
 
 
 def walks_from(
-    store: Any, starts: Any, config: PositionsConfig, direction: Any = "both", threads: int = 1
+    store: Any, starts: Any, config: PositionalEncodingConfig, direction: Any = "both", threads: int = 1
 ) -> np.ndarray:
     return _walks(store, config, direction, np.asarray(starts), 0, threads)
 
@@ -196,11 +198,11 @@ def test_context_longer_than_the_walk_is_the_whole_walk() -> None:
 
 def test_two_cliques_come_apart(make_store: Any) -> None:
     store = make_store(TWO_CLIQUES, 16)
-    config = PositionsConfig(
+    config = PositionalEncodingConfig(
         method="node2vec",
         dim=8,
         walk_length=10,
-        context=4,
+        context_size=4,
         walks_per_node=5,
         epochs=25,
         batch_size=16,
@@ -218,7 +220,9 @@ def test_two_cliques_come_apart(make_store: Any) -> None:
 
 def test_same_seed_same_bytes(make_store: Any) -> None:
     store = make_store(TWO_CLIQUES, 16)
-    config = PositionsConfig(method="node2vec", dim=4, walk_length=6, context=3, walks_per_node=2, batch_size=5)
+    config = PositionalEncodingConfig(
+        method="node2vec", dim=4, walk_length=6, context_size=3, walks_per_node=2, batch_size=5
+    )
     first = node2vec(store, config, threads=1)
     assert first.shape == (16, 4)
     assert first.dtype == np.float32
@@ -230,7 +234,7 @@ def test_same_seed_same_bytes(make_store: Any) -> None:
 # Laplacian eigenvectors ------------------------------------------------------------------------------------------
 
 
-LAPLACIAN = PositionsConfig(method="laplacian", dim=6)
+LAPLACIAN = PositionalEncodingConfig(method="laplacian", dim=6)
 
 
 def eigen(edges: Any, num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

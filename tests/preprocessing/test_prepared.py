@@ -20,7 +20,7 @@ from largegt.config.schema import (
     IngestConfig,
     LocalNodesConfig,
     ModelConfig,
-    PositionsConfig,
+    PositionalEncodingConfig,
     PrepareConfig,
     TokensConfig,
 )
@@ -46,7 +46,7 @@ STAGES = ("local_nodes", "tokens", "positions")
 ARRAYS = (
     "nodes",
     "local_rows",
-    "near",
+    "is_neighbor",
     "token_nodes",
     "tokens",
     "positions",
@@ -62,18 +62,22 @@ def config_of(
     nodes: Any = "labelled",
     direction: Any = "both",
     seed: int = 0,
-    standardize: bool = False,
+    normalize: Any = "none",
     hops: int = 2,
     rows: Any = "sampled",
-    hop1_share: float | None = None,
-    contexts: Any = "together",
+    hop1_fraction: float | None = None,
+    apart: bool = False,
     degrees: bool = False,
     **positions: Any,
 ) -> PrepareConfig:
     return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=k, nodes=nodes, direction=direction, seed=seed, hop1_share=hop1_share),
-        tokens=TokensConfig(standardize=standardize, hops=hops, nodes=rows, contexts=contexts, degrees=degrees),
-        positions=PositionsConfig(dim=3, **positions),
+        local_nodes=LocalNodesConfig(
+            k=k, target_nodes=nodes, direction=direction, seed=seed, hop1_fraction=hop1_fraction
+        ),
+        tokens=TokensConfig(
+            normalize=normalize, num_hops=hops, precompute_for=rows, separate_directions=apart, add_degrees=degrees
+        ),
+        positional_encoding=PositionalEncodingConfig(dim=3, **positions),
     )
 
 
@@ -142,20 +146,20 @@ def edges_of(store: Any) -> list[tuple[int, int]]:
     return [(i, j) for i in range(store.num_nodes) for j in store.indices[store.indptr[i] : store.indptr[i + 1]]]
 
 
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("normalize", ["none", "per_feature"])
 @pytest.mark.parametrize("direction", ["in", "both"])
-@pytest.mark.parametrize("contexts", ["together", "apart"])
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("rows", ["sampled", "all"])
 def test_contexts_apart_and_degrees(
-    half_labelled: Any, rows: Any, contexts: Any, direction: Any, standardize: bool
+    half_labelled: Any, rows: Any, apart: bool, direction: Any, normalize: Any
 ) -> None:  # fmt: skip
     """Sampling follows the direction either way."""
     store, edges = half_labelled, edges_of(half_labelled)
-    config = config_of(contexts=contexts, degrees=True, direction=direction, standardize=standardize, rows=rows)
+    config = config_of(apart=apart, degrees=True, direction=direction, normalize=normalize, rows=rows)
     prepared = prepare(store, config)
     entered = oracle.with_degrees(edges, np.asarray(store.features), directed=True)
     way = "apart" if contexts == "apart" else direction
-    expected = oracle.token_rows(edges, entered, way, standardize)
+    expected = oracle.token_rows(edges, entered, way, normalize == "per_feature")
     np.testing.assert_allclose(prepared.tokens, expected[prepared.token_nodes], rtol=3e-5, atol=3e-5)
     sampled = local_nodes(store, prepared.nodes, k=4, direction=direction)
     assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
@@ -169,7 +173,7 @@ def test_contexts_apart_and_degrees(
 def test_names_of_a_token_row(half_labelled: Any) -> None:
     assert prepare(half_labelled, config_of()).token_names == ["H", "C0", "C1"]
     assert prepare(half_labelled, config_of(hops=0)).token_names == ["H"]
-    apart = prepare(half_labelled, config_of(contexts="apart"))
+    apart = prepare(half_labelled, config_of(apart=True))
     assert apart.token_names == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
     assert len(apart.token_names) == apart.tokens.shape[1]
     facts = inspect(apart.path)
@@ -180,14 +184,14 @@ def test_names_of_a_token_row(half_labelled: Any) -> None:
 def test_models_take_the_shapes_of_apart_and_degrees(half_labelled: Any, model: Any, tmp_path: Path) -> None:
     """Trained on labelled nodes, asked for all: the nodes prepared later have the same columns, on the same scale."""
     overrides = [
-        "prepare.tokens.contexts=apart", "prepare.tokens.degrees=true", "prepare.local_nodes.k=4", "model.hidden=8",
-        "train.epochs=1", f"model.name={model}", "train.device=cpu", "prepare.positions.dim=3",
+        "prepare.tokens.separate_directions=true", "prepare.tokens.add_degrees=true", "prepare.local_nodes.k=4", "model.hidden_dim=8",
+        "train.epochs=1", f"model.name={model}", "train.device=cpu", "prepare.positional_encoding.dim=3",
     ]  # fmt: skip
-    run = train(half_labelled, Config.from_recipe("plain", overrides), tmp_path / "run")
+    run = train(half_labelled, Config.from_recipe("base", overrides), tmp_path / "run")
     hops = {"graphsage": 0, "linkx": 0}.get(model, 4)
     prepared = run.prepared()
     assert prepared.tokens.shape[1:] == (1 + hops, 6)
-    assert prepared.config.tokens.contexts == ("apart" if hops else "together")
+    assert prepared.config.tokens.separate_directions == (bool(hops))
     some, every = predict(run, split="valid", all_probabilities=True), predict(run, all_probabilities=True)
     nodes = np.array(some["node"])
     for name in some.column_names:
@@ -240,13 +244,13 @@ def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: An
 
 
 def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
-    apart = prepare(half_labelled, config_of(contexts="apart", rows="all"))
+    apart = prepare(half_labelled, config_of(apart=True, rows="all"))
     for name in set(get_args(ModelName)) - {"sgc"}:
         apart.check_serves(name)
     with pytest.raises(ConfigError, match=r"sgc reads one.*contexts=together"):
         apart.check_serves("sgc")
     undirected = make_store(random_edges(60, 90), 60)
-    prepare(undirected, config_of(contexts="apart")).check_serves("sgc")
+    prepare(undirected, config_of(apart=True)).check_serves("sgc")
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -285,7 +289,7 @@ def test_it_needs_nothing_of_the_store(half_labelled: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_token_precision(half_labelled: Any, dtype: Any) -> None:
-    config = config_of().model_copy(update={"tokens": TokensConfig(dtype=dtype, standardize=False)})
+    config = config_of().model_copy(update={"tokens": TokensConfig(dtype=dtype, normalize="none")})
     prepared = prepare(half_labelled, config)
     assert prepared.tokens.dtype == dtype
     exact = prepare(half_labelled, config_of()).tokens
@@ -300,8 +304,8 @@ def test_overflow_of_float16_is_refused_wherever_it_is(make_store: Any) -> None:
     store = make_store([(0, 1)], num_nodes, features)
     config = PrepareConfig(
         local_nodes=LocalNodesConfig(k=2),
-        tokens=TokensConfig(dtype="float16", standardize=False),
-        positions=PositionsConfig(method="none"),
+        tokens=TokensConfig(dtype="float16", normalize="none"),
+        positional_encoding=PositionalEncodingConfig(method="none"),
     )
     with pytest.raises(LargeGTError, match="float16"):
         prepare(store, config)
@@ -324,11 +328,11 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
     ("change", "runs"),
     [
         ({"method": "none"}, {"positions"}),
-        ({"standardize": True}, {"tokens"}),
+        ({"normalize": "per_feature"}, {"tokens"}),
         ({"k": 5}, {"local_nodes", "tokens"}),
         ({"seed": 1}, {"local_nodes", "tokens"}),
         ({"hops": 3}, {"tokens"}),
-        ({"contexts": "apart"}, {"tokens"}),
+        ({"apart": True}, {"tokens"}),
         ({"degrees": True}, {"tokens"}),
         ({"rows": "all"}, {"local_nodes", "tokens"}),
         ({"k": 1}, {"local_nodes", "tokens"}),
@@ -362,10 +366,10 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
         ({"rows": "all"}, {"k": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"seed": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
-        ({"rows": "all", "contexts": "apart"}, {"direction": "out"}, {"local_nodes", "positions"}),
-        ({"rows": "all", "contexts": "apart"}, {"contexts": "together", "direction": "out"}, set(STAGES)),
-        ({"hops": 0}, {"contexts": "apart"}, set()),
-        ({"k": 1}, {"seed": 1, "hop1_share": 0.5}, set()),
+        ({"rows": "all", "apart": True}, {"direction": "out"}, {"local_nodes", "positions"}),
+        ({"rows": "all", "apart": True}, {"contexts": "together", "direction": "out"}, set(STAGES)),
+        ({"hops": 0}, {"apart": True}, set()),
+        ({"k": 1}, {"seed": 1, "hop1_fraction": 0.5}, set()),
         ({"k": 1, "method": "laplacian"}, {"seed": 1}, set()),
     ],
 )
@@ -384,16 +388,16 @@ def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges:
     for store in (make_store(edges, 60), make_store([*edges, *edges[:, ::-1]], 60, undirected=False)):
         together = prepare(store, config_of())
         calls.clear()
-        assert prepared_path(store, config_of(contexts="apart")) == together.path
-        again = prepare(store, config_of(contexts="apart"))
+        assert prepared_path(store, config_of(apart=True)) == together.path
+        again = prepare(store, config_of(apart=True))
         assert (again.path, again.fingerprint, again.hops) == (together.path, together.fingerprint, 2)
-        assert again.config.tokens.contexts == "together"
+        assert again.config.tokens.separate_directions == False
         assert not calls
         shutil.rmtree(together.path)
-        fresh = prepare(store, config_of(contexts="apart"))
+        fresh = prepare(store, config_of(apart=True))
         assert (fresh.path, fresh.config) == (together.path, resolve_config(store, config_of()))
         assert fresh.token_names == ["H", "C0", "C1"]
-        note = stale_note(store, config_of(contexts="apart", k=5))
+        note = stale_note(store, config_of(apart=True, k=5))
         assert note is not None
         assert note.endswith("was prepared with local_nodes.k=4 (now 5)")
         assert prepare(store, config_of(degrees=True)).num_features == 5
@@ -480,8 +484,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
 ) -> None:
     labels = np.where(np.arange(60) % 9, -1, np.arange(60) % 2)
     store = make_store(random_edges(60, 130), 60, width=5, labels=labels, undirected=False, feature_dtype=dtype)
-    way = {"contexts": "apart", "degrees": True} if direction == "apart" else {"direction": direction}
-    config = config_of(nodes=nodes, standardize=True, **way)
+    way = {"apart": True, "degrees": True} if direction == "apart" else {"direction": direction}
+    config = config_of(nodes=nodes, normalize="per_feature", **way)
     expected = None
     for memory, threads in ((1 << 30, 1), (3000, 4), (700, 1), (100, 3), (1, 1)):
         prepared = prepare(store, config, memory=memory, threads=threads)
@@ -497,8 +501,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
         (300, {}),
         (1 << 30, {"hops": 4, "method": "none"}),
         (1 << 30, {"hops": 1, "k": 1, "method": "none"}),
-        (1 << 30, {"contexts": "apart", "degrees": True, "hops": 3, "method": "none"}),
-        (300, {"contexts": "apart", "degrees": True, "method": "none"}),
+        (1 << 30, {"apart": True, "degrees": True, "hops": 3, "method": "none"}),
+        (300, {"apart": True, "degrees": True, "method": "none"}),
         (1 << 30, {"hops": 0, "rows": "all", "method": "none"}),
     ],
 )
@@ -507,7 +511,7 @@ def test_killed_at_any_commit_it_goes_on_to_the_same_bytes(
 ) -> None:
     if change.get("hops") == 0:  # rows that are not summed come by the chunk
         monkeypatch.setattr(context, "_CHUNK_ROWS", 16)
-    config = config_of(standardize=True, **change)
+    config = config_of(normalize="per_feature", **change)
     whole = prepare(directed_store, config, memory=memory)
     expected = sums_of(whole)
     shutil.rmtree(whole.path.parent)
@@ -563,7 +567,9 @@ def test_encodings_that_do_not_fit_are_refused(
     half_labelled: Any, monkeypatch: pytest.MonkeyPatch, method: Any
 ) -> None:
     monkeypatch.setattr(HOME, "memory_budget", lambda *_: 10_000)
-    with pytest.raises(ConfigError, match=rf"{method} holds .* for 60 nodes.*method=projection, or a larger --memory"):
+    with pytest.raises(
+        ConfigError, match=rf"{method} holds .* for 60 nodes.*method=projection, or a larger --memory-limit"
+    ):
         prepare(half_labelled, config_of(method=method))
 
 
@@ -599,7 +605,7 @@ def test_the_receptive_field_is_four_hops_and_no_more(make_store: Any, name: Any
         prepared = prepare(make_store(edges, 12, features), config_of(k=3))
         batch = next(iter(token_batches(prepared, nodes=[0])))
         torch.manual_seed(0)
-        config = ModelConfig(name=name, hidden=16, encoder_ffn=0, codebook={"centroids": 4, "width": 4})
+        config = ModelConfig(name=name, hidden_dim=16, ffn_ratio=0, codebook={"centroids": 4, "width": 4})
         model = LargeGT.for_prepared(prepared, config).eval()
         with torch.no_grad():
             return batch.tokens, model(batch).logits

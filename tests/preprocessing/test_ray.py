@@ -19,10 +19,9 @@ from list_helpers import answers_alike
 import largegt
 from bucket_helpers import content, local_content, serving
 from largegt.config.schema import (
-    LabelContextsConfig,
     LocalNodesConfig,
-    PositionsConfig,
-    PrepareConfig,
+    PositionalEncodingConfig,
+    ResolvedPrepareConfig,
     TokensConfig,
 )
 from largegt.errors import ConfigError
@@ -85,7 +84,7 @@ def store(make_store: Any) -> Any:
     return make_store(ends, 602, undirected=False, labels=labels, width=5)
 
 
-def made_by(engine: Engine, store: Any, config: PrepareConfig) -> dict[str, bytes]:
+def made_by(engine: Engine, store: Any, config: ResolvedPrepareConfig) -> dict[str, bytes]:
     """Every file of a preparation and its stages, manifests included; nothing of it stays."""
     folder = largegt.prepare(store, config, engine=engine).path.parent
     files = local_content(folder)
@@ -94,18 +93,22 @@ def made_by(engine: Engine, store: Any, config: PrepareConfig) -> dict[str, byte
 
 
 CONFIGS = {
-    "default": PrepareConfig(local_nodes=LocalNodesConfig(k=6)),
-    "out, apart, degrees": PrepareConfig(
-        local_nodes=LocalNodesConfig(k=6, direction="out", hop1_share=0.5),
-        tokens=TokensConfig(contexts="apart", degrees=True, hops=3, nodes="sampled", standardize=True),
+    "default": ResolvedPrepareConfig(local_nodes=LocalNodesConfig(k=6)),
+    "out, apart, degrees": ResolvedPrepareConfig(
+        local_nodes=LocalNodesConfig(k=6, direction="out", hop1_fraction=0.5),
+        tokens=TokensConfig(
+            separate_directions=True, add_degrees=True, num_hops=3, precompute_for="sampled", normalize="per_feature"
+        ),
     ),
-    "in, reachable": PrepareConfig(
-        local_nodes=LocalNodesConfig(k=3, direction="in"), tokens=TokensConfig(nodes="reachable", dtype="float32")
+    "in, reachable": ResolvedPrepareConfig(
+        local_nodes=LocalNodesConfig(k=3, direction="in"),
+        tokens=TokensConfig(precompute_for="reachable", dtype="float32"),
     ),
-    "all, no positions": PrepareConfig(
-        local_nodes=LocalNodesConfig(k=70, nodes="all"),
-        positions=PositionsConfig(method="none"),
-        labels=LabelContextsConfig(hops=2, local=True),
+    "all, no positions": ResolvedPrepareConfig(
+        local_nodes=LocalNodesConfig(k=70, target_nodes="all"),
+        positional_encoding=PositionalEncodingConfig(method="none"),
+        neighbor_label_hops=2,
+        local_label_histograms=True,
     ),
 }
 
@@ -118,10 +121,11 @@ def test_the_bytes_of_the_local_engine(cluster: Any, store: Any, name: str) -> N
 
 
 def test_a_store_in_a_bucket(cluster: Any, bucket: str, store: Any) -> None:
-    config = PrepareConfig(
+    config = ResolvedPrepareConfig(
         local_nodes=LocalNodesConfig(k=6),
-        tokens=TokensConfig(degrees=True, nodes="sampled", standardize=True),
-        labels=LabelContextsConfig(hops=2, local=True),
+        tokens=TokensConfig(add_degrees=True, precompute_for="sampled", normalize="per_feature"),
+        neighbor_label_hops=2,
+        local_label_histograms=True,
     )
     url = f"{bucket}/{store.name}"
     for file in store.path.iterdir():
@@ -230,13 +234,15 @@ def test_an_error_of_the_users_comes_back_as_it_was(cluster: Any) -> None:
 
 @pytest.mark.parametrize("method", ["node2vec", "laplacian"])
 def test_encodings_that_need_the_whole_graph_are_refused(cluster: Any, store: Any, method: Any) -> None:
-    config = PrepareConfig(positions=PositionsConfig(method=method))
+    config = ResolvedPrepareConfig(positional_encoding=PositionalEncodingConfig(method=method))
     with pytest.raises(ConfigError, match=f"{method} needs the whole graph in one process"):
         largegt.prepare(store, config, engine=RayEngine())
 
 
 def test_a_task_that_fits_no_machine_is_refused(cluster: Any) -> None:
-    with pytest.raises(ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller --memory"):
+    with pytest.raises(
+        ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller --memory-limit"
+    ):
         RayEngine(memory=1 << 40)
 
 
@@ -253,7 +259,7 @@ def test_views_of_files_travel_by_name(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_the_command_line(cluster: Any, store: Any, lg: Any) -> None:
-    sets = ["--set", "prepare.local_nodes.k=5", "--set", "prepare.local_nodes.hop1_share=none"]
+    sets = ["--set", "prepare.local_nodes.k=5", "--set", "prepare.local_nodes.hop1_fraction=none"]
     found = lg("prepare", store.path, "--engine", "ray", "--shards", "2", *sets, "--json")
     assert found.code == 0, found.err
     path = Path(found.json["path"])

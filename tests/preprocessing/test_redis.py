@@ -110,11 +110,13 @@ def store(make_store: Any) -> Any:
 
 
 @pytest.mark.parametrize("direction", ["out", "in", "both"])
-@pytest.mark.parametrize("hop1_share", [None, 0.4])
-def test_the_same_rows_as_from_the_store(server: Server, store: Any, direction: Any, hop1_share: float | None) -> None:
+@pytest.mark.parametrize("hop1_fraction", [None, 0.4])
+def test_the_same_rows_as_from_the_store(
+    server: Server, store: Any, direction: Any, hop1_fraction: float | None
+) -> None:
     lists = home.load_lists(store, server.url(f"rows-{direction}"), direction)
     for k in (5, 60):
-        given = {"k": k, "seed": 2, "hop1_share": hop1_share}
+        given = {"k": k, "seed": 2, "hop1_fraction": hop1_fraction}
         expected = lg.local_nodes(store, direction=direction, **given)
         assert np.array_equal(lg.local_nodes(lists, threads=2, **given), expected)
 
@@ -221,11 +223,11 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_the_command_line(server: Server, store: Any, lg: Any) -> None:
     loaded = lg("redis-load", store.path, server.url("cli"), "--json")
     assert (loaded.code, json.loads(loaded.out)["num_nodes"]) == (0, 602)
-    given = ["--neighbors", server.url("cli"), "--set", "prepare.local_nodes.k=5", "--json"]
+    given = ["--neighbor-store", server.url("cli"), "--set", "prepare.local_nodes.k=5", "--json"]
     found = lg("prepare", store.path, *given)
     assert found.code == 0, found.err
     path = Path(json.loads(found.out)["path"])
-    expected = local_nodes(store, k=5, hop1_share=0.5)
+    expected = local_nodes(store, k=5, hop1_fraction=0.5)
     assert np.array_equal(Prepared.open(path).token_nodes[Prepared.open(path).local_rows], expected)
     refused = lg("redis-load", store.path, server.url("cli"), "--direction", "sideways")
     assert refused.code == 2

@@ -283,9 +283,9 @@ def test_arrays_in_another_byte_order(tmp_path: Path) -> None:
         ("train.epochs=" + "[" * 5000, "cannot be"),
         ("train.epochs=1" + "0" * 5000, "cannot be"),
         ("train.epochs=9223372036854775808", "64 bits"),
-        ("model.hidden=1000000", "less than or equal"),
-        ("train.wandb=\udcff", "no text"),
-        ("train.budget=" + "9" * 400 + "h", "longer than anything"),
+        ("model.hidden_dim=1000000", "less than or equal"),
+        ("train.wandb_project=\udcff", "no text"),
+        ("train.max_time=" + "9" * 400 + "h", "longer than anything"),
     ],
 )
 def test_overrides_that_were_taken_or_broke(override: str, said: str) -> None:
@@ -304,7 +304,7 @@ def test_recipes_that_broke(tmp_path: Path) -> None:
         file.write_text(f'extends = "{name}"')
         with pytest.raises(ConfigError, match="no recipe"):
             Config.from_recipe(file)
-    odd = parse_overrides(Config, ['train.wandb="a\\u007fb\\n\\"c"'])
+    odd = parse_overrides(Config, ['train.wandb_project="a\\u007fb\\n\\"c"'])
     file.write_text(odd.to_toml(), encoding="utf-8")
     assert Config.from_recipe(file) == odd
 
@@ -318,7 +318,7 @@ def test_what_the_machine_refuses_is_said_in_a_line() -> None:
     assert "not enough memory" in machine_refusal(MemoryError("Unable to allocate 4.00 GiB"))
     for verb, has_batches in {"ingest": False, "prepare": False, "predict": False, "train": True, "tune": True}.items():
         advice = machine_refusal(MemoryError(), verb)
-        assert ("train.batch_size" in advice, "--memory" in advice) == (has_batches, not has_batches), advice
+        assert ("train.batch_size" in advice, "--memory-limit" in advice) == (has_batches, not has_batches), advice
     assert "name too long" in machine_refusal(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000))
     assert machine_refusal(FileNotFoundError(errno.ENOENT, "No such file", "x")) == "", "that would be a bug of ours"
     assert machine_refusal(KeyError("x")) == ""

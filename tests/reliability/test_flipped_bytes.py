@@ -131,7 +131,7 @@ def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy
 def test_a_damaged_stage_is_not_taken_over(original: Path, copy: Path) -> None:
     """Another preparation of the same samples has the same stage, unless that is damaged."""
     _flip(stage_array(copy / "g", "local_rows"))
-    other = Config.from_recipe("default", (*FULL, "prepare.positions.dim=2")).preparation
+    other = Config.from_recipe("default", (*FULL, "prepare.positional_encoding.dim=2")).preparation
     with pytest.warns(UserWarning, match=r"local_nodes/\w+ is made again: .*local_rows-\w+\.npy does not match"):
         prepare(GraphStore.open(copy / "g"), other)
     assert stage_array(copy / "g", "local_rows").read_bytes() == stage_array(original / "g", "local_rows").read_bytes()

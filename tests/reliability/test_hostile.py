@@ -338,7 +338,7 @@ def test_every_string_in_a_report_is_only_shown(tmp_path: Path) -> None:
     folder = tmp_path / EVIL.replace("/", "∕")
     run = train(store, Config.from_recipe("default", [*SMALL, "train.epochs=1"]), folder)
     other = train(
-        store, Config.from_recipe("default", [*SMALL, "train.epochs=1", "model.hidden=10"]), tmp_path / "other"
+        store, Config.from_recipe("default", [*SMALL, "train.epochs=1", "model.hidden_dim=10"]), tmp_path / "other"
     )
     predicted = predict(run.path, tmp_path / "p.parquet").column("label").to_pylist()
     assert set(predicted) <= set(names.tolist()), "names come back as they were given: nothing is cut off on the way"

@@ -31,7 +31,7 @@ with Lock(sys.argv[1], "painting"):
     print("held", flush=True)
     time.sleep(600)
 """
-SET = [part for item in ("prepare.local_nodes.k=3", "train.epochs=1", "model.hidden=8") for part in ("--set", item)]
+SET = [part for item in ("prepare.local_nodes.k=3", "train.epochs=1", "model.hidden_dim=8") for part in ("--set", item)]
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from run_helpers import Cli, easy_store, history, homophilous, one_thread, refus
 
 NUM_NODES = 60
 QUICK = (
-    "model.name=largegt-full", "model.label_contexts=0", "train.resample=never", "train.draws=1", "train.epochs=2",
-    "train.batch_size=16", "prepare.tokens.degrees=false",
+    "model.name=largegt-full", "model.neighbor_label_hops=0", "train.resample=never", "train.num_eval_samples=1", "train.epochs=2",
+    "train.batch_size=16", "prepare.tokens.add_degrees=false",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ STRANGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "K larger than N": ({}, (f"prepare.local_nodes.k={2 * NUM_NODES}",)),
     "a last batch of one": ({"parts": with_train(17)}, ("model.norm=batch",)),
     "a batch larger than the training set": ({}, ("train.batch_size=1000", "train.eval_batch_size=1000")),
-    "a codebook larger than the data": ({}, ("model.codebook.centroids=500",)),
+    "a codebook larger than the data": ({}, ("model.codebook.num_centroids=500",)),
     "no validation nodes": ({"parts": without("valid")}, ("train.patience=1",)),
     "no test nodes": ({"parts": without("test")}, ()),
     "one training node": ({"parts": with_train(1)}, ("model.norm=batch",)),
@@ -91,7 +91,7 @@ STRANGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "targets whose squares leave float32": ({"labels": np.linspace(-1e37, 1e37, NUM_NODES)}, ()),
     "one class in validation": ({"labels": one_class_in_validation()}, ()),
     "features of zeros": ({"features": np.zeros_like(FEATURES)}, ()),
-    "features of zeros, as they are": ({"features": np.zeros_like(FEATURES)}, ("prepare.tokens.standardize=false",)),
+    "features of zeros, as they are": ({"features": np.zeros_like(FEATURES)}, ("prepare.tokens.normalize=none",)),
     "a constant feature": ({"features": np.where(np.arange(5) == 1, 7.0, FEATURES).astype(np.float32)}, ()),
     "a constant feature of 1e30": ({"features": np.where(np.arange(5) == 1, 1e30, FEATURES).astype(np.float32)}, ()),
     "features of 1e30": ({"features": FEATURES * np.float32(1e30)}, ()),
@@ -128,16 +128,16 @@ def test_features_that_overflow_float16(tmp_path: Path) -> None:
     features = FEATURES.copy()
     features[5, 2] = 1e5
     store = graph(tmp_path, features=features)
-    as_given = small(*QUICK, "prepare.tokens.standardize=false", "prepare.tokens.dtype=float16")
+    as_given = small(*QUICK, "prepare.tokens.normalize=none", "prepare.tokens.dtype=float16")
     said = refusal(lambda: prepare(store, as_given.prepare))
     assert "overflow float16 at node 5, feature 2: run with --set prepare.tokens.dtype=float32" in said
 
 
 def test_sums_that_overflow_float32(tmp_path: Path) -> None:
     store = graph(tmp_path, features=np.full_like(FEATURES, 3e38))
-    said = refusal(lambda: prepare(store, small(*QUICK, "prepare.tokens.standardize=false").prepare))
+    said = refusal(lambda: prepare(store, small(*QUICK, "prepare.tokens.normalize=none").prepare))
     assert "overflow float32 at node" in said
-    assert "prepare.tokens.standardize=true" in said
+    assert "prepare.tokens.normalize=per_feature" in said
 
 
 # a loss that is no number
@@ -153,7 +153,7 @@ def with_huge(*nodes: int) -> np.ndarray:
     return features
 
 
-AS_GIVEN = (*QUICK, "prepare.tokens.standardize=false")
+AS_GIVEN = (*QUICK, "prepare.tokens.normalize=none")
 
 
 @pytest.mark.parametrize("every", [1, 3, 64])
@@ -179,14 +179,15 @@ def test_the_first_bad_step_is_named_with_its_cause(
     said = refusal(lambda: train(prepared, small(*AS_GIVEN, "train.batch_size=2"), tmp_path / "run"))
     assert f"the loss of step {step} in epoch 1 is not a finite number: features of its nodes are as large as" in said
     assert (
-        "train with --set prepare.tokens.standardize=true; no epoch was finished: start anew with --overwrite" in said
+        "train with --set prepare.tokens.normalize=per_feature; no epoch was finished: start anew with --overwrite"
+        in said
     )
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_causes(tmp_path: Path) -> None:
     """What the error says of a batch, by what it holds and how it was computed."""
-    config = small(*QUICK, "train.clip_norm=none")
+    config = small(*QUICK, "train.max_grad_norm=none")
     prepared = prepare(graph(tmp_path), config.prepare)
     batch = next(token_batches(prepared, split="train", batch_size=5))
     tokens, positions = batch.tokens.clone(), batch.positions.clone()
@@ -204,17 +205,17 @@ def test_causes(tmp_path: Path) -> None:
     assert "float16 ends at 65504: use --set train.precision=bf16-mixed" in cause(batch, "16-mixed")
     much = replace(batch, tokens=torch.full_like(tokens, 1e4))
     assert "float16 ends at 65504 (features are as large as 1e+04)" in cause(much, "16-mixed")
-    assert "use a smaller train.learning_rate (now 0.02) or --set train.clip_norm=1" in cause(batch)
+    assert "use a smaller train.learning_rate (now 0.02) or --set train.max_grad_norm=1" in cause(batch)
 
 
 def test_what_was_good_is_kept(tmp_path: Path) -> None:
     """A node with huge features is first drawn in the second epoch: the checkpoint and the weights of the first stay,
     and work."""
-    fresh = ("train.resample=epoch", "prepare.tokens.hops=0", "train.epochs=9", "prepare.local_nodes.k=4")
+    fresh = ("train.resample=epoch", "prepare.tokens.num_hops=0", "train.epochs=9", "prepare.local_nodes.k=4")
     config = small(*AS_GIVEN, *fresh)
     labels = np.where(np.arange(NUM_NODES) % 3, np.arange(NUM_NODES) % 2, -1)
     parts = {"train": np.flatnonzero(labels >= 0)[:20], "valid": np.flatnonzero(labels >= 0)[20:]}
-    plain = graph(tmp_path / "plain", labels=labels, parts=parts)
+    plain = graph(tmp_path / "base", labels=labels, parts=parts)
     first = sample(plain, np.flatnonzero(labels >= 0), config.prepare.local_nodes, 0)
     second = sample(plain, parts["train"], config.prepare.local_nodes, 1)
     drawn_late = np.setdiff1d(second, np.union1d(first, np.flatnonzero(labels >= 0)))

@@ -73,7 +73,7 @@ def test_stopped_and_gone_on_with(field: Field, name: str, phases: set[str], num
 
 
 def test_a_training_says_from_which_epoch_it_will_go_on(field: Field) -> None:
-    command = (*field.known["train"].command, "--set", "train.epochs=400", "--set", "train.checkpoint_every=1")
+    command = (*field.known["train"].command, "--set", "train.epochs=400", "--set", "train.checkpoint_every_n_epochs=1")
     field._clear("train")
     pid = field.zygote.start(*command, "--json", folder=str(field.folder))
     file, deadline = field.folder / "runs" / "a" / "checkpoints" / "last.pt", time.monotonic() + LIMIT_S

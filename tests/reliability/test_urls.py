@@ -461,7 +461,7 @@ def test_a_login_that_redis_refuses_is_not_tried_again(
     store = trained.parent / "g"
     for url in (f"redis://me:{PASSWORD}@{server.place}/g", f"redis://{server.place}/g"):
         server.tried.clear()
-        for command in (["redis-load", store, url], ["prepare", store, "--neighbors", url, "--set", "seed=9"][:4]):
+        for command in (["redis-load", store, url], ["prepare", store, "--neighbor-store", url, "--set", "seed=9"][:4]):
             refused = lg(*command, *(["--set", "prepare.local_nodes.k=3"] if command[0] == "prepare" else []))
             assert refused.code == 2
             lines = [line for line in refused.err.splitlines() if line.startswith("error: ")]

@@ -50,7 +50,7 @@ from run_helpers import (  # noqa: F401
 
 EPOCHS = 12
 SET = [part for item in (*SMALL, f"train.epochs={EPOCHS}", "train.device=cpu") for part in ("--set", item)]
-SET = ["--recipe", "plain", *SET]
+SET = ["--recipe", "base", *SET]
 
 
 @pytest.fixture(scope="module")

@@ -185,7 +185,7 @@ def test_differences_and_commands(runs: list[Path], page: Page) -> None:
     assert table["setting"] == ["mlp", "largegt-full (k=3)", "largegt-full (k=4)", "largegt-full (k=6)"]
     assert table["prepare.local_nodes.k"][1:] == ["3", "4", "6"]
     assert table["train.seed"] == ["0, 1", "0", "0, 1", "0"]
-    assert "model.hidden" not in table
+    assert "model.hidden_dim" not in table
     listed = page.tables["All runs"]
     assert [row[0] for row in listed[1:]] == [path.name for path in runs]
     opened = open_runs(runs)[0]

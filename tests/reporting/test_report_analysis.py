@@ -131,10 +131,10 @@ def test_codebook_use_is_what_the_codebook_counted(runs: dict[str, Path]) -> Non
     assert codebook_use(runs["mlp"]) is None
 
 
-@pytest.mark.parametrize("overrides", [{}, {"hop_embeddings": False}, {"num_layers": 2, "encoder_ffn": 2.0}])
+@pytest.mark.parametrize("overrides", [{}, {"hop_embedding": False}, {"num_layers": 2, "ffn_ratio": 2.0}])
 def test_readout_weights_are_those_of_the_forward(overrides: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    module = LocalModule(5, ModelConfig(hidden=8, heads=2, **overrides)).eval()
+    module = LocalModule(5, ModelConfig(hidden_dim=8, num_heads=2, **overrides)).eval()
     tokens = torch.randn(6, 12, 5)
     with torch.no_grad():
         h = module.hidden_states(module.embed(tokens))
@@ -182,7 +182,7 @@ def test_attention_of_a_run_with_directions_apart(tmp_path: Path) -> None:
     edges, features, labels = homophilous()
     store = ingest(arrays(edges, features, labels), tmp_path / "g", IngestConfig(undirected=False))
     assert store.directed
-    config = small("prepare.tokens.contexts=apart", "prepare.tokens.degrees=true", "train.epochs=1")
+    config = small("prepare.tokens.separate_directions=true", "prepare.tokens.add_degrees=true", "train.epochs=1")
     run = train(store, config, tmp_path / "run").path
     found = analyse(run)["attention"]
     assert found["hops"] == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
@@ -218,7 +218,7 @@ def test_other_tasks(task: str, tmp_path: Path) -> None:
 def test_columns_carry_the_mean_of_what_explanations_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several nodes at once, against one explanation after the other."""
     monkeypatch.setattr(analysis, "_COLUMN_NODES", 5)
-    settings = ("model.name=largegt-local", "model.residual=true", "train.draws=1")
+    settings = ("model.name=largegt-local", "model.residual=true", "train.num_eval_samples=1")
     run = train(table_store(tmp_path / "g"), small(*settings), tmp_path / "run")
     found = analyse(run)["columns"]
     assert (found["num_nodes"], found["num_columns"]) == (5, 4)

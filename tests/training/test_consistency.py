@@ -20,7 +20,7 @@ from largegt.training.setup import build_model, make_loader
 from run_helpers import check_resumed, homophilous, small
 
 FRESH = ("train.resample=epoch", "model.dropout=0.2")
-WITH = ("train.consistency=1", "train.consistency_nodes=20")
+WITH = ("train.consistency_weight=1", "train.consistency_batch_size=20")
 CPU = torch.device("cpu")
 
 
@@ -92,7 +92,7 @@ def test_the_others_are_chosen_anew_and_always_the_same_way(store: lg.GraphStore
 
 
 def test_the_weight_grows_over_the_first_quarter(store: lg.GraphStore) -> None:
-    two, _ = views_of(store, "train.consistency=2")
+    two, _ = views_of(store, "train.consistency_weight=2")
     weights = [two.weight(step, 40) for step in range(40)]
     assert weights[:10] == pytest.approx(np.arange(1, 11) / 5)
     assert weights[10:] == [2.0] * 30
@@ -154,7 +154,7 @@ def test_views_move_towards_what_they_say_together() -> None:
 # training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [FRESH, ("model.name=largegt-full",), ("model.node_dropout=0.5", *FRESH)])
+@pytest.mark.parametrize("settings", [FRESH, ("model.name=largegt-full",), ("model.local_node_dropout=0.5", *FRESH)])
 def test_no_label_but_those_of_training_nodes_is_read(
     store: lg.GraphStore, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
@@ -176,7 +176,7 @@ def test_views_come_to_agree(store: lg.GraphStore, tmp_path: Path) -> None:
     """What draws say of the nodes that it did not train on differs less than without it."""
     apart = {}
     for weight in (0, 20):
-        settings = (*FRESH, f"train.consistency={weight}", "train.epochs=20", "train.monitor=loss")
+        settings = (*FRESH, f"train.consistency_weight={weight}", "train.epochs=20", "train.monitor=loss")
         run = lg.train(store, small(*settings), tmp_path / f"run{weight}")
         model, prepared = run.load_model(run.prepared()).eval(), run.prepared()
         rows = prepared.split_rows("test")
@@ -197,7 +197,7 @@ def test_only_the_confident_teach(store: lg.GraphStore, tmp_path: Path) -> None:
     """Where nobody is sure, consistency changes nothing: weights are those of a training whose views weigh nothing."""
     weights = {}
     for name, weight, confidence in (("sure", 50, 0.99), ("all", 50, 0), ("nothing", 1e-30, 0)):
-        more = (f"train.consistency={weight}", f"train.consistency_confidence={confidence}", "train.epochs=1")
+        more = (f"train.consistency_weight={weight}", f"train.consistency_threshold={confidence}", "train.epochs=1")
         run = lg.train(store, small(*FRESH, *WITH, *more), tmp_path / name)
         weights[name] = torch.cat([part.flatten() for part in run.load_model(run.prepared()).parameters()])
     assert torch.equal(weights["sure"], weights["nothing"])
@@ -214,7 +214,7 @@ def test_the_training_loss_is_that_of_training_nodes(store: lg.GraphStore, tmp_p
     still = ("train.learning_rate=1e-9", "train.epochs=1", *FRESH)
     losses = []
     for weight in (1, 1000):
-        run = lg.train(store, small(*still, f"train.consistency={weight}"), tmp_path / f"{weight}")
+        run = lg.train(store, small(*still, f"train.consistency_weight={weight}"), tmp_path / f"{weight}")
         losses.append(run.history[0]["train"]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 

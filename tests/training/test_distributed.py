@@ -52,14 +52,14 @@ OURS: dict[str, tuple[str, ...]] = {
     "layer": (*STILL, *ODD, "model.norm=layer"),
     "batch": (*STILL, "train.batch_size=33", "model.norm=batch"),
     "balanced": (*STILL, *ODD, "train.class_weights=balanced", "train.label_smoothing=0.1"),
-    "fresh": (*STILL, *ODD, "train.weight_average=0.8", "train.resample=epoch", "train.draws=2"),
+    "fresh": (*STILL, *ODD, "train.ema_decay=0.8", "train.resample=epoch", "train.num_eval_samples=2"),
     "labels": (
         *STILL,
         *ODD,
-        "model.label_tokens=true",
-        "model.label_surroundings=true",
-        "model.distances=true",
-        "model.node_dropout=0.4",
+        "model.label_embeddings=true",
+        "model.local_label_histograms=true",
+        "model.hop_distance_embedding=true",
+        "model.local_node_dropout=0.4",
     ),
 }
 BASELINES = {
@@ -180,7 +180,7 @@ def _tasks(ranks: Ranks) -> list[dict[str, float]]:
 
 def fresh_book() -> Codebook:
     torch.manual_seed(0)
-    return Codebook(40, 3, CodebookConfig(centroids=9, revive_below=0.5, decay=0.8))
+    return Codebook(40, 3, CodebookConfig(num_centroids=9, dead_code_threshold=0.5, ema_decay=0.8))
 
 
 def book_batch(step: int) -> tuple[Tensor, Tensor]:
@@ -381,7 +381,7 @@ def rank_of(parent: int, rank: int) -> int:
 def test_a_killed_rank_ends_the_job_and_resume_goes_on(store: GraphStore, twos: Path, tmp_path: Path) -> None:
     """Launched by --devices, killed in the middle, resumed under torchrun: the same as left alone, to the bit."""
     out, settings = tmp_path / "run", [part for item in (*SMALL, *LONG) for part in ("--set", item)]
-    recipe = ("--recipe", "plain", "--devices", "2")
+    recipe = ("--recipe", "base", "--devices", "2")
     process = start("largegt", "train", str(store.path), "--out", str(out), *recipe, *settings)
     log, deadline = out / "metrics.jsonl", time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") >= 2):

@@ -33,8 +33,8 @@ STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.pa
 @pytest.fixture(
     scope="module",
     params=[
-        ("train.checkpoint_every=1",), ("train.checkpoint_every=3",),
-        ("train.checkpoint_every=1", "train.weight_average=0.8", "train.resample=epoch"),
+        ("train.checkpoint_every_n_epochs=1",), ("train.checkpoint_every_n_epochs=3",),
+        ("train.checkpoint_every_n_epochs=1", "train.ema_decay=0.8", "train.resample=epoch"),
     ],
     ids=["often", "seldom", "averaged and resampled"],
 )  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(
 def test_a_run_really_killed_and_resumed_equals_one_left_alone(
     store: GraphStore, prepared: Prepared, tmp_path: Path
 ) -> None:
-    overrides = [*SMALL, *STATEFUL, "train.epochs=40", "train.patience=none", "train.checkpoint_every=1"]
+    overrides = [*SMALL, *STATEFUL, "train.epochs=40", "train.patience=none", "train.checkpoint_every_n_epochs=1"]
     alone = train(prepared, small(*overrides[len(SMALL) :]), tmp_path / "alone")
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -111,7 +111,7 @@ def test_a_run_really_killed_and_resumed_equals_one_left_alone(
         "PYTHONPATH": str(Path(trainer.__file__).parents[2]),
     }
     command = [sys.executable, "-m", "largegt", "train"]
-    arguments = [str(store.path), "--recipe", "plain", *(part for item in overrides for part in ("--set", item))]
+    arguments = [str(store.path), "--recipe", "base", *(part for item in overrides for part in ("--set", item))]
     out = ["--out", str(tmp_path / "run")]
     log = tmp_path / "run" / "metrics.jsonl"
     process = subprocess.Popen([*command, *arguments, *out], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -144,7 +144,7 @@ def test_resume_where_nothing_is_starts(prepared: Prepared, tmp_path: Path) -> N
     assert len(history(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize("change", ["train.epochs=9", "model.hidden=10", "prepare.local_nodes.k=5", "train.seed=1"])
+@pytest.mark.parametrize("change", ["train.epochs=9", "model.hidden_dim=10", "prepare.local_nodes.k=5", "train.seed=1"])
 def test_resume_with_other_settings_is_refused(change: str, store: GraphStore, tmp_path: Path) -> None:
     run = train(store, small("train.epochs=1"), tmp_path / "run")
     before = (run.path / "config.toml").read_bytes()

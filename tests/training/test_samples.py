@@ -1,5 +1,5 @@
 """Samples of neighbourhoods: fresh ones every epoch (train.resample), test scores and predictions averaged over several
-(train.draws), and batches that are no larger than they may be."""
+(train.num_eval_samples), and batches that are no larger than they may be."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FRESH = "train.resample=epoch"
 
 @pytest.fixture(scope="module")
 def run(store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(store, small(f"train.draws={DRAWS}"), tmp_path_factory.mktemp("drawn") / "run")
+    return train(store, small(f"train.num_eval_samples={DRAWS}"), tmp_path_factory.mktemp("drawn") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_test_score_is_of_the_averaged_predictions(run: Run, by_hand: np.nda
         return float(-np.log(probability[np.arange(len(labels)), labels]).mean())
 
     mean = by_hand.mean(axis=0)
-    assert run.metrics["draws"] == DRAWS
+    assert run.metrics["num_eval_samples"] == DRAWS
     assert run.metrics["test"]["loss"] == pytest.approx(loss(mean), rel=1e-5)
     assert run.metrics["test"]["accuracy"] == pytest.approx((mean.argmax(axis=1) == labels).mean())
     assert run.metrics["test"]["loss"] != pytest.approx(loss(by_hand[0]), rel=1e-3), "the draws make a difference"
@@ -81,18 +81,18 @@ def test_evaluate_and_predict_do_as_the_run_says(run: Run, by_hand: np.ndarray) 
     assert evaluate(run) == pytest.approx(run.metrics["test"])
     mean = by_hand.mean(axis=0)
     np.testing.assert_allclose(probabilities(predict(run, split="test", all_probabilities=True)), mean, atol=1e-5)
-    one = probabilities(predict(run, split="test", all_probabilities=True, draws=1))
+    one = probabilities(predict(run, split="test", all_probabilities=True, num_eval_samples=1))
     np.testing.assert_allclose(one, by_hand[0], atol=1e-5)
     assert not np.allclose(one, mean, atol=1e-3)
-    assert evaluate(run, draws=1)["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
+    assert evaluate(run, num_eval_samples=1)["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
 
 
 def test_the_command_line_too(run: Run, by_hand: np.ndarray, lg: Cli, tmp_path: Path) -> None:
     assert lg("evaluate", run.path, "--json").json == pytest.approx(run.metrics["test"])
-    one = lg("evaluate", run.path, "--draws", 1, "--json").json
-    assert one == pytest.approx(evaluate(run, draws=1))
+    one = lg("evaluate", run.path, "--num-eval-samples", 1, "--json").json
+    assert one == pytest.approx(evaluate(run, num_eval_samples=1))
     assert one["loss"] != pytest.approx(run.metrics["test"]["loss"], rel=1e-3)
-    for given, expected in (((), by_hand.mean(axis=0)), (("--draws", 1), by_hand[0])):
+    for given, expected in (((), by_hand.mean(axis=0)), (("--num-eval-samples", 1), by_hand[0])):
         out = tmp_path / "p.npz"
         assert lg("predict", run.path, "--split", "test", "--out", out, "--overwrite", *given).code == 0
         np.testing.assert_allclose(np.load(out)["probability"], expected.max(axis=1), atol=1e-5)
@@ -101,14 +101,14 @@ def test_the_command_line_too(run: Run, by_hand: np.ndarray, lg: Cli, tmp_path: 
 def test_validation_has_one_draw(run: Run, store: GraphStore, tmp_path: Path) -> None:
     """A run of one draw has the same epochs and the same validation score."""
     one = train(store, small(), tmp_path / "one")
-    assert one.metrics["draws"] == 1
+    assert one.metrics["num_eval_samples"] == 1
     assert history(run.path) == history(one.path)
     assert run.metrics["valid"] == one.metrics["valid"] == run.history[run.metrics["best_epoch"] - 1]["valid"]
     assert run.metrics["test"] != one.metrics["test"]
 
 
 def test_the_preparation_reaches_far_enough(run: Run, store: GraphStore, tmp_path: Path) -> None:
-    assert run.prepared().config.tokens.nodes == "reachable"
+    assert run.prepared().config.tokens.precompute_for == "reachable"
     sampled = prepare(store, small().prepare)
     for config in (run.config, small(FRESH)):
         with pytest.raises(ConfigError, match="reachable"):
@@ -119,46 +119,48 @@ def test_the_preparation_reaches_far_enough(run: Run, store: GraphStore, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "draws"),
+    ("name", "extra", "num_eval_samples"),
     [
         ("mlp", "train.epochs=1", 1),
         ("largegt-global", "train.epochs=1", 1),
-        ("graphsage", "train.inference=full", 1),
-        ("graphsage", "train.inference=sampled", 2),
+        ("graphsage", "train.layerwise_inference=true", 1),
+        ("graphsage", "train.layerwise_inference=false", 2),
         ("goat-local", "train.epochs=1", 2),
         ("linkx", "train.epochs=1", 1),
     ],
 )
 def test_models_that_draw_nothing_have_one(
-    store: GraphStore, name: str, extra: str, draws: int, tmp_path: Path
+    store: GraphStore, name: str, extra: str, num_eval_samples: int, tmp_path: Path
 ) -> None:
     settings = (f"model.name={name}", "model.fanouts=3,3", "train.epochs=1", extra)
-    run = train(store, small(*settings, "train.draws=2"), tmp_path / "run")
+    run = train(store, small(*settings, "train.num_eval_samples=2"), tmp_path / "run")
     one = train(store, small(*settings), tmp_path / "one")
-    assert run.metrics["draws"] == draws
+    assert run.metrics["num_eval_samples"] == draws
     assert (run.metrics["test"]["loss"] == one.metrics["test"]["loss"]) == (draws == 1)
     assert evaluate(run) == pytest.approx(run.metrics["test"])
 
 
 def test_a_model_that_draws_nothing_takes_any_preparation(store: GraphStore, tmp_path: Path) -> None:
     sampled = prepare(store, small().prepare)
-    run = train(sampled, small("model.name=mlp", "train.draws=4", "train.epochs=1"), tmp_path / "run")
-    assert run.metrics["draws"] == 1
+    run = train(sampled, small("model.name=mlp", "train.num_eval_samples=4", "train.epochs=1"), tmp_path / "run")
+    assert run.metrics["num_eval_samples"] == 1
 
 
 def test_no_test_nodes(tmp_path: Path) -> None:
     splits = thirds(150) | {"test": np.array([], dtype=np.int64)}
-    run = train(easy_store(tmp_path / "g", splits=splits), small("train.draws=2", "train.epochs=1"), tmp_path / "run")
+    run = train(
+        easy_store(tmp_path / "g", splits=splits), small("train.num_eval_samples=2", "train.epochs=1"), tmp_path / "run"
+    )
     assert run.metrics["test"] == {}
 
 
 def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path: Path) -> None:
     page = str(listing(open_runs([run.path])).html)
     head, row = (re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", part) for part in re.findall(r"<tr>(.*?)</tr>", page)[:2])
-    assert dict(zip(head, row, strict=True))["draws"] == str(DRAWS)
+    assert dict(zip(head, row, strict=True))["num_eval_samples"] == str(DRAWS)
     for draws, expected in ((1, False), (2, True)):
         files = reproduce("table-main", store.path, tmp_path / str(draws), runs=1, models=["mlp", "largegt-local"],
-                          overrides=[*SMALL, "train.epochs=1", f"train.draws={draws}"])  # fmt: skip
+                          overrides=[*SMALL, "train.epochs=1", f"train.num_eval_samples={draws}"])  # fmt: skip
         text = next(file for file in files if file.suffix == ".md").read_text()
         assert ("averaged over 2 draws" in text) == expected
 
@@ -194,7 +196,7 @@ def test_reachable_rows_are_those_within_two_hops(make_store: Any) -> None:
     path = [(v, v + 1) for v in range(9)]
     labels = np.full(10, -1)
     labels[0] = 1
-    config = PrepareConfig(local_nodes={"k": 4}, positions={"method": "none"}).reachable()
+    config = PrepareConfig(local_nodes={"k": 4}, positional_encoding={"method": "none"}).reachable()
     assert prepare(make_store(path, 10, labels=labels), config).token_nodes.tolist() == [0, 1, 2]
     labels = np.full(11, -1)
     labels[10] = 1
@@ -212,8 +214,8 @@ def test_average_is_of_probabilities(task: Any) -> None:
 
 def test_no_draws_is_refused(store: GraphStore, tmp_path: Path) -> None:
     run = train(store, small("train.epochs=1"), tmp_path / "run")
-    with pytest.raises(ConfigError, match="draws"):
-        evaluate(run, draws=0)
+    with pytest.raises(ConfigError, match="num_eval_samples"):
+        evaluate(run, num_eval_samples=0)
 
 
 def test_batches_are_no_larger_than_they_may_be(
@@ -243,7 +245,7 @@ def test_batches_are_no_larger_than_they_may_be(
 
 def test_what_a_node_takes(store: GraphStore) -> None:
     """Its tokens, and the labels around its local nodes."""
-    config = small("model.label_surroundings=true", "prepare.local_nodes.k=9")
+    config = small("model.local_label_histograms=true", "prepare.local_nodes.k=9")
     prepared = prepare(store, config.preparation)
     loader = TokenLoader(TokenTable(prepared), torch.device("cpu"))
     token, told = 3 * prepared.num_features * 4, 8 * prepared.label_counts.shape[1]

@@ -40,7 +40,7 @@ def rates(config: TrainConfig, num_steps: int) -> list[float]:
 
 def test_one_cycle_against_a_table() -> None:
     """10 steps, 2 of them warm-up: thirds up to the peak, then half a cosine down."""
-    got = rates(TrainConfig(learning_rate=3.0, warmup=0.2), 10)
+    got = rates(TrainConfig(learning_rate=3.0, warmup_ratio=0.2), 10)
     fall = [3.0 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     assert got == pytest.approx([1.0, 2.0, *fall])
     assert max(got) == 3.0
@@ -50,7 +50,7 @@ def test_one_cycle_against_a_table() -> None:
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("num_steps", [1, 2, 7, 100])
 def test_one_cycle_rises_then_falls_and_is_never_idle(warmup: float, num_steps: int) -> None:
-    got = rates(TrainConfig(learning_rate=1.0, warmup=warmup), num_steps)
+    got = rates(TrainConfig(learning_rate=1.0, warmup_ratio=warmup), num_steps)
     top = int(np.argmax(got))
     assert all(0 < rate <= 1.0 for rate in got)
     assert got[: top + 1] == sorted(got[: top + 1])
@@ -58,11 +58,11 @@ def test_one_cycle_rises_then_falls_and_is_never_idle(warmup: float, num_steps: 
 
 
 def test_constant_is_constant() -> None:
-    assert set(rates(TrainConfig(learning_rate=0.25, schedule="constant"), 5)) == {0.25}
+    assert set(rates(TrainConfig(learning_rate=0.25, lr_scheduler="constant"), 5)) == {0.25}
 
 
-def test_polynomial_warms_up_in_steps_and_ends_where_it_should() -> None:
-    config = TrainConfig(learning_rate=1.0, schedule="polynomial", warmup_steps=3, end_learning_rate=0.1)
+def test_linear_warms_up_in_steps_and_ends_where_it_should() -> None:
+    config = TrainConfig(learning_rate=1.0, lr_scheduler="linear", warmup_steps=3, min_learning_rate=0.1)
     found = rates(config, 10)
     assert found[:3] == pytest.approx([0.25, 0.5, 0.75])
     assert found[3:] == pytest.approx(np.linspace(1.0, 0.1, 7))
@@ -70,7 +70,7 @@ def test_polynomial_warms_up_in_steps_and_ends_where_it_should() -> None:
 
 def test_the_schedule_runs_over_all_epochs(prepared: Prepared, tmp_path: Path) -> None:
     """75 training nodes in batches of 32 are 3 steps an epoch, the last one is logged."""
-    train(prepared, small("train.warmup=0", "train.epochs=3"), tmp_path / "run")
+    train(prepared, small("train.warmup_ratio=0", "train.epochs=3"), tmp_path / "run")
     logged = [entry["learning_rate"] for entry in history(tmp_path / "run")]
     assert logged == pytest.approx([0.02 * (1 + math.cos(math.pi * step / 9)) / 2 for step in (2, 5, 8)])
 
@@ -103,9 +103,9 @@ def test_a_name_stands_for_a_model(name: str, prepared: Prepared) -> None:
 
 
 def test_distinct_is_chosen_by_the_device(prepared: Prepared) -> None:
-    model = build_model(ModelConfig(name="largegt-local", hidden=8), prepared)
+    model = build_model(ModelConfig(name="largegt-local", hidden_dim=8), prepared)
     for choice, device, expected in (("auto", "cpu", True), ("no", "cpu", False), ("yes", "cpu", True)):
-        loader = make_loader(prepared, model, TrainConfig(distinct=choice), torch.device(device))  # type: ignore[arg-type]
+        loader = make_loader(prepared, model, TrainConfig(deduplicate_tokens=choice), torch.device(device))  # type: ignore[arg-type]
         assert loader.distinct is expected
 
 
@@ -130,9 +130,9 @@ def test_auto_is_float32_on_every_cpu(use_probe: Callable[[str], Path], prepared
     """Also where bfloat16 works and is faster, and for a wide model."""
     use_probe(WORKS)
     assert precision_of(TrainConfig(), "cpu") == "32-true"
-    settings = ["model.hidden=128", "train.epochs=1", "train.device=cpu"]
+    settings = ["model.hidden_dim=128", "train.epochs=1", "train.device=cpu"]
     runs = [
-        train(prepared, Config.from_recipe("plain", [*settings, f"train.precision={precision}"]), tmp_path / precision)
+        train(prepared, Config.from_recipe("base", [*settings, f"train.precision={precision}"]), tmp_path / precision)
         for precision in ("auto", "32-true")
     ]
     assert runs[0].history[0]["train"]["loss"] == runs[1].history[0]["train"]["loss"]
@@ -146,7 +146,7 @@ def test_bfloat16_is_refused_where_it_does_not_work(
     use_probe(WORKS)
     assert precision_of(TrainConfig(precision=precision), "cpu") == precision
     use_probe(DIES)
-    config = Config.from_recipe("plain", ["train.device=cpu", f"train.precision={precision}"])
+    config = Config.from_recipe("base", ["train.device=cpu", f"train.precision={precision}"])
     with pytest.raises(ConfigError, match=rf"{precision} .* by SIGILL .* use --set train\.precision=32-true") as caught:
         train(prepared, config, tmp_path / "runs" / "a")
     assert "\n" not in str(caught.value)
@@ -158,8 +158,8 @@ def test_bfloat16_is_refused_where_it_does_not_work(
 def test_a_run_in_bfloat16_is_evaluated_in_float32_where_that_does_not_work(
     use_probe: Callable[[str], Path], prepared: Prepared, tmp_path: Path
 ) -> None:
-    settings = ["model.hidden=8", "train.epochs=1", "train.device=cpu"]
-    run = train(prepared, Config.from_recipe("plain", settings), tmp_path / "run")
+    settings = ["model.hidden_dim=8", "train.epochs=1", "train.device=cpu"]
+    run = train(prepared, Config.from_recipe("base", settings), tmp_path / "run")
     file = run.path / "config.toml"
     file.write_text(file.read_text().replace('precision = "auto"', 'precision = "bf16-mixed"'))  # as if from a GPU
     (run.path / "checksums.json").unlink()

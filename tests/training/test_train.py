@@ -85,7 +85,7 @@ def test_distinct_tokens_change_nothing_but_the_work(prepared: Prepared, tmp_pat
     """Without dropout, `distinct` is the same computation; batches hold the same nodes in another order."""
     for choice in ("yes", "no"):
         train(prepared, small("model.name=largegt-local", "model.dropout=0", "model.encoder_dropout=0",
-                              f"train.distinct={choice}"), tmp_path / choice)  # fmt: skip
+                              f"train.deduplicate_tokens={choice}"), tmp_path / choice)  # fmt: skip
     for one, other in zip(history(tmp_path / "yes"), history(tmp_path / "no"), strict=True):
         assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-3)
 
@@ -104,7 +104,7 @@ def test_every_model_with_every_norm_and_a_last_batch_of_one(
 
 
 def test_without_positions_every_model_still_trains(store: GraphStore, tmp_path: Path) -> None:
-    run = train(store, small("prepare.positions.method=none", "train.epochs=1"), tmp_path / "run")
+    run = train(store, small("prepare.positional_encoding.method=none", "train.epochs=1"), tmp_path / "run")
     assert run.prepared().num_positions == 0
 
 
@@ -118,7 +118,7 @@ def test_mixed_precision_on_the_cpu(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_label_smoothing_raises_the_floor_of_the_loss(prepared: Prepared, tmp_path: Path) -> None:
-    plain = train(prepared, small("train.epochs=8"), tmp_path / "plain")
+    plain = train(prepared, small("train.epochs=8"), tmp_path / "base")
     smooth = train(prepared, small("train.epochs=8", "train.label_smoothing=0.3"), tmp_path / "smooth")
     assert smooth.history[-1]["train"]["loss"] > plain.history[-1]["train"]["loss"]
 
@@ -138,7 +138,9 @@ def test_patience_stops_after_so_many_epochs_without_a_better_score(prepared: Pr
 
 
 def test_a_budget_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: Path) -> None:
-    run = train(prepared, small("train.epochs=100000", "train.budget=1s", "train.schedule=constant"), tmp_path / "run")
+    run = train(
+        prepared, small("train.epochs=100000", "train.max_time=1s", "train.lr_scheduler=constant"), tmp_path / "run"
+    )
     metrics = run.metrics
     scores = [entry["valid"]["accuracy"] for entry in run.history]
     assert 1 <= metrics["epochs"] < 100000
@@ -152,7 +154,7 @@ def test_a_budget_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: 
 
 def test_a_loss_that_is_no_number_is_a_one_line_error(prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.learning_rate") as caught:
-        train(prepared, small("train.learning_rate=1e30", "train.schedule=constant"), tmp_path / "run")
+        train(prepared, small("train.learning_rate=1e30", "train.lr_scheduler=constant"), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -174,9 +176,9 @@ def test_the_monitor_picks_the_best_epoch(monitor: str, prepared: Prepared, tmp_
     ("setting", "told"),
     [
         ("train.monitor=acuracy", "monitor.*accuracy"), ("train.monitor=rmse", "monitor.*multiclass"),
-        ("train.monitor=", "monitor.*accuracy"), ("train.budget=soon", "budget|duration"),
-        ("train.budget=-5s", "budget|duration"), ("train.budget=1d", "budget|duration"),
-        ("train.wandb=project", "wandb"),
+        ("train.monitor=", "monitor.*accuracy"), ("train.max_time=soon", "budget|duration"),
+        ("train.max_time=-5s", "budget|duration"), ("train.max_time=1d", "budget|duration"),
+        ("train.wandb_project=project", "wandb"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_before_anything_is_written(

@@ -23,7 +23,7 @@ from largegt.training.trainer import train
 from run_helpers import history, small
 
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
-AVERAGED = ("train.weight_average=0.8", "model.norm=batch", "model.dropout=0.2", "train.epochs=6")
+AVERAGED = ("train.ema_decay=0.8", "model.norm=batch", "model.dropout=0.2", "train.epochs=6")
 
 Weights = dict[str, np.ndarray]
 
@@ -123,7 +123,7 @@ def test_what_is_scored_kept_and_watched_is_the_average(
 
 def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path) -> None:
     """The same losses and steps, to the bit, as without; only what is scored differs."""
-    plain = train(prepared, small(*AVERAGED, "train.weight_average=0"), tmp_path / "run")
+    plain = train(prepared, small(*AVERAGED, "train.ema_decay=0"), tmp_path / "run")
     for with_it, without in zip(history(alone.path), history(plain.path), strict=True):
         assert with_it["train"] == without["train"]
         assert with_it["learning_rate"] == without["learning_rate"]
@@ -145,7 +145,7 @@ def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "graphsage", "goat-full"])
 def test_baselines_have_it_too(store: GraphStore, name: str, tmp_path: Path) -> None:
-    settings = ("train.weight_average=0.9", f"model.name={name}", "model.fanouts=3,3", "train.epochs=8")
+    settings = ("train.ema_decay=0.9", f"model.name={name}", "model.fanouts=3,3", "train.epochs=8")
     run = train(store, small(*settings), tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.5
     assert evaluate(run, "valid") == pytest.approx(run.metrics["valid"], rel=1e-5)

@@ -19,19 +19,19 @@ from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
 
 
 def axis_of(search: str, *overrides: str) -> BaseDistribution:
-    return make_space("plain", overrides, [search], only=True).axes[search.partition("=")[0]]
+    return make_space("base", overrides, [search], only=True).axes[search.partition("=")[0]]
 
 
 @pytest.mark.parametrize(("search", "axis"), [
     ("train.learning_rate=1e-4..1e-2:log", FloatDistribution(1e-4, 1e-2, log=True)),
     ("model.dropout=0..1e-1", FloatDistribution(0.0, 0.1, log=False)),
-    ("prepare.local_nodes.hop1_share=0..1", FloatDistribution(0.0, 1.0, log=False)),
+    ("prepare.local_nodes.hop1_fraction=0..1", FloatDistribution(0.0, 1.0, log=False)),
     ("prepare.local_nodes.k=4..64:log", IntDistribution(4, 64, log=True)),
     ("train.patience=1..9", IntDistribution(1, 9, log=False)),
-    ("model.hidden=64, 128,256,64", CategoricalDistribution(("64", "128", "256"))),
-    ("model.encoder_ffn=.5,1e0", CategoricalDistribution(("0.5", "1"))),
-    ("prepare.local_nodes.hop1_share=none,0.50", CategoricalDistribution(("none", "0.5"))),
-    ("model.label_tokens=false,true", CategoricalDistribution(("false", "true"))),
+    ("model.hidden_dim=64, 128,256,64", CategoricalDistribution(("64", "128", "256"))),
+    ("model.ffn_ratio=.5,1e0", CategoricalDistribution(("0.5", "1"))),
+    ("prepare.local_nodes.hop1_fraction=none,0.50", CategoricalDistribution(("none", "0.5"))),
+    ("model.label_embeddings=false,true", CategoricalDistribution(("false", "true"))),
     ("model.norm=batch", CategoricalDistribution(("batch",))),
     ("model.fanouts=[20,10],[5, 5, 5]", CategoricalDistribution(("[20,10]", "[5,5,5]"))),
 ])  # fmt: skip
@@ -41,9 +41,9 @@ def test_the_language(search: str, axis: BaseDistribution) -> None:
 
 @pytest.mark.parametrize(("search", "words"), [
     ("train.lerning_rate=1e-4..1e-2:log", "did you mean 'train.learning_rate'"),
-    ("hidden=3,4", "did you mean 'model.hidden'"),
-    ("model.hidden=64,-1", "greater than or equal to 1"),
-    ("model.hidden=64,65", "multiple of heads"),
+    ("hidden=3,4", "did you mean 'model.hidden_dim'"),
+    ("model.hidden_dim=64,-1", "greater than or equal to 1"),
+    ("model.hidden_dim=64,65", "multiple of heads"),
     ("model.dropout=0..1", "less than 1"),
     ("model.norm=layer,bach", "did you mean 'batch'"),
     ("model.norm=layer..batch", "list its values"),
@@ -52,12 +52,12 @@ def test_the_language(search: str, axis: BaseDistribution) -> None:
     ("train.weight_decay=0..1:log", "above 0"),
     ("train.weight_decay=0..1:lin", "no range"),
     ("train.weight_decay=0..x", "no range"),
-    ("model.hidden", "not of the form"),
-    ("model.hidden=", "not of the form"),
+    ("model.hidden_dim", "not of the form"),
+    ("model.hidden_dim=", "not of the form"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_said_in_one_line(search: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        make_space("plain", search=[search])
+        make_space("base", search=[search])
     assert "\n" not in str(caught.value)
 
 
@@ -96,46 +96,46 @@ def test_a_model_reads_every_setting_that_is_searched_for_it(tmp_path: Path) -> 
 
 
 def test_what_is_fixed_is_not_searched() -> None:
-    every = make_space("plain").axes
-    assert {"model.hidden", "train.learning_rate", "prepare.local_nodes.k", "model.label_tokens"} <= set(every)
-    fixed = make_space("plain", ["model.hidden = 64"])
-    assert set(fixed.axes) == set(every) - {"model.hidden"}
-    assert fixed.config(fixed.start).model.hidden == 64
-    both = make_space("plain", ["model.hidden=64"], ["model.hidden=32,64", "train.clip_norm=0.5,none"])
-    assert set(both.axes) == {*every, "train.clip_norm"}
-    assert both.start["model.hidden"] == "64"
-    alone = make_space("plain", search=["model.hidden=32,64"], only=True)
-    assert set(alone.axes) == {"model.hidden"}
+    every = make_space("base").axes
+    assert {"model.hidden_dim", "train.learning_rate", "prepare.local_nodes.k", "model.label_embeddings"} <= set(every)
+    fixed = make_space("base", ["model.hidden_dim = 64"])
+    assert set(fixed.axes) == set(every) - {"model.hidden_dim"}
+    assert fixed.config(fixed.start).model.hidden_dim == 64
+    both = make_space("base", ["model.hidden_dim=64"], ["model.hidden_dim=32,64", "train.max_grad_norm=0.5,none"])
+    assert set(both.axes) == {*every, "train.max_grad_norm"}
+    assert both.start["model.hidden_dim"] == "64"
+    alone = make_space("base", search=["model.hidden_dim=32,64"], only=True)
+    assert set(alone.axes) == {"model.hidden_dim"}
     with pytest.raises(ConfigError, match="nothing to search"):
-        make_space("plain", only=True)
+        make_space("base", only=True)
 
 
 def test_the_table_makes_room_for_the_recipe_and_the_user_does_not() -> None:
     own = ["model.name=largegt-full"]
     wide = make_space("demo", own)
-    assert wide.axes["model.hidden"] == CategoricalDistribution(("64", "96", "128", "256"))
-    assert wide.start["model.hidden"] == "96"
-    strict = make_space("demo", own, ["model.hidden=16,32,64", "train.learning_rate=1e-4..1e-3:log"])
-    assert strict.start["model.hidden"] == "64"
-    assert strict.own["model.hidden"] == "96"
+    assert wide.axes["model.hidden_dim"] == CategoricalDistribution(("64", "96", "128", "256"))
+    assert wide.start["model.hidden_dim"] == "96"
+    strict = make_space("demo", own, ["model.hidden_dim=16,32,64", "train.learning_rate=1e-4..1e-3:log"])
+    assert strict.start["model.hidden_dim"] == "64"
+    assert strict.own["model.hidden_dim"] == "96"
     assert strict.start["train.learning_rate"] == 1e-3
     assert strict.own["train.learning_rate"] == 5e-3
-    assert make_space("plain", search=["prepare.local_nodes.hop1_share=0.25..1"]).start[
-        "prepare.local_nodes.hop1_share"
+    assert make_space("base", search=["prepare.local_nodes.hop1_fraction=0.25..1"]).start[
+        "prepare.local_nodes.hop1_fraction"
     ] == 0.25  # fmt: skip
 
 
 def test_zero_stands_beside_powers_of_ten() -> None:
     axis = make_space("sgc").axes["train.weight_decay"]
     assert axis == CategoricalDistribution(("0", "1e-05", "0.0001", "0.001", "0.01", "0.1"))
-    assert isinstance(make_space("plain").axes["train.weight_decay"], FloatDistribution)
+    assert isinstance(make_space("base").axes["train.weight_decay"], FloatDistribution)
 
 
 def test_values_that_do_not_fit_the_recipe_are_left_out() -> None:
-    axes = make_space("plain", ["model.heads=6", "model.hidden=96", "model.codebook.heads=2"]).axes
-    assert "model.hidden" not in axes
-    fitted = make_space("plain", ["model.heads=128", "model.codebook.heads=1"]).axes
-    assert fitted["model.hidden"] == CategoricalDistribution(("128", "256"))
+    axes = make_space("base", ["model.num_heads=6", "model.hidden_dim=96", "model.codebook.num_heads=2"]).axes
+    assert "model.hidden_dim" not in axes
+    fitted = make_space("base", ["model.num_heads=128", "model.codebook.num_heads=1"]).axes
+    assert fitted["model.hidden_dim"] == CategoricalDistribution(("128", "256"))
 
 
 def test_hops_stay_as_many_as_they_are() -> None:
@@ -147,5 +147,5 @@ def test_hops_stay_as_many_as_they_are() -> None:
 
 
 def test_regression_smooths_no_labels() -> None:
-    assert "train.label_smoothing" in make_space("plain").axes
-    assert "train.label_smoothing" not in make_space("plain", task="regression").axes
+    assert "train.label_smoothing" in make_space("base").axes
+    assert "train.label_smoothing" not in make_space("base", task="regression").axes

@@ -247,7 +247,7 @@ def test_the_budget_is_for_all_trials(store: GraphStore, tmp_path: Path) -> None
     found = small_tune(store, tmp_path / "t", budget="0.001s")
     assert found.stopped == "the budget is used up"
     assert [(trial.state, trial.epochs) for trial in found.trials] == [("finished", 1)], "the trial is cut, and counts"
-    assert found.config.train.budget is None, "the rest of the budget is not part of the recipe"
+    assert found.config.train.max_time is None, "the rest of the budget is not part of the recipe"
     assert len(small_tune(store, tmp_path / "t", budget="0.001s").trials) == 1
     assert len(small_tune(store, tmp_path / "t", budget="1h").trials) == 3
 
@@ -269,8 +269,8 @@ def test_smaller_errors_are_better(tmp_path: Path) -> None:
 
 
 def test_a_baseline_by_its_whole_table(store: GraphStore, tmp_path: Path) -> None:
-    found = tune(store, tmp_path / "t", 11, model="mlp", overrides=["train.epochs=1"], search=["model.hidden=4,8"])
-    assert {"train.learning_rate", "model.norm", "model.num_layers", "model.hidden"} <= set(found.trials[0].values)
+    found = tune(store, tmp_path / "t", 11, model="mlp", overrides=["train.epochs=1"], search=["model.hidden_dim=4,8"])
+    assert {"train.learning_rate", "model.norm", "model.num_layers", "model.hidden_dim"} <= set(found.trials[0].values)
     assert found.config.model.name == "mlp"
     assert set(found.importances) <= set(found.space.axes)
     assert sum(found.importances.values()) == pytest.approx(1.0)
@@ -332,7 +332,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(store: GraphStore, tmp
         ({"trials": 0}, "trials is 0"),
         ({"budget": "soon"}, "duration"),
         ({"model": "grafsage"}, "no model"),
-        ({"search": ["model.hiden=3"]}, "model.hidden"),
+        ({"search": ["model.hiden=3"]}, "model.hidden_dim"),
         ({"overrides": ["train.monitor=accurcy"]}, "accuracy"),
     ]
     for more, words in wrong:
@@ -382,9 +382,9 @@ def test_the_verb(store: GraphStore, tmp_path: Path, lg: Cli) -> None:
 
 def test_the_verb_refuses_in_one_line(store: GraphStore, tmp_path: Path, lg: Cli) -> None:
     for arguments, words in (
-        (("--search", "model.hiden=3,4"), "did you mean 'model.hidden'"),
-        (("--search", "model.hidden"), "NAME=VALUES"),
-        (("--budget", "soon"), "duration"),
+        (("--search", "model.hiden=3,4"), "did you mean 'model.hidden_dim'"),
+        (("--search", "model.hidden_dim"), "NAME=VALUES"),
+        (("--max-time", "soon"), "duration"),
         (("--original",), "--original goes with --model"),
         (("--only",), "nothing to search"),
     ):

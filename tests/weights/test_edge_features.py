@@ -25,7 +25,7 @@ from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
 
 FEATURES = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
-SETTINGS = ["prepare.tokens.nodes=all", "prepare.positions.method=none", "prepare.local_nodes.k=4"]
+SETTINGS = ["prepare.tokens.precompute_for=all", "prepare.positional_encoding.method=none", "prepare.local_nodes.k=4"]
 
 
 def source_of(graph: Any, **others: Any) -> sources.Source:
@@ -45,19 +45,19 @@ def test_means_at_each_node(graph: Any, tmp_path: Path, undirected: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("way", "standardize", "hops"),
+    ("way", "normalize", "hops"),
     [("both", True, 1), ("out", False, 3), ("in", True, 2), ("apart", True, 2), ("apart", False, 1)],
 )
-def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, standardize: bool, hops: int) -> None:
+def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, normalize: str, hops: int) -> None:
     """H is [H, 0], C⁰ is [ÃH, e], C¹ is [Ã²H, Ãe]."""
     store = ingest(source_of(graph), tmp_path / "g")
     direction = "both" if way == "apart" else way
-    given = [f"prepare.tokens.standardize={str(standardize).lower()}", f"prepare.local_nodes.direction={direction}"]
-    given += ["prepare.tokens.contexts=apart"] if way == "apart" else []
-    found = prepare(store, Config.from_recipe("plain", [*SETTINGS, *given, f"prepare.tokens.hops={hops}"]).prepare)
+    given = [f"prepare.tokens.normalize={normalize}", f"prepare.local_nodes.direction={direction}"]
+    given += ["prepare.tokens.separate_directions=true"] if way == "apart" else []
+    found = prepare(store, Config.from_recipe("base", [*SETTINGS, *given, f"prepare.tokens.num_hops={hops}"]).prepare)
 
     def scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
-        return (values - by.mean(axis=0)) / by.std(axis=0) if standardize else values
+        return (values - by.mean(axis=0)) / by.std(axis=0) if normalize == "per_feature" else values
 
     h = scaled(FEATURES.astype(np.float64), FEATURES.astype(np.float64))
     sides = ("out", "in") if way == "apart" else (direction,)
@@ -74,11 +74,11 @@ def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, standardize: b
 
 def test_settings_leave_them_out_and_models_take_them(graph: Any, tmp_path: Path) -> None:
     store = ingest(source_of(graph), tmp_path / "g")
-    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "plain")
-    without = prepare(store, Config.from_recipe("plain", [*SETTINGS, "prepare.tokens.edge_features=false"]).prepare)
-    expected = prepare(plain, Config.from_recipe("plain", SETTINGS).prepare)
+    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "base")
+    without = prepare(store, Config.from_recipe("base", [*SETTINGS, "prepare.tokens.use_edge_features=false"]).prepare)
+    expected = prepare(plain, Config.from_recipe("base", SETTINGS).prepare)
     assert np.array_equal(without.tokens, expected.tokens)
-    config = Config.from_recipe("plain", [*SETTINGS, "train.epochs=1", "model.hidden=8"])
+    config = Config.from_recipe("base", [*SETTINGS, "train.epochs=1", "model.hidden_dim=8"])
     run = train(store, config, tmp_path / "run")
     assert run.prepared().num_features == 7
     assert prepare(store, config.prepare.for_model("graphsage")).num_features == 4, "it has no contexts"
@@ -163,7 +163,7 @@ def test_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="not read on a cluster"):
         ingest(source_of(graph), tmp_path / "g", engine=Threads(1 << 20, 2))
-    source = sources.files(tmp_path / "e.csv", edge_features="f*")
+    source = sources.files(tmp_path / "e.csv", edge_feature_columns="f*")
     with pytest.raises(InputError, match=r"column 'f2' has no number in row 1"):
         ingest(source, tmp_path / "g", IngestConfig(missing_values="refuse"))
 
@@ -175,11 +175,11 @@ def test_damage_is_found(graph: Any, tmp_path: Path) -> None:
     raw[-3] ^= 0x10
     file.write_bytes(raw)
     with pytest.raises(FormatError, match="in_edge_features"):
-        prepare(store, Config.from_recipe("plain", SETTINGS).prepare)
+        prepare(store, Config.from_recipe("base", SETTINGS).prepare)
 
 
 def test_ids_with_leading_zeros(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("source,target,f\n007,8,1\n8,9,3\n")
-    store = ingest(sources.files(tmp_path / "e.csv", edge_features="f"), tmp_path / "g")
+    store = ingest(sources.files(tmp_path / "e.csv", edge_feature_columns="f"), tmp_path / "g")
     assert store.ids_of(np.arange(3)) == ["007", "8", "9"]
     np.testing.assert_array_equal(store.edge_features("out")[:, 0], [1, 3, 0])

@@ -203,12 +203,18 @@ def test_other_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("u,v,amount,who\n1,2,3.5,a\n2,3,,b\n")
     (tmp_path / "text.csv").write_text("u,v,amount\n1,2,3.5\n2,3,4\n3,4,many\n")
     cases = [
-        (lambda: sources.files(tmp_path / "e.csv", weight="amuont"), "did you mean 'amount'"),
-        (lambda: sources.files(tmp_path / "e.csv", weight="v"), "names nodes"),
-        (lambda: sources.files(tmp_path / "e.npy", weight="amount"), "has no columns"),
-        (lambda: ingest(sources.files(tmp_path / "e.csv", weight="amount"), tmp_path / "g"), "row 1, .* missing"),
-        (lambda: ingest(sources.files(tmp_path / "text.csv", weight="amount"), tmp_path / "g"), "row 2, .*'many'"),
-        (lambda: ingest(sources.files(tmp_path / "e.csv", weight="who"), tmp_path / "g"), "row 0, .*'a'"),
+        (lambda: sources.files(tmp_path / "e.csv", weight_column="amuont"), "did you mean 'amount'"),
+        (lambda: sources.files(tmp_path / "e.csv", weight_column="v"), "names nodes"),
+        (lambda: sources.files(tmp_path / "e.npy", weight_column="amount"), "has no columns"),
+        (
+            lambda: ingest(sources.files(tmp_path / "e.csv", weight_column="amount"), tmp_path / "g"),
+            "row 1, .* missing",
+        ),
+        (
+            lambda: ingest(sources.files(tmp_path / "text.csv", weight_column="amount"), tmp_path / "g"),
+            "row 2, .*'many'",
+        ),
+        (lambda: ingest(sources.files(tmp_path / "e.csv", weight_column="who"), tmp_path / "g"), "row 0, .*'a'"),
         (lambda: sources.arrays(graph.edges, weights=graph.weights[:-1]), "259 numbers, but there are 260 edges"),
         (lambda: sources.arrays(graph.edges, weights=graph.weights[:, None]), "a number per edge"),
         (lambda: ingest(sources.arrays(np.array([[0, 0], [1, 1]]), weights=[3e38, 3e38]), tmp_path / "g"), "add up"),
@@ -229,8 +235,8 @@ def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     assert facts["least_weight"] == pytest.approx(store.weights.min())
     assert facts["largest_weight"] == pytest.approx(store.weights.max())
     assert facts["mean_weight"] == pytest.approx(store.weights.mean())
-    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "plain")
-    assert "mean_weight" not in inspect(tmp_path / "plain")
+    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "base")
+    assert "mean_weight" not in inspect(tmp_path / "base")
     with pytest.raises(InputError, match="no edge weights"):
         _ = plain.weights
     file = GraphStore.open(tmp_path / "g").folder.file("both_weights")

@@ -24,7 +24,7 @@ from largegt.training.metrics import Scores, TaskHead
 from largegt.training.run import Run
 from largegt.training.trainer import train
 
-FAST = ["prepare.local_nodes.k=4", "prepare.positions.method=none", "model.name=largegt-local", "model.hidden=16",
+FAST = ["prepare.local_nodes.k=4", "prepare.positional_encoding.method=none", "model.name=largegt-local", "model.hidden_dim=16",
         "train.batch_size=256", "train.learning_rate=0.005"]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def rare_store(folder: Path, num_nodes: int = 1200, share: float = 0.03) -> Grap
 
 
 def head_for(store: GraphStore, weights: str) -> TaskHead:
-    config = Config.from_recipe("plain", [*FAST, f"train.class_weights={weights}"])
+    config = Config.from_recipe("base", [*FAST, f"train.class_weights={weights}"])
     return TaskHead.for_training(prepare(store, config.prepare), config.train)
 
 
@@ -112,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     store = rare_store(folder / "g")
     settings = [*FAST, "train.epochs=6", "train.monitor=average_precision"]
     return {
-        weights: train(store, Config.from_recipe("plain", [*settings, f"train.class_weights={weights}"]),
+        weights: train(store, Config.from_recipe("base", [*settings, f"train.class_weights={weights}"]),
                        folder / weights)
         for weights in ("none", "balanced")
     }  # fmt: skip
@@ -137,7 +137,7 @@ def test_the_metric_asked_for_picks_the_epoch(runs: dict[str, Run]) -> None:
         best = max(run.history, key=lambda entry: entry["valid"]["average_precision"])
         assert run.metrics["best_epoch"] == best["epoch"]
         assert run.metrics["valid"]["average_precision"] == pytest.approx(best["valid"]["average_precision"], rel=1e-4)
-    config = Config.from_recipe("plain", [*FAST, "train.monitor=macro_f1"])
+    config = Config.from_recipe("base", [*FAST, "train.monitor=macro_f1"])
     with pytest.raises(ConfigError, match="no metric of a binary task"):
         train(runs["none"].store(), config, runs["none"].path.parent / "other")
 

@@ -69,8 +69,8 @@ def test_either_hop_without_replacement(store: GraphStore, direction: str, max_w
 def test_slots_for_each_hop_without_replacement(store: GraphStore, max_walks: int) -> None:
     chances = chances_of("both")
     rows = drawn(store, "both", 5, 2, max_walks)
-    near = set(np.flatnonzero(chances["near"]).tolist())
-    assert sets_fit([frozenset(row) & near for row in rows], chances["near"], 2) > 1e-4
+    near = set(np.flatnonzero(chances["is_neighbor"]).tolist())
+    assert sets_fit([frozenset(row) & near for row in rows], chances["is_neighbor"], 2) > 1e-4
     assert sets_fit([frozenset(row) - near for row in rows], chances["far"], 2) > 1e-4
 
 
@@ -91,27 +91,27 @@ def test_long_lists_are_drawn_from_by_their_blocks(tmp_path: Path) -> None:
     edges = np.stack([np.append(np.zeros(5, int), np.full(1001, 1)), np.append(np.arange(2, 7), leaves)])
     weights = np.append(np.ones(5), rng.exponential(1.0, 1001))
     store = ingest(sources.arrays(edges, weights=weights), tmp_path / "g")
-    chances = walk_chances(weight_matrix(edges, weights, store.num_nodes), 1)["near"]
+    chances = walk_chances(weight_matrix(edges, weights, store.num_nodes), 1)["is_neighbor"]
     ends = np.array(drawn(store, "out", 2, 1, 1, i=1))[:, 0]
     by_forty = [np.add.reduceat(each, np.arange(0, store.num_nodes, 40))
                 for each in (np.bincount(ends, minlength=store.num_nodes), chances)]  # fmt: skip
     assert fit_p(*by_forty) > 1e-4
 
 
-@pytest.mark.parametrize("hop1_share", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("hop1_fraction", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("k", [2, 6, 40])
-def test_rows_obey_algorithm_1(graph: Any, tmp_path: Path, hop1_share: float | None, k: int) -> None:
+def test_rows_obey_algorithm_1(graph: Any, tmp_path: Path, hop1_fraction: float | None, k: int) -> None:
     """And they do not depend on threads, order or which nodes are asked for, and are those of a SciPy matrix."""
     store = ingest(sources.arrays(graph.edges, num_nodes=30, weights=np.ceil(graph.weights)), tmp_path / "g")
     neighbors = neighbor_sets(graph.edges.T, 30, "both")
-    rows = local_nodes(store, k=k, seed=3, hop1_share=hop1_share, weighted=True, threads=2)
+    rows = local_nodes(store, k=k, seed=3, hop1_fraction=hop1_fraction, weighted=True, threads=2)
     for i in range(30):
         check_row(rows[i], i, neighborhood(neighbors, i), 30)
     some = np.array([17, 3, 29, 3])
-    assert np.array_equal(rows[some], local_nodes(store, some, k, 3, hop1_share=hop1_share, weighted=True))
+    assert np.array_equal(rows[some], local_nodes(store, some, k, 3, hop1_fraction=hop1_fraction, weighted=True))
     matrix = sp.coo_array((np.ceil(graph.weights), tuple(graph.edges)), shape=(30, 30))
-    assert np.array_equal(rows, local_nodes(matrix, k=k, seed=3, hop1_share=hop1_share, weighted=True))
-    assert not np.array_equal(rows, local_nodes(store, k=k, seed=4, hop1_share=hop1_share, weighted=True))
+    assert np.array_equal(rows, local_nodes(matrix, k=k, seed=3, hop1_fraction=hop1_fraction, weighted=True))
+    assert not np.array_equal(rows, local_nodes(store, k=k, seed=4, hop1_fraction=hop1_fraction, weighted=True))
 
 
 def test_where_there_are_no_weights_it_says_so(store: GraphStore, tmp_path: Path) -> None:

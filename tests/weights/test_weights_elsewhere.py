@@ -21,7 +21,7 @@ from largegt.data.store import GraphStore
 from largegt.errors import InputError
 from largegt.integrations.store_cache import read_graph
 
-FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "plain", "random_state": 0}
+FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "base", "random_state": 0}
 
 
 def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
     assert torch.equal(back.edge_weight, torch.from_numpy(np.array(store.weights)))
     again = lg.from_pyg(back, tmp_path / "again")
     assert np.array_equal(again.weights, store.weights)
-    plain = lg.from_pyg(given, tmp_path / "plain", edge_weights=False, edge_features=False)
+    plain = lg.from_pyg(given, tmp_path / "base", edge_weights=False, edge_features=False)
     assert not plain.weighted
     assert not plain.num_edge_features
     assert getattr(lg.to_pyg(plain), "edge_weight", None) is None
@@ -84,10 +84,10 @@ def test_command_line(graph: Any, tmp_path: Path) -> None:
         return json.loads(done.stdout)
 
     given = ["--edges", str(tmp_path / "e.parquet"), "--nodes", str(tmp_path / "n.parquet")]
-    facts = run("ingest", *given, "--weight", "amount", "--edge-features", "f*", "--out", store, "--json")
+    facts = run("ingest", *given, "--weight-column", "amount", "--edge-feature-columns", "f*", "--out", store, "--json")
     assert facts["edge_features"] == "f0, f1, f2"
     assert facts["mean_weight"] == pytest.approx(GraphStore.open(store).weights.mean())
     assert run("inspect", store, "--verify", "--json")["verified"] is True
-    prepared = run("prepare", store, "--recipe", "plain", "--set", "prepare.local_nodes.k=4", "--json")
+    prepared = run("prepare", store, "--recipe", "base", "--set", "prepare.local_nodes.k=4", "--json")
     assert prepared["config"]["tokens"]["weighted"] is True
     assert prepared["features"] == 2 + 3

@@ -40,7 +40,7 @@ class Facts:
     told: float | None = None
     """How much the label of a local node tells of a node's own, 0 nothing to 1 all: `label_information` over samples
     of both hops. None: no classes."""
-    told_near: float | None = None
+    label_information_near: float | None = None
     """The same of direct neighbours."""
     num_classes: int = 0
     """Among training nodes; 0: no classes."""
@@ -57,7 +57,7 @@ class Facts:
         if store.task not in ("multiclass", "binary") or not len(train):
             return facts
         return replace(
-            facts, told=label_information(store, train), told_near=label_information(store, train, 1.0),
+            facts, told=label_information(store, train), label_information_near=label_information(store, train, 1.0),
             num_classes=len(np.unique(np.asarray(store.labels[train]))), num_others=store.num_nodes - len(train),
         )  # fmt: skip
 
@@ -120,14 +120,14 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
     if facts.num_train < _TINY:
         batch, epochs = small_batch(facts.num_train), _TINY_EPOCHS
-    near = facts.told_near or 0.0
+    near = facts.label_information_near or 0.0
     nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
     share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
     wide = gpu and not few
     device = "on a GPU" if gpu else "on a CPU"
     found = [
-        Choice("prepare.local_nodes.hop1_share", f"{share}", _of_neighbors(facts)),
-        Choice("model.hidden", "256" if wide else "128", f"{device}, {nodes}"),
+        Choice("prepare.local_nodes.hop1_fraction", f"{share}", _of_neighbors(facts)),
+        Choice("model.hidden_dim", "256" if wide else "128", f"{device}, {nodes}"),
         Choice("model.num_layers", "2" if wide else "1", f"{device}, {nodes}"),
         Choice("model.dropout", "0.4" if few else "0.1" if many else "0.2", nodes),
         Choice("train.batch_size", f"{batch}", nodes),
@@ -136,15 +136,15 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     tells = (facts.told or 0.0) >= _TELLING
     if facts.told is not None:
         reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
-        found.append(Choice("model.label_tokens", "true" if tells and not few else "false", reason))
+        found.append(Choice("model.label_embeddings", "true" if tells and not few else "false", reason))
     can_drop = facts.zeros >= _SPARSE and tells
     if can_drop:
         reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
         found.append(Choice("model.input_dropout", "0.5", reason))
     if facts.is_scarce and can_drop and alone:  # views differ enough where words are dropped
         reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without one"
-        found.append(Choice("train.consistency", "1", reason))
-        found.append(Choice("prepare.local_nodes.nodes", "all", "nodes without a label take part"))
+        found.append(Choice("train.consistency_weight", "1", reason))
+        found.append(Choice("prepare.local_nodes.target_nodes", "all", "nodes without a label take part"))
     return found
 
 
@@ -155,17 +155,17 @@ def small_batch(num_train: int) -> int:
 
 def _of_neighbors(facts: Facts) -> str:
     words = f"{facts.mean_degree:.1f} neighbours a node"
-    if facts.told is None or facts.told_near is None:
+    if facts.told is None or facts.label_information_near is None:
         return words
-    near, both = 100 * facts.told_near, 100 * facts.told
+    near, both = 100 * facts.label_information_near, 100 * facts.told
     return f"{words}, whose labels tell {near:.0f}% of its own, those of both hops {both:.0f}%"
 
 
-def label_information(store: GraphStore, train: Array, hop1_share: float | None = None) -> float:
+def label_information(store: GraphStore, train: Array, hop1_fraction: float | None = None) -> float:
     """I(Y; Y') / H(Y) for the label Y of a training node and Y' of a training node among its local nodes: 1 where they
     are always the same or one follows from the other, 0 where they are independent, or there are none."""
     some = train[:: max(1, -(-len(train) // _SAMPLED))]
-    near = local_nodes(store, some, _LOCAL, hop1_share=hop1_share)[:, 1:]
+    near = local_nodes(store, some, _LOCAL, hop1_fraction=hop1_fraction)[:, 1:]
     is_train = np.zeros(store.num_nodes, dtype=np.bool_)
     is_train[train] = True
     pairs = is_train[near] & (near != some[:, None])

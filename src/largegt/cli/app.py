@@ -29,8 +29,8 @@ _how_to_go_on: list[Callable[[], str]] = []
 
 
 _ORDER = (
-    "demo", "synthesize", "ingest", "append", "clean", "inspect", "prepare", "redis-load", "train", "tune", "evaluate",
-    "predict", "embed", "explain", "report", "reproduce", "datasets", "doctor", "settings",
+    "demo", "generate", "ingest", "append", "clean", "inspect", "prepare", "redis-load", "train", "tune", "evaluate",
+    "predict", "embed", "explain", "report", "reproduce", "datasets", "doctor", "config",
 )  # fmt: skip
 """Of the verbs in --help: the order they are needed in."""
 

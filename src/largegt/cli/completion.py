@@ -50,7 +50,7 @@ def settings(context: typer.Context, incomplete: str) -> Offers:
     from largegt.config.describe import describe_settings
     from largegt.config.schema import Config, IngestConfig
 
-    cls: Any = IngestConfig if context.info_name in ("ingest", "synthesize") else Config
+    cls: Any = IngestConfig if context.info_name in ("ingest", "generate") else Config
     prefix = "ingest." if cls is IngestConfig and incomplete.startswith("ingest.") else ""
     wanted, equals, _ = incomplete.partition("=")
     every = [(prefix + name, default, about) for name, default, about in describe_settings(cls)]

@@ -25,11 +25,11 @@ def ingest(
 ) -> Result:  # fmt: skip
     """Turn your files into a store.
 
-    From tables:  largegt ingest --edges edges.parquet --nodes nodes.csv.gz --label topic --out data/g
+    From tables:  largegt ingest --edges edges.parquet --nodes nodes.csv.gz --label-column topic --out data/g
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
 
-    With edge weights:  largegt ingest --edges transfers.parquet --weight amount --nodes accounts.parquet --out data/g
+    With edge weights:  largegt ingest --edges transfers.parquet --weight-column amount --nodes accounts.parquet --out data/g
 
     From a database:  largegt ingest --database crm.duckdb --edges transfers --nodes customers --out data/g
 
@@ -41,10 +41,10 @@ def ingest(
     printed table shows the kind of each column, and the reason for each ignored
     one. Without a split, labelled nodes are split at random. Settings (--set):
     undirected, task, split, split_seed, stratify, feature_dtype, unknown_ids,
-    missing_values, parallel_edges; `largegt settings` explains them.
+    missing_values, parallel_edges; `largegt config` explains them.
 
     Files may be larger than memory. After a kill or a full disk, the same command
-    resumes. With --engine ray, --memory is the memory of each task, 1 GiB by
+    resumes. With --engine ray, --memory-limit is the memory of each task, 1 GiB by
     default. The result is the same on any engine.
 
     Args:
@@ -65,7 +65,7 @@ def ingest(
     if not edges:
         raise ConfigError("which edges? name their files: largegt ingest edges.parquet --out data/g")
     config = ingest_overrides(settings)
-    changes: dict[str, Any] = {"kinds": (*config.kinds, *(kinds or []))}
+    changes: dict[str, Any] = {"column_kinds": (*config.column_kinds, *(kinds or []))}
     if text_model is not None:
         changes["text_model"] = text_model
     if missing_markers is not None:
@@ -151,22 +151,22 @@ def inspect(path: Path, *, verify: bool = False, trust_remote: bool = False) -> 
 @verb()
 def prepare(
     store: Path, *, configuration: ConfigOptions, threads: int | None = None, work: EngineOptions,
-    neighbors: str | None = None, dry_run: bool = False, no_wait: bool = False,
+    neighbor_store: str | None = None, dry_run: bool = False, no_wait: bool = False,
 ) -> Result:  # fmt: skip
     """Sample local nodes, compute context features and positional encodings; what is there already is kept.
 
-    Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positions.method=node2vec
+    Example:  largegt prepare data/g --set prepare.local_nodes.k=100 --set prepare.positional_encoding.method=node2vec
 
     With --model, what that model needs, which may be less:  largegt prepare data/g --model graphsage
 
     On a Ray cluster that sees the store:  largegt prepare s3://bucket/g --engine ray --address auto
 
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
-    With --engine ray, --memory is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    With --engine ray, --memory-limit is what each task may hold, 1 GiB if not given. The result is the same on any engine.
 
     Args:
         store: The store: a folder or a URL.
-        neighbors: Sample from lists in Redis, redis://host:port/name; see redis-load.
+        neighbor_store: Sample from lists in Redis, redis://host:port/name; see redis-load.
         dry_run: Only say what it would take: disk, memory, rough time.
     """
     from largegt.data.store import GraphStore
@@ -182,7 +182,7 @@ def prepare(
     show.note_stale(opened, config)
     show.note_first_run()
     with show.progress() as progress, redirect_stdout(sys.stderr), goes_on():  # Ray prints there
-        engine = work.make(progress, threads, neighbors)
+        engine = work.make(progress, threads, neighbor_store)
         memory = work.memory if work.is_local else None
         prepared = run_prepare(opened, config, memory=memory, engine=engine, wait=not no_wait)
     show.note_reused(prepared.reused)
@@ -229,11 +229,11 @@ def clean(store: Path, *, drop: list[Path] | None = None, dry_run: bool = False)
 
 @verb("redis-load")
 def redis_load(store: Path, url: str, *, direction: str = "both") -> Result:
-    """Put a store's neighbour lists into Redis, for prepare --neighbors to sample from.
+    """Put a store's neighbour lists into Redis, for prepare --neighbor-store to sample from.
 
     Example:  largegt redis-load data/g redis://localhost:6379/g
 
-    Then:  largegt prepare data/g --neighbors redis://localhost:6379/g
+    Then:  largegt prepare data/g --neighbor-store redis://localhost:6379/g
 
     A server with a password: set REDIS_PASSWORD (and REDIS_USERNAME), because others can see what is on a command line.
 
@@ -251,7 +251,7 @@ def redis_load(store: Path, url: str, *, direction: str = "both") -> Result:
     opened = GraphStore.open(store)
     with show.progress() as progress:
         lists = load_lists(opened, url, direction, progress)
-    next_step = f"largegt prepare {quoted(opened.place)} --neighbors {quoted(lists.url)}"
+    next_step = f"largegt prepare {quoted(opened.place)} --neighbor-store {quoted(lists.url)}"
     line = f"The lists of {lists.num_nodes:,} nodes are there. Next: {next_step}"
     facts = {"url": lists.url, "num_nodes": lists.num_nodes, "direction": direction}
     return Result(facts, [line])

@@ -31,9 +31,9 @@ EXTRAS = {
     "sklearn": ("scikit-learn", "LargeGTClassifier, LargeGTRegressor"),
     "pyg": ("torch-geometric", "graphs from and to PyTorch Geometric"),
     "ray": ("ray", "--engine ray"),
-    "redis": ("redis", "prepare --neighbors redis://…"),
+    "redis": ("redis", "prepare --neighbor-store redis://…"),
     "cloud": ("s3fs", "stores in a bucket"),
-    "wandb": ("wandb", "train.wandb"),
+    "wandb": ("wandb", "train.wandb_project"),
 }
 """Of each extra, the package that it brings and what for."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
@@ -203,7 +203,7 @@ def _memory(diagnosis: Diagnosis) -> dict[str, Any]:
     free = available_bytes()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if free < _LITTLE_MEMORY:
-        do = "end other programs; --memory 512MiB keeps ingest and prepare within that"
+        do = "end other programs; --memory-limit 512MiB keeps ingest and prepare within that"
         diagnosis.add(f"only {format_bytes(free)} of memory are free", do)
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
@@ -338,7 +338,13 @@ def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
         labels = rng.integers(3, size=300)
         features = (rng.normal(size=(300, 8)) + labels[:, None]).astype(np.float32)
         source = sources.arrays(rng.integers(300, size=(2, 3000)), features, labels)
-        small = ["prepare.local_nodes.k=8", "model.hidden=16", "train.epochs=1", "train.batch_size=64", "train.draws=1"]
+        small = [
+            "prepare.local_nodes.k=8",
+            "model.hidden_dim=16",
+            "train.epochs=1",
+            "train.batch_size=64",
+            "train.num_eval_samples=1",
+        ]
         config = Config.from_recipe("default", small)
         with tempfile.TemporaryDirectory(prefix="largegt-doctor-") as folder:
             steps: dict[str, Callable[[Any], Any]] = {

@@ -107,7 +107,7 @@ def _prepared(path: Path) -> dict[str, Any]:
     prepared = Prepared.open(path)
     return {
         "kind": "prepared", "store": prepared.meta["name"], "nodes": len(prepared.nodes), "k": prepared.k,
-        "hops": prepared.config.tokens.hops, "contexts": prepared.token_names[1:],
+        "hops": prepared.config.tokens.num_hops, "contexts": prepared.token_names[1:],
         "token_rows": len(prepared.token_nodes), "features": prepared.num_features,
         "positions": prepared.num_positions, "bytes": prepared.num_bytes, "fingerprint": prepared.fingerprint,
         "config": prepared.config.model_dump(mode="json"),

@@ -48,7 +48,7 @@ _COMMON = {
     "memory": "Memory to use, e.g. 4GiB; half of what is free when not given. The result is the same.",
     "device": "auto, cpu or cuda.",
     "devices": "Processes of this machine to share the work, a GPU each or some cores.",
-    "draws": "Average predictions over this many samples of local nodes; the run's train.draws if not given.",
+    "num_eval_samples": "Average predictions over this many samples of local nodes; the run's train.num_eval_samples if not given.",
     "address": "With --engine ray: the cluster's address; auto finds one, else one starts here.",
     "no_wait": "Stop where another process is making the same preparation, do not wait.",
     "trust_remote": "Open the URL that a run names as its store, or the text model that a store names, even if it was "
@@ -57,17 +57,17 @@ _COMMON = {
 _DETAILS: dict[str, dict[str, Any]] = {
     "settings": {"names": ["--set"], "metavar": "NAME=VALUE", "autocompletion": completion.settings},
     "kinds": {"names": ["--kind"], "metavar": "COLUMN=KIND"},
-    "memory": {"callback": _checked_memory},
+    "memory": {"names": ["--memory-limit"], "callback": _checked_memory},
     "trust_remote": {"callback": _trust_remote},
     "recipe": {"autocompletion": completion.recipes},
     "model": {"metavar": "NAME", "autocompletion": completion.models},
     **{name: {"autocompletion": completion.datasets} for name in ("like", "dataset", "name")},
-    **{name: {"min": 1} for name in ("devices", "draws", "shards", "top", "trials", "max_nodes")},
+    **{name: {"min": 1} for name in ("devices", "num_eval_samples", "shards", "top_k", "trials", "max_nodes")},
     **{name: {"min": 0} for name in ("seed", "final")},
     "num_runs": {"names": ["--runs"], "min": 1},
     "edge_files": {"metavar": "[EDGES]..."},
     "text_model": {"metavar": "FOLDER"},
-    "neighbors": {"metavar": "URL"},
+    "neighbor_store": {"metavar": "URL"},
     "drop": {"metavar": "RUN"},
     "search": {"metavar": "NAME=VALUES"},
     "nearest": {"metavar": "ID"},
@@ -149,7 +149,7 @@ class ConfigOptions:
     """The configuration of train, tune and prepare.
 
     Args:
-        recipe: A recipe of `largegt settings --recipes`, a .toml file, or auto; the model's own when not given.
+        recipe: A recipe of `largegt config --recipes`, a .toml file, or auto; the model's own when not given.
         model: A model, by its own recipe; with --recipe only short for model.name.
         original: With --model: the model as its authors have it, not held to two hops.
     """
@@ -199,7 +199,7 @@ class EngineOptions:
         check_engine(self.engine)
         return self.engine == "local"
 
-    def make(self, progress: Any, threads: int | None = None, neighbors: str | None = None) -> Any:
+    def make(self, progress: Any, threads: int | None = None, neighbor_store: str | None = None) -> Any:
         """The engine to prepare with."""
         from largegt.preprocessing.engine import Engine
         from largegt.runtime.memory import memory_budget, parse_bytes
@@ -207,13 +207,13 @@ class EngineOptions:
         if self.is_local:
             if self.address is not None or self.shards is not None:
                 raise ConfigError("--address and --shards are for --engine ray")
-            return Engine(memory_budget(self.memory), threads, progress, neighbors)
+            return Engine(memory_budget(self.memory), threads, progress, neighbor_store)
         if threads is not None:
             raise ConfigError("--threads is for --engine local: a cluster runs one task per core")
         from largegt.preprocessing.ray_engine import TASK_BYTES, RayEngine
 
         task_bytes = parse_bytes(self.memory) if self.memory else TASK_BYTES
-        return RayEngine(self.address, self.shards, task_bytes, progress, neighbors)
+        return RayEngine(self.address, self.shards, task_bytes, progress, neighbor_store)
 
 
 def check_engine(name: str) -> None:
@@ -226,16 +226,16 @@ class Columns:
     """Columns of new nodes and edges: predict, append, ingest.
 
     Args:
-        source: Edge column that an edge leaves. Guessed when not given.
-        target: Edge column that an edge enters.
-        id: Node column with the ids, numbers or strings.
+        source_column: Edge column that an edge leaves. Guessed when not given.
+        target_column: Edge column that an edge enters.
+        id_column: Node column with the ids, numbers or strings.
         feature_columns: Feature columns, separated by commas, wildcards allowed: f*,age. New nodes have those that the
             store was made from if not given.
     """
 
-    source: str | None = None
-    target: str | None = None
-    id: str | None = None
+    source_column: str | None = None
+    target_column: str | None = None
+    id_column: str | None = None
     feature_columns: str | None = None
 
 
@@ -248,16 +248,16 @@ class NodeFiles(Columns):
         features: File of features: .npy [N, d], .npz (SciPy CSR), or a table in node order.
         labels: File of labels: .npy, or a table with or without an id column.
         splits: File of splits: .npz with train, valid, test; or a table of id and split.
-        label: Label column; several, separated by commas, make a multi-label task.
-        split: Node column with train, valid or test.
+        label_column: Label column; several, separated by commas, make a multi-label task.
+        split_column: Node column with train, valid or test.
     """
 
     nodes: str | None = None
     features: str | None = None
     labels: str | None = None
     splits: str | None = None
-    label: str | None = None
-    split: str | None = None
+    label_column: str | None = None
+    split_column: str | None = None
 
 
 @dataclass
@@ -268,16 +268,16 @@ class Files(NodeFiles):
         database: DuckDB or SQLite file, or postgres://…; --edges and --nodes name its tables, or are SQL.
         split_by: Split by this column of dates or numbers: oldest nodes train, newest test.
         split_group: Split at random; nodes with the same value of this column are in the same part.
-        weight: Edge column with weights, positive numbers; for .npy edges, a .npy file of them.
-        edge_features: Edge columns of any kind, separated by commas, wildcards allowed; for .npy edges, a .npy.
+        weight_column: Edge column with weights, positive numbers; for .npy edges, a .npy file of them.
+        edge_feature_columns: Edge columns of any kind, separated by commas, wildcards allowed; for .npy edges, a .npy.
         num_nodes: Number of nodes when ids are 0..N-1 and nothing says N.
     """
 
     database: str | None = None
     split_by: str | None = None
     split_group: str | None = None
-    weight: str | None = None
-    edge_features: str | None = None
+    weight_column: str | None = None
+    edge_feature_columns: str | None = None
     num_nodes: int | None = None
 
 

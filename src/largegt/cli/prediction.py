@@ -19,7 +19,7 @@ def predict(
     run: Path, *, columns: Columns, out: Path = Path("predictions.parquet"), node: list[str] | None = None,
     split: str | None = None, probabilities: bool = False, new_nodes: str | None = None,
     new_edges: list[str] | None = None, new_features: str | None = None, csv_safe: bool = False,
-    draws: int | None = None, device: str | None = None, devices: int = 1, memory: str | None = None,
+    num_eval_samples: int | None = None, device: str | None = None, devices: int = 1, memory: str | None = None,
     overwrite: bool = False, trust_remote: bool = False,
 ) -> Result | None:  # fmt: skip
     """Predict every node of the store, or some, with your own ids in the result.
@@ -52,7 +52,7 @@ def predict(
     if not is_new and (new_edges or any(vars(columns).values())):
         raise ConfigError("--new-edges and column names go with --new-nodes: name the table of new nodes")
     options = PredictOptions(
-        out=out, ids=node, split=split, all_probabilities=probabilities, device=device, draws=draws, memory=memory,
+        out=out, ids=node, split=split, all_probabilities=probabilities, device=device, num_eval_samples=num_eval_samples, memory=memory,
         overwrite=overwrite, csv_safe=csv_safe,
     )  # fmt: skip
     given = {"nodes": new_nodes, "edges": new_edges or None, "features": new_features, **vars(columns)}
@@ -82,8 +82,8 @@ def _short(value: Any) -> str:
 
 @verb()
 def embed(
-    run: Path, *, out: Path = Path("embeddings.parquet"), part: str = "joined", node: list[str] | None = None,
-    split: str | None = None, nearest: str | None = None, top: int = 10, draws: int | None = None,
+    run: Path, *, out: Path = Path("embeddings.parquet"), layer: str = "output", node: list[str] | None = None,
+    split: str | None = None, nearest: str | None = None, top_k: int = 10, num_eval_samples: int | None = None,
     device: str | None = None, devices: int = 1, memory: str | None = None, overwrite: bool = False,
     trust_remote: bool = False,
 ) -> Result | None:  # fmt: skip
@@ -94,40 +94,40 @@ def embed(
     Args:
         run: The run's folder.
         out: Where to: .parquet, .npy or .npz.
-        part: joined (what the head reads), local or global.
+        layer: output (what the head reads), local or global.
         node: Embed this node (your own id). Repeat as needed.
         split: Embed this split; with --nearest, look there.
         nearest: Write nothing: show the nodes nearest to this one.
-        top: With --nearest: so many.
+        top_k: With --nearest: so many.
     """
     from largegt.inference.embed import SUFFIXES, Embedding, nearest_nodes
     from largegt.inference.predictor import PredictOptions
     from largegt.inference.writers import check_prediction_file
 
-    how: dict[str, Any] = {"split": split, "device": device, "draws": draws, "memory": memory}
+    how: dict[str, Any] = {"split": split, "device": device, "num_eval_samples": num_eval_samples, "memory": memory}
     if nearest is not None:
         if node or devices > 1:
             raise ConfigError("--nearest looks for one node in one process: leave out --node and --devices")
         with show.progress() as progress:
-            found = nearest_nodes(run, nearest, top, part=part, progress=progress, **how).to_pylist()
+            found = nearest_nodes(run, nearest, top_k, layer=layer, progress=progress, **how).to_pylist()
         rows = [(one["node"], show.plain(one["label"]), f"{one['similarity']:.4f}") for one in found]
-        title, heads = f"Nearest to {nearest} ({part})", ("node", "label", "similarity")
-        facts = {"node": nearest, "part": part, "nearest": found}
+        title, heads = f"Nearest to {nearest} ({layer})", ("node", "label", "similarity")
+        facts = {"node": nearest, "layer": layer, "nearest": found}
         return Result(facts, [show.Table(title, heads, rows, left=("label",))])
     check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
     options = PredictOptions(out=out, ids=node, overwrite=overwrite, **how)
-    written = _written(options, devices, lambda o: Embedding(run, o, part))
+    written = _written(options, devices, lambda o: Embedding(run, o, layer))
     if written is None:
         return None
     width = written.first.schema.field("embedding").type.list_size
-    facts = {"out": str(out), "rows": written.num_rows, "width": width, "part": part}
-    return Result(facts, [f"{written.num_rows:,} vectors of {width} numbers ({part}) in {out}"])
+    facts = {"out": str(out), "rows": written.num_rows, "width": width, "layer": layer}
+    return Result(facts, [f"{written.num_rows:,} vectors of {width} numbers ({layer}) in {out}"])
 
 
 @verb()
 def explain(
-    run: Path, *, node: str, out: Path | None = None, label: str | None = None, top: int = 15,
-    draws: int | None = None, device: str | None = None, memory: str | None = None, overwrite: bool = False,
+    run: Path, *, node: str, out: Path | None = None, label: str | None = None, top_k: int = 15,
+    num_eval_samples: int | None = None, device: str | None = None, memory: str | None = None, overwrite: bool = False,
     trust_remote: bool = False,
 ) -> Result:  # fmt: skip
     """Show which sampled nodes, contexts, labels and centroids carried what a LargeGT says of a node.
@@ -139,7 +139,7 @@ def explain(
         node: The node (your own id).
         out: Also write a .html page, a .svg picture or .json.
         label: The class or label to explain; else what is predicted.
-        top: Rows of each table.
+        top_k: Rows of each table.
     """
     from largegt.explanation.explanation import SUFFIXES
     from largegt.explanation.node import explain as run_explain
@@ -148,8 +148,8 @@ def explain(
     if out is not None:
         check_prediction_file(out, overwrite, "explanations", SUFFIXES)
     with show.progress() as progress:
-        found = run_explain(run, node, label, device, progress, draws, memory)
-    lines = found.text(top).rstrip("\n").split("\n")
+        found = run_explain(run, node, label, device, progress, num_eval_samples, memory)
+    lines = found.text(top_k).rstrip("\n").split("\n")
     if out is not None:
         found.write(out)
         lines += ["", f"Written to {out}"]

@@ -232,7 +232,7 @@ def note_first_run() -> None:
 
 def note_training(store: Any, config: Any, out: Any) -> None:
     """At a terminal: what begins, where its result will be, how to stop it. The progress bar shows the time left."""
-    most, budget = config.train.epochs, config.train.budget
+    most, budget = config.train.epochs, config.train.max_time
     how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
     if sys.stderr.isatty():
         _note(

@@ -1,4 +1,4 @@
-"""Verbs for graphs of others: synthesize, datasets, reproduce; and for looking things up: doctor, settings."""
+"""Verbs for graphs of others: generate, datasets, reproduce; and for looking things up: doctor, settings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ app.add_typer(datasets_app, name="datasets")
 
 
 @verb()
-def synthesize(
+def generate(
     *, like: str, out: Path, scale: float = 1.0, seed: int = 0, memory: str | None = None, overwrite: bool = False,
     settings: list[str] | None = None,
 ) -> Result:  # fmt: skip
     """Make a graph with the size and the character of a known dataset, to try a machine or a setting on.
 
-    Example:  largegt synthesize --like ogbn-products --scale 0.01 --out data/s
+    Example:  largegt generate --like ogbn-products --scale 0.01 --out data/s
 
     Nodes, edges, degrees, homophily, feature width, classes and split sizes are the dataset's (counts times --scale),
     the contents are random. Communities carry the classes: features alone tell some of a node's class, its neighbours
@@ -43,8 +43,8 @@ def synthesize(
         scale: How large, in units of the dataset: 0.01 is a hundredth of its nodes and edges.
         seed: Another seed is another graph of the same kind.
     """
+    from largegt.datasets.synthetic import generate as make_store
     from largegt.datasets.synthetic import ingest_config
-    from largegt.datasets.synthetic import synthesize as make_store
 
     config = ingest_config(like, **ingest_overrides(settings).model_dump(exclude_unset=True))
     with show.progress() as progress:
@@ -121,11 +121,11 @@ def ingest_named(
 @verb()
 def reproduce(
     what: str = "all", *, dataset: str = "ogbn-products", out: Path = Path("reproduce"), num_runs: int = 4,
-    budget: str | None = None, models: str | None = None, like: str | None = None, settings: list[str] | None = None,
+    max_time: str | None = None, models: str | None = None, like: str | None = None, settings: list[str] | None = None,
 ) -> Result:  # fmt: skip
     """Make the paper's tables and figures, on its datasets or on a graph of your own.
 
-    Example:  largegt reproduce table-main --dataset ogbn-products --budget 4h
+    Example:  largegt reproduce table-main --dataset ogbn-products --max-time 4h
 
     Example:  largegt reproduce all --dataset data/g --runs 2 --models graphsage,largegt-full --set train.epochs=10
 
@@ -138,7 +138,7 @@ def reproduce(
         dataset: A dataset of the paper (its store is looked for in data/NAME), or a store's folder.
         out: Where tables, figures, runs and the page go.
         num_runs: Runs of each model, with seeds 0, 1, …; the paper has 4.
-        budget: Wall-clock limit of each run: 90s, 30m, 4h.
+        max_time: Wall-clock limit of each run: 90s, 30m, 4h.
         models: Models to compare, with commas; the paper's when not given.
         like: Use the paper's settings for this dataset of its, on a store of your own.
     """
@@ -146,7 +146,7 @@ def reproduce(
 
     chosen = [name.strip() for name in models.split(",") if name.strip()] if models else None
     with show.progress() as progress, goes_on():
-        files = run_reproduce(what, dataset, out, num_runs, budget, chosen, settings or [], like, progress)
+        files = run_reproduce(what, dataset, out, num_runs, max_time, chosen, settings or [], like, progress)
 
     tables = [line for file in files if file.suffix == ".md" for line in file.read_text(encoding="utf-8").split("\n")]
     line = f"{len(files)} files in {out}: {', '.join(file.name for file in files)}"
@@ -178,7 +178,7 @@ def doctor(*, quick: bool = False) -> Result:
 
 
 @verb()
-def settings(section: str | None = None, *, recipes: bool = False) -> Result:
+def config(section: str | None = None, *, recipes: bool = False) -> Result:
     """List every setting with its default and what it means.
 
     --recipes lists what --recipe of train and prepare takes. A recipe of your own is a .toml file; with a line such as

@@ -44,13 +44,13 @@ def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None 
 @verb()
 def train(
     store: Path | None = None, *, out: Path = Path("runs/run"), configuration: ConfigOptions,
-    seed: int | None = None, epochs: int | None = None, budget: str | None = None, device: str | None = None,
+    seed: int | None = None, epochs: int | None = None, max_time: str | None = None, device: str | None = None,
     resume: bool = False, overwrite: bool = False, devices: int = 1, engine: str = "local",
     address: str | None = None, memory: str | None = None, no_wait: bool = False, trust_remote: bool = False,
 ) -> Result | None:  # fmt: skip
     """Train a model; prepares the store first where that is missing.
 
-    Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden=256
+    Example:  largegt train data/g --out runs/a --set train.epochs=20 --set model.hidden_dim=256
 
     A killed run goes on with:  largegt train --resume --out runs/a
 
@@ -77,7 +77,7 @@ def train(
         out: The run's folder.
         seed: Short for train.seed.
         epochs: Short for train.epochs.
-        budget: Short for train.budget: 90s, 30m, 4h.
+        max_time: Short for train.max_time: 90s, 30m, 4h.
         device: Short for train.device: auto, cpu or cuda.
         resume: Go on with the run in --out where it stopped.
         engine: Who starts --devices processes: local (this machine) or ray (a cluster).
@@ -86,7 +86,7 @@ def train(
     from largegt.training.trainer import check_out
     from largegt.training.trainer import train as run_train
 
-    given = {"train.seed": seed, "train.epochs": epochs, "train.budget": budget, "train.device": device}
+    given = {"train.seed": seed, "train.epochs": epochs, "train.max_time": max_time, "train.device": device}
     overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
     check_engine(engine)
     if store is None:
@@ -138,13 +138,13 @@ def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, A
 
 @verb()
 def tune(
-    store: Path, *, out: Path = Path("tune"), trials: int = 30, budget: str | None = None,
+    store: Path, *, out: Path = Path("tune"), trials: int = 30, max_time: str | None = None,
     configuration: ConfigOptions, search: list[str] | None = None, only: bool = False, final: int = 0, seed: int = 0,
     memory: str | None = None,
 ) -> Result:  # fmt: skip
     """Search the settings that do best on the validation nodes of a store.
 
-    Example:  largegt tune data/g --trials 30 --budget 1h --out tune
+    Example:  largegt tune data/g --trials 30 --max-time 1h --out tune
 
     Then:  largegt train data/g --recipe tune/best.toml --out runs/best
 
@@ -157,17 +157,17 @@ def tune(
 
     * a range:  --search train.learning_rate=1e-4..1e-2:log
 
-    * a choice:  --search model.hidden=64,128 --search 'model.fanouts=[20,10],[10,5]'
+    * a choice:  --search model.hidden_dim=64,128 --search 'model.fanouts=[20,10],[10,5]'
 
     The folder gets best.toml (a recipe), trials.csv, tune.md and tune.html. If it is killed, the same command goes on
-    where it stopped; with more --trials or a longer --budget it goes further. It needs Optuna:
+    where it stopped; with more --trials or a longer --max-time it goes further. It needs Optuna:
     pip install 'largegt\\[tune]'
 
     Args:
         store: The store: a folder or a URL.
         out: Folder for the trials and what they show.
         trials: Trials in all, those that are in --out already included.
-        budget: Wall-clock limit of all trials together: 90s, 30m, 4h. --final is beyond it.
+        max_time: Wall-clock limit of all trials together: 90s, 30m, 4h. --final is beyond it.
         search: Search this setting over these values. Repeat as needed.
         only: Search nothing but what --search names.
         final: Train the best settings with so many seeds and score them on test.
@@ -179,7 +179,7 @@ def tune(
     asked = {name: value for name, value in vars(configuration).items() if name != "settings"}
     with show.progress() as progress, goes_on():
         found = run_tune(
-            store, out, trials, budget, search=search or [], only=only, final=final, seed=seed, progress=progress,
+            store, out, trials, max_time, search=search or [], only=only, final=final, seed=seed, progress=progress,
             memory=memory, overrides=configuration.settings or [], **asked,
         )  # fmt: skip
     best = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
@@ -194,7 +194,7 @@ def tune(
     if found.num_prepared:
         blocks.append(f"Preparations made on the way: {found.num_prepared}, in {found.store / 'prepared'}")
     if found.stopped:
-        blocks.append(f"Ended early: {found.stopped}; a longer --budget goes on.")
+        blocks.append(f"Ended early: {found.stopped}; a longer --max-time goes on.")
     if found.final:
         blocks += ["", f"The best settings with {len(found.final)} seeds: {found.final_in_words()}"]
     next_step = f"Next: largegt train {quoted(found.store)} --recipe {quoted(found.recipe)} --out runs/best"
@@ -203,7 +203,7 @@ def tune(
 
 @verb()
 def evaluate(
-    run: Path, *, split: str = "test", draws: int | None = None, device: str | None = None, devices: int = 1,
+    run: Path, *, split: str = "test", num_eval_samples: int | None = None, device: str | None = None, devices: int = 1,
     trust_remote: bool = False,
 ) -> Result | None:  # fmt: skip
     """Score a run's best weights on a split.
@@ -218,7 +218,7 @@ def evaluate(
 
     is_silent = launch_ranks(devices, lambda: AGAIN)
     with show.progress(is_silent) as progress:
-        scores = run_evaluate(run, split, progress, device, draws)
+        scores = run_evaluate(run, split, progress, device, num_eval_samples)
     if is_silent:
         return None
     rows = [(name, f"{score:.4f}") for name, score in scores.items()]

@@ -77,7 +77,7 @@ def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
         names = [other.split(".") for other in known]
         same_table = [".".join(parts[: len(path)]) for parts in names if parts[: len(path) - 1] == path[:-1]]
         hint = nearest(name, same_table) or nearest(name, known)
-        return ConfigError(f"unknown setting {name!r}{hint}; largegt settings lists all")
+        return ConfigError(f"unknown setting {name!r}{hint}; largegt config lists all")
     if first["type"] == "value_error":
         return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
     if first["type"] == "model_type":

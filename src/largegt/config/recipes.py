@@ -102,7 +102,7 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
     if recipe == AUTO:
         raise ConfigError("recipe auto looks at a store first: lg.auto_config(store), or train data/g --recipe auto")
     raise ConfigError(
-        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; largegt settings --recipes lists all {len(known)}, "
+        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; largegt config --recipes lists all {len(known)}, "
         "or give a .toml file"
     )
 

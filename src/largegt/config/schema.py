@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from largegt.errors import ConfigError
-from largegt.types import MISSING_MARKERS, Direction, ModelName, PathLike, Task
+from largegt.types import MISSING_MARKERS, Direction, ModelName, Normalization, PathLike, TablePlace, Task
 
 from .describe import Settings, apply_override, build, seconds, several, to_toml
 from .recipes import read_recipe
@@ -26,33 +26,33 @@ class IngestConfig(Settings):
     """How files become a store."""
 
     name: str = ""
-    """What the graph is called in tables; the folder's name when empty."""
+    """Name of the graph in tables; the folder's name when empty."""
     undirected: bool = False
     """Add the inverse of every edge. Without it edges keep the direction they have in the file."""
     feature_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the stored features."""
     task: Literal["auto"] | Task = "auto"
     """What the labels are. auto: several label columns are multilabel, fractions regression, two values binary."""
-    split: tuple[float, float, float] = (0.5, 0.25, 0.25)
-    """Shares of train, valid and test when no split is given."""
+    split_fractions: tuple[float, float, float] = (0.5, 0.25, 0.25)
+    """Fractions of train, validation and test nodes when no split is given."""
     split_seed: int = Seed
-    """Seed of a split we make."""
+    """Seed of a random split."""
     stratify: bool = False
-    """Keep each class's share in every part of a split we make."""
+    """Random splits keep the class proportions in every part."""
     unknown_ids: Literal["error", "drop"] = "error"
     """What to do with an edge whose end is not in the node table."""
     missing_values: Literal["auto", "mean", "refuse"] = "auto"
     """Missing features: the mean of the training nodes, or an error. auto: the mean in tables, an error in arrays."""
     missing_markers: tuple[str, ...] = MISSING_MARKERS
     """Cells that stand for a missing feature or label; empty cells always do."""
-    kinds: tuple[str, ...] = ()
-    """Kinds of columns that are not to be inferred: city=category, zip=ignore, separated by commas."""
+    column_kinds: tuple[str, ...] = ()
+    """Kinds of columns that override the inferred ones: city=category, zip=ignore, separated by commas."""
     text_model: str = ""
     """Folder of a local sentence-transformers model that embeds columns of text. Empty: their words are hashed."""
     parallel_edges: Literal["sum", "count", "last"] = "sum"
     """Edges between the same nodes: weights are added, edges are counted as the weight, or the last one counts."""
 
-    @field_validator("split", "missing_markers", "kinds", mode="before")
+    @field_validator("split_fractions", "missing_markers", "column_kinds", mode="before")
     @classmethod
     def _read_several(cls, value: Any) -> Any:
         return several(value)
@@ -64,60 +64,58 @@ class LocalNodesConfig(Settings):
     k: int = Field(default=50, ge=1, le=_MANY)
     """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
     direction: Direction = "both"
-    """Which edges lead to neighbours: out, in, or both (the undirected view). Contexts too, unless apart."""
-    hop1_share: float | None = Field(default=None, ge=0, le=1)
-    """Share of the K - 1 slots for one-hop neighbours, the rest for nodes at distance two. none: uniform over both."""
-    nodes: Literal["labelled", "all"] = "labelled"
-    """Which nodes get a row now. Others are sampled when a prediction asks for them."""
+    """Which edges lead to neighbours: out, in, or both (the undirected view)."""
+    hop1_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Fraction of the K - 1 slots for one-hop neighbours, the rest for two-hop ones. none: uniform over both."""
+    target_nodes: Literal["labelled", "all"] = "labelled"
+    """Which nodes to prepare now; a prediction prepares others when it needs them."""
     seed: int = Seed
     """Seed of the sample."""
-    weighted: bool | Literal["auto"] = "auto"
-    """Draw neighbours in proportion to edge weights. auto: where the store has weights."""
-    near: bool = False
-    """Read which local nodes an edge joins to the node; set by model.distances and model.label_surroundings."""
+    use_edge_weights: bool | Literal["auto"] = "auto"
+    """Sample neighbours in proportion to edge weights. auto: where the store has weights."""
 
     def relevant(self) -> dict[str, Any]:
         """The settings that a sample depends on: where nothing is sampled, not those of the sample."""
-        sampling = {"hop1_share", "seed", "weighted"} if self.k == 1 else set()
-        return self.model_dump(mode="json", exclude={*sampling, "near"})
+        unused = {"hop1_fraction", "seed", "use_edge_weights"} if self.k == 1 else None
+        return self.model_dump(mode="json", exclude=unused)
 
 
 class TokensConfig(Settings):
     """The rows that tokens are gathered from."""
 
-    hops: int = Field(default=2, ge=0, le=100)
+    num_hops: int = Field(default=2, ge=0, le=100)
     """A token row holds the node's features H and their contexts ÃH, Ã²H, … up to this power; the paper has 2."""
 
-    standardize: bool | Literal["whole", "auto"] = True
-    """Every feature to mean 0 and variance 1; whole: all divided by one number, for words. auto: looks. Paper: no."""
+    normalize: Normalization = "per_feature"
+    """per_feature: mean 0, variance 1. global: divide all by one number (bags of words). auto: decided by the data."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
-    nodes: Literal["sampled", "reachable", "all"] = "sampled"
-    """Which nodes get a token row: sampled ones, reachable (all within two hops, for fresh samples), or all."""
-    contexts: Literal["together", "apart"] = "together"
-    """apart: contexts along and against the edges of a directed graph are tokens of their own, 1 + 2·hops a node."""
-    degrees: bool = False
+    precompute_for: Literal["sampled", "reachable", "all"] = "sampled"
+    """Nodes with a stored token row: the sampled ones, all within two hops (for later samples), or all."""
+    separate_directions: bool = False
+    """Directed graphs: separate context tokens along out- and in-edges, 1 + 2·num_hops tokens per local node."""
+    add_degrees: bool = False
     """Add log(1 + degree) to the features: one column for an undirected graph, out and in for a directed one."""
-    weighted: bool | Literal["auto"] = "auto"
+    use_edge_weights: bool | Literal["auto"] = "auto"
     """Contexts are means weighted by edge weights. auto: where the store has weights."""
-    edge_features: bool | Literal["auto"] = "auto"
-    """Contexts have the means of edge features behind those of node features. auto: where the store has some."""
+    use_edge_features: bool | Literal["auto"] = "auto"
+    """Append the mean edge features to the contexts. auto: where the store has edge features."""
 
 
-class PositionsConfig(Settings):
+class PositionalEncodingConfig(Settings):
     """Positional encodings for the GlobalModule."""
 
-    method: Literal["projection", "node2vec", "laplacian", "none"] = "projection"
-    """projection: powers of the adjacency, seconds. node2vec: the paper's, slow. laplacian: eigenvectors. none."""
+    method: Literal["random_projection", "node2vec", "laplacian", "none"] = "random_projection"
+    """random_projection: of adjacency powers, fast. node2vec: the paper's, slow. laplacian: eigenvectors."""
     dim: int = Field(default=64, ge=1, le=_WIDE)
     """Width of the encoding."""
     seed: int = Seed
     """Seed of the projection or of the walks and the skip-gram."""
     projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
-    """projection: weight of each power of the adjacency, from the first on."""
+    """random_projection: weight of each power of the adjacency, from the first on."""
     walk_length: int = Field(default=40, ge=2, le=_MANY)
     """node2vec: nodes in a walk."""
-    context: int = Field(default=20, ge=2, le=_MANY)
+    context_size: int = Field(default=20, ge=2, le=_MANY)
     """node2vec: nodes in a window of the walk."""
     walks_per_node: int = Field(default=10, ge=1, le=_MANY)
     """node2vec: walks that start at each node."""
@@ -125,7 +123,7 @@ class PositionsConfig(Settings):
     """node2vec: return parameter; small values go back often."""
     q: float = Field(default=1.0, gt=0)
     """node2vec: in-out parameter; small values go outwards."""
-    negatives: int = Field(default=1, ge=1, le=_MANY)
+    num_negative_samples: int = Field(default=1, ge=1, le=_MANY)
     """node2vec: random walks contrasted with each real one."""
     epochs: int = Field(default=1, ge=1)
     """node2vec: passes over all walks."""
@@ -139,20 +137,11 @@ class PositionsConfig(Settings):
         every = self.model_dump(mode="json")
         read_by = {
             "none": {"method"},
-            "projection": {"method", "dim", "seed", "projection_weights"},
+            "random_projection": {"method", "dim", "seed", "projection_weights"},
             "laplacian": {"method", "dim"},
             "node2vec": set(every) - {"projection_weights"},
         }
         return {name: value for name, value in every.items() if name in read_by[self.method]}
-
-
-class LabelContextsConfig(Settings):
-    """Training labels around a node, for models that read them."""
-
-    hops: int = Field(default=0, ge=0, le=2)
-    """Count training labels so many hops around each node, its own left out; set by model.label_contexts."""
-    local: bool = False
-    """Count training labels around every node that has token rows as well; set by model.label_surroundings."""
 
 
 class PrepareConfig(Settings):
@@ -160,21 +149,20 @@ class PrepareConfig(Settings):
 
     local_nodes: LocalNodesConfig = LocalNodesConfig()
     tokens: TokensConfig = TokensConfig()
-    positions: PositionsConfig = PositionsConfig()
-    labels: LabelContextsConfig = LabelContextsConfig()
+    positional_encoding: PositionalEncodingConfig = PositionalEncodingConfig()
 
     @property
     def can_resample(self) -> bool:
         """Whether every other sample finds its token rows."""
-        return self.tokens.nodes != "sampled" or self.local_nodes.k == 1
+        return self.tokens.precompute_for != "sampled" or self.local_nodes.k == 1
 
     def reachable(self) -> PrepareConfig:
         """The same with token rows of every node in reach, so that other samples can be drawn."""
-        return self if self.can_resample else self._with(tokens={"nodes": "reachable"})
+        return self if self.can_resample else self._with(tokens={"precompute_for": "reachable"})
 
     def for_all_nodes(self) -> PrepareConfig:
         """The same with a row for every node."""
-        return self._with(local_nodes={"nodes": "all"})
+        return self._with(local_nodes={"target_nodes": "all"})
 
     def for_model(self, name: ModelName) -> PrepareConfig:
         """What a model of this name needs, and as set here where it can do with anything."""
@@ -183,44 +171,53 @@ class PrepareConfig(Settings):
     def serves(self, name: ModelName) -> bool:
         """Whether a model of this name can be trained on what is prepared so. More local nodes or hops than it reads
         do no harm; rows that are not there do."""
-        needed = _NEEDS.get(name, {}).get("tokens", {}).get("nodes", self.tokens.nodes)
-        return bool(self.tokens.nodes == needed)
+        needed = _NEEDS.get(name, {}).get("tokens", {}).get("precompute_for", self.tokens.precompute_for)
+        return bool(self.tokens.precompute_for == needed)
 
     def _with(self, **tables: dict[str, Any]) -> PrepareConfig:
         changed = {table: getattr(self, table).model_copy(update=update) for table, update in tables.items()}
         return self.model_copy(update=changed)
 
 
+class ResolvedPrepareConfig(PrepareConfig):
+    """The settings of a preparation, and the label inputs of the model that it is for."""
+
+    neighbor_label_hops: int = Field(default=0, ge=0, le=2)
+    """Count the training labels within this many hops of each prepared node, without its own."""
+    local_label_histograms: bool = False
+    """Count the training labels around every node that has a token row."""
+
+
 class CodebookConfig(Settings):
     """The GlobalModule's codebook and its attention (Algorithm 3)."""
 
-    centroids: int = Field(default=1024, ge=1, le=2**24)
+    num_centroids: int = Field(default=1024, ge=1, le=2**24)
     """Size of the codebook (the paper's B, 4096 there)."""
-    width: int = Field(default=64, ge=1, le=_WIDE)
+    dim: int = Field(default=64, ge=1, le=_WIDE)
     """Width of MLP_a's output, the feature half of a centroid."""
-    heads: int = Field(default=2, ge=1, le=_WIDE)
+    num_heads: int = Field(default=2, ge=1, le=_WIDE)
     """Attention heads over the codebook."""
-    head_width: int | None = Field(default=None, ge=1, le=_WIDE)
-    """Width of a head; hidden / heads when not given."""
-    decay: float = Field(default=0.99, gt=0, lt=1)
+    head_dim: int | None = Field(default=None, ge=1, le=_WIDE)
+    """Width of a head; hidden_dim / num_heads when not given."""
+    ema_decay: float = Field(default=0.99, gt=0, lt=1)
     """Decay of the EMA k-means."""
-    epsilon: float = Field(default=1e-5, gt=0)
+    eps: float = Field(default=1e-5, gt=0)
     """Laplace smoothing of the cluster sizes."""
-    revive_below: float = Field(default=0.05, ge=0)
+    dead_code_threshold: float = Field(default=0.05, ge=0)
     """A centroid whose EMA size falls below this moves to a random node of the batch. 0, as published: never."""
     variant: Literal["largegt", "goat"] = "largegt"
     """goat: GOAT's own attention and start of the codebook, for goat-global and goat-full; never revives centroids."""
 
 
 _OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
-_OWN_FEATURES = _OWN_ROW | {"tokens": {"hops": 0}}
-_ALL_FEATURES = _OWN_ROW | {"tokens": {"hops": 0, "nodes": "all"}}
+_OWN_FEATURES = _OWN_ROW | {"tokens": {"num_hops": 0}}
+_ALL_FEATURES = _OWN_ROW | {"tokens": {"num_hops": 0, "precompute_for": "all"}}
 
 _NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
-    "largegt-local": {"positions": {"method": "none"}},
+    "largegt-local": {"positional_encoding": {"method": "none"}},
     "largegt-global": _OWN_ROW,
     "mlp": _OWN_ROW,
-    "sgc": _OWN_ROW | {"tokens": {"contexts": "together"}},
+    "sgc": _OWN_ROW | {"tokens": {"separate_directions": False}},
     "sign": _OWN_ROW,
     "nagphormer": _OWN_ROW,
     "goat-global": _OWN_ROW,
@@ -240,19 +237,19 @@ class ModelConfig(Settings):
 
     name: ModelName = "largegt-full"
     """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule), or one of the baselines."""
-    hidden: int = Field(default=128, ge=1, le=_WIDE)
+    hidden_dim: int = Field(default=128, ge=1, le=_WIDE)
     """Hidden width."""
-    heads: int = Field(default=2, ge=1, le=_WIDE)
+    num_heads: int = Field(default=2, ge=1, le=_WIDE)
     """Attention heads of the LocalModule, and of the baselines that attend."""
-    head_width: int | None = Field(default=None, ge=1, le=_WIDE)
-    """Width of each head; hidden / heads when not given. The published configuration has hidden."""
+    head_dim: int | None = Field(default=None, ge=1, le=_WIDE)
+    """Width of each head; hidden_dim / num_heads when not given. The published configuration has hidden_dim."""
     num_layers: int = Field(default=1, ge=1, le=1000)
     """Encoder layers of the LocalModule and of nagphormer; hidden layers of sign's head, one fewer than mlp's."""
     fanouts: tuple[int, ...] = (20, 10)
     """Neighbours drawn per hop, from the node outwards; its length is the number of layers; -1 takes all."""
-    encoder_ffn: float = Field(default=2.0, ge=0, le=1000)
-    """Width of the encoder's feed-forward part as a multiple of hidden; 0 leaves it out, as published."""
-    hop_embeddings: bool = True
+    ffn_ratio: float = Field(default=2.0, ge=0, le=1000)
+    """Width of the encoder's feed-forward part as a multiple of hidden_dim; 0 leaves it out, as published."""
+    hop_embedding: bool = True
     """Add a learned vector to each token that says its hop and whether it is the node's own. Off as published."""
     encoder_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout on what the encoder's layers add."""
@@ -268,21 +265,21 @@ class ModelConfig(Settings):
     """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, the form of its first paper."""
     init: Literal["default", "normal"] = "default"
     """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
-    label_contexts: int = Field(default=0, ge=0, le=2)
-    """LargeGT: hops around a node whose training labels it is told, as shares, without its own. 0 as published."""
-    label_tokens: bool = False
-    """LargeGT: labels of training nodes among a node's local nodes are inputs, its own is not. Off as published."""
-    label_surroundings: bool = False
-    """LargeGT: each local node tells the shares of training labels around it, the node's own left out. Off: paper."""
-    distances: bool = False
-    """LargeGT: tokens say whether an edge joins their local node to the node, or it is farther. Off as published."""
-    node_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """LargeGT: share of the local nodes, the node itself apart, that a training step leaves out."""
+    neighbor_label_hops: int = Field(default=0, ge=0, le=2)
+    """LargeGT: input the label distribution of the training nodes within this many hops, without the node's own label."""
+    label_embeddings: bool = False
+    """LargeGT: embed the labels of local nodes that are training nodes; never the node's own."""
+    local_label_histograms: bool = False
+    """LargeGT: input the label distribution around each local node, without the node's own label."""
+    hop_distance_embedding: bool = False
+    """LargeGT: embed whether a local node is one or two hops away."""
+    local_node_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """LargeGT: fraction of the local nodes that a training step drops, never the node itself."""
     codebook: CodebookConfig = CodebookConfig()
 
     @property
-    def reads_surroundings(self) -> bool:
-        """Whether a model of this name can be told of its local nodes."""
+    def has_local_module(self) -> bool:
+        """Whether the model has a LocalModule, which takes inputs per local node."""
         return self.name in ("largegt-full", "largegt-local")
 
     @field_validator("fanouts", mode="before")
@@ -301,10 +298,12 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelConfig:
-        if self.head_width is None and self.hidden % self.heads:
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), or give head_width")
-        if self.codebook.head_width is None and self.hidden % self.codebook.heads:
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of codebook.heads ({self.codebook.heads})")
+        for owner, prefix in ((self, ""), (self.codebook, "codebook.")):
+            if owner.head_dim is None and self.hidden_dim % owner.num_heads:
+                raise ValueError(
+                    f"hidden_dim ({self.hidden_dim}) must be a multiple of {prefix}num_heads ({owner.num_heads}), "
+                    f"or give {prefix}head_dim"
+                )
         return self
 
     @model_validator(mode="after")
@@ -326,32 +325,32 @@ class TrainConfig(Settings):
     eval_batch_size: int = Field(default=2048, ge=1, lt=2**31)
     """Nodes per step of evaluation and prediction."""
     resample: Literal["never", "epoch"] = "never"
-    """epoch: train on fresh local nodes every epoch, drawn in the background. Needs the store while training."""
-    draws: int = Field(default=1, ge=1, le=_MANY)
-    """Draws of local nodes that test scores and predictions are averaged over; validation has one."""
-    weight_average: float = Field(default=0.0, ge=0, lt=1)
-    """Score an exponential moving average of the weights, with this decay per step; 0: the weights themselves."""
-    consistency: float = Field(default=0.0, ge=0)
-    """Weight of a second loss, for few labels: two views of a node without one are to be predicted alike. 0: none."""
-    consistency_nodes: int = Field(default=256, ge=1, lt=2**31)
-    """consistency: nodes without a training label in each step."""
-    consistency_confidence: float = Field(default=0.7, ge=0, lt=1)
-    """consistency: only nodes whose views together give a class at least this probability count. 0: all of them."""
+    """epoch: sample new local nodes every epoch, in the background. Needs the store while training."""
+    num_eval_samples: int = Field(default=1, ge=1, le=_MANY)
+    """Average test scores and predictions over this many samples of local nodes; validation uses one."""
+    ema_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Validate, save and predict with a moving average of the weights, with this decay per step; 0: off."""
+    consistency_weight: float = Field(default=0.0, ge=0)
+    """Weight of the consistency loss: two samples of an unlabelled node shall give the same prediction. 0: off."""
+    consistency_batch_size: int = Field(default=256, ge=1, lt=2**31)
+    """Unlabelled nodes per step for the consistency loss."""
+    consistency_threshold: float = Field(default=0.7, ge=0, lt=1)
+    """The consistency loss counts nodes whose average prediction has at least this probability. 0: all."""
     optimizer: Literal["adam", "adamw"] = "adamw"
     """Which optimizer."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
-    """Step size; the peak of it under one-cycle and polynomial."""
+    """Step size; its peak under cosine and linear."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Weight decay (decoupled with adamw)."""
-    schedule: Literal["constant", "one-cycle", "polynomial"] = "one-cycle"
-    """one-cycle: linear warm-up, then cosine to zero. polynomial: then linearly to end_learning_rate. constant."""
-    warmup: float = Field(default=0.1, ge=0, lt=1)
-    """one-cycle, polynomial: share of all steps spent warming up."""
+    lr_scheduler: Literal["constant", "cosine", "linear"] = "cosine"
+    """cosine: linear warm-up, then cosine to zero. linear: warm-up, then linearly to min_learning_rate."""
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """cosine, linear: fraction of all steps spent warming up."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """one-cycle, polynomial: steps spent warming up; replaces the share when given."""
-    end_learning_rate: float = Field(default=0.0, ge=0)
-    """polynomial: step size at the last step."""
-    clip_norm: float | None = Field(default=1.0, gt=0)
+    """cosine, linear: steps spent warming up; replaces warmup_ratio when given."""
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    """linear: step size at the last step."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Largest norm of a gradient; none switches clipping off."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Label smoothing of the cross-entropy."""
@@ -361,49 +360,44 @@ class TrainConfig(Settings):
     """Validation metric that picks the best epoch, say f1. auto: accuracy, roc_auc for binary and multilabel, rmse."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many epochs without a better validation score; none trains to the end."""
-    budget: str | None = None
+    max_time: str | None = None
     """Wall-clock limit such as 90s, 30m or 4h: training ends cleanly there with the best result kept."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU that supports it, 32-true otherwise and on every CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
-    compile: Literal["auto", "yes", "no"] = "auto"
-    """Fuse the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
-    distinct: Literal["auto", "yes", "no"] = "auto"
-    """Compute a repeated token once, with log(multiplicity) in its score; its copies share dropout. auto: on a CPU."""
-    inference: Literal["full", "sampled"] = "full"
-    """Message-passing baselines are scored over all neighbours, layer by layer, or over sampled ones as in training."""
-    checkpoint_every: int = Field(default=1, ge=1)
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
+    deduplicate_tokens: bool | Literal["auto"] = "auto"
+    """Compute a repeated token once, with log(multiplicity) in its score; copies share dropout. auto: on a CPU."""
+    layerwise_inference: bool = True
+    """Score message-passing baselines over all neighbours, layer by layer; false: over sampled ones, as in training."""
+    checkpoint_every_n_epochs: int = Field(default=1, ge=1)
     """Epochs between checkpoints to resume from."""
-    wandb: str | None = None
+    wandb_project: str | None = None
     """Weights & Biases project to log to as well; needs the wandb extra."""
+    token_table: TablePlace = "auto"
+    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. Results do not depend on it."""
 
     @model_validator(mode="after")
     def _check_end(self) -> TrainConfig:
-        if self.schedule == "polynomial" and self.end_learning_rate > self.learning_rate:
+        if self.lr_scheduler == "linear" and self.min_learning_rate > self.learning_rate:
             raise ValueError(
-                f"end_learning_rate ({self.end_learning_rate:g}) is above learning_rate ({self.learning_rate:g})"
+                f"min_learning_rate ({self.min_learning_rate:g}) is above learning_rate ({self.learning_rate:g})"
             )
         return self
 
-    @field_validator("budget", mode="before")
+    @field_validator("max_time", mode="before")
     @classmethod
-    def _check_budget(cls, budget: Any) -> Any:
+    def _check_max_time(cls, max_time: Any) -> Any:
         """A bare number is seconds; what is no duration is refused now, not after the preparation."""
-        if budget is None:
+        if max_time is None:
             return None
         try:
-            seconds(str(budget))
+            seconds(str(max_time))
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        return str(budget)
-
-
-class TableConfig(Settings):
-    """The token table during training. Results do not depend on it."""
-
-    table: Literal["auto", "gpu", "host", "disk"] = "auto"
-    """Where token rows lie: in the GPU's memory, in this machine's (pinned), or on disk. auto: the first with room."""
+        return str(max_time)
 
 
 class Config(Settings):
@@ -412,7 +406,6 @@ class Config(Settings):
     prepare: PrepareConfig = PrepareConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    tokens: TableConfig = TableConfig()
 
     @classmethod
     def from_recipe(cls, recipe: PathLike | Config = "default", overrides: Iterable[str] = ()) -> Config:
@@ -424,20 +417,19 @@ class Config(Settings):
         return build(cls, tree)
 
     @property
-    def preparation(self) -> PrepareConfig:
+    def preparation(self) -> ResolvedPrepareConfig:
         """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
-        scoring draws fresh samples."""
+        scoring samples again."""
         model, needed = self.model, self.prepare.for_model(self.model.name)
-        counts_locally = model.reads_surroundings and model.label_surroundings
-        is_near = model.reads_surroundings and (model.distances or model.label_surroundings)
-        needed = needed._with(
-            local_nodes={"near": needed.local_nodes.near or is_near},
-            labels={
-                "hops": max(needed.labels.hops, model.label_contexts),
-                "local": needed.labels.local or counts_locally,
-            },
+        if self.train.resample == "epoch" or self.train.num_eval_samples > 1:
+            needed = needed.reachable()
+        return ResolvedPrepareConfig(
+            local_nodes=needed.local_nodes,
+            tokens=needed.tokens,
+            positional_encoding=needed.positional_encoding,
+            neighbor_label_hops=model.neighbor_label_hops,
+            local_label_histograms=model.has_local_module and model.local_label_histograms,
         )
-        return needed.reachable() if self.train.resample == "epoch" or self.train.draws > 1 else needed
 
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""

@@ -66,11 +66,11 @@ def additions_in_files(
     database = others.get("database")
     for role, what in (("id", nodes), ("label", nodes), ("split", nodes), ("source", edges), ("target", edges)):
         name = remembered.get(role)
-        if not others.get(role) and name and what is not None and is_table(what, database):
+        if not others.get(f"{role}_column") and name and what is not None and is_table(what, database):
             there = Table(what, database).columns
             known = [one for one in ([name] if isinstance(name, str) else name) if one in there]
             if known:
-                others[role] = known if role == "label" else known[0]
+                others[f"{role}_column"] = known if role == "label" else known[0]
     with_features = nodes if features is None else features
     fitted = store.columns
     if fitted is not None and not feature_columns and with_features is not None and is_table(with_features, database):

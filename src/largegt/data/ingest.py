@@ -77,7 +77,9 @@ def ingest(
     with ArrayWriter(out, KIND, replace=overwrite, identity=identity) as writer:
         opened = source.opened(writer.partial / _TABLES, config, budget // 2, count, engine is not None)
         if engine is not None and opened.edges.feature_names:
-            raise ConfigError("edge features are not read on a cluster: leave --engine ray out, or --edge-features")
+            raise ConfigError(
+                "edge features are not read on a cluster: leave --engine ray out, or --edge-feature-columns"
+            )
         workers = engine or Threads(budget, count)
         work = _Work(opened, writer, config, report, count, budget, workers, engine is not None)
         notes = {"column_names": dict(opened.column_names)} if opened.column_names else None
@@ -313,11 +315,11 @@ def _split(source: Source, config: IngestConfig, nodes: NodeIds, encoded: Encode
     labelled = label_encoding.labelled(values, encoded.task)
     part = source.splits
     if part is None and "time" in source.split_columns:
-        return split_by_time(source.split_columns["time"], labelled, config.split)
+        return split_by_time(source.split_columns["time"], labelled, config.split_fractions)
     if part is None and "group" in source.split_columns:
-        return split_by_group(source.split_columns["group"], labelled, config.split, config.split_seed)
+        return split_by_group(source.split_columns["group"], labelled, config.split_fractions, config.split_seed)
     if part is None:
-        return made_split(values, labelled, config.split, config.split_seed, config.stratify)
+        return made_split(values, labelled, config.split_fractions, config.split_seed, config.stratify)
     if part.codes is not None:
         split = part.codes
         if part.ids is not None:

@@ -142,17 +142,17 @@ def files(
     features: Any = None,
     labels: Any = None,
     splits: Any = None,
-    source: str | None = None,
-    target: str | None = None,
-    id: str | None = None,
-    label: str | Sequence[str] | None = None,
+    source_column: str | None = None,
+    target_column: str | None = None,
+    id_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
     feature_columns: str | Sequence[str] | None = None,
-    split: str | None = None,
+    split_column: str | None = None,
     split_by: str | None = None,
     split_group: str | None = None,
     num_nodes: int | None = None,
-    weight: str | None = None,
-    edge_features: str | Sequence[str] | None = None,
+    weight_column: str | None = None,
+    edge_feature_columns: str | Sequence[str] | None = None,
     database: str | None = None,
 ) -> FileSource:
     """A graph in tables and files.
@@ -164,28 +164,32 @@ def files(
     features: features in a file of their own: `.npy`, `.npz` (SciPy CSR), or a table in the order of the nodes.
     labels: labels in a file of their own: `.npy`, or a table with or without ids.
     splits: the split in a file of its own: `.npz` with train, valid and test, or a table with or without ids.
-    source, target, id, split: column names. Without them the usual names are looked for.
-    label, feature_columns: one or several columns (a list, or a comma list), globs allowed (`f*`). Without
+    source_column, target_column, id_column, split_column: names. Without them the usual names are looked for.
+    label_column, feature_columns: one or several columns (a list, or a comma list), globs allowed (`f*`). Without
     feature_columns, all other columns of the node table are features.
     split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test).
     split_group: a column; nodes with the same value are in the same part of the split.
     num_nodes: the number of nodes, where ids are 0 to N-1 and no table has them.
-    weight: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file with a number per edge.
-    edge_features: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
+    weight_column: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file with a number per edge.
+    edge_feature_columns: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
     database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
     """
-    found = FileSource(id, _names(label), _names(feature_columns), split, labels is None, splits is None, database)
-    found.take_edges(edges, source, target, weight, edge_features)
+    found = FileSource(
+        id_column, _names(label_column), _names(feature_columns), split_column, labels is None, splits is None, database
+    )
+    found.take_edges(edges, source_column, target_column, weight_column, edge_feature_columns)
     found.take_nodes(nodes, own_features=features is None)
     found.take_features(features)
     found.take_labels(labels)
     found.take_splits(splits)
     found.take_split_columns(split_by, split_group)
-    if found.split_columns and (splits is not None or split is not None):
+    if found.split_columns and (splits is not None or split_column is not None):
         raise InputError("a split is given: leave out split_by and split_group, or the split")
     found.num_nodes = _checked_count(num_nodes)
-    found.name_input([source, target, id, label, feature_columns, split, split_by, split_group, num_nodes, weight,
-                      edge_features])  # fmt: skip
+    found.name_input([
+        source_column, target_column, id_column, label_column, feature_columns, split_column, split_by, split_group,
+        num_nodes, weight_column, edge_feature_columns,
+    ])  # fmt: skip
     return found
 
 
@@ -319,7 +323,7 @@ class FileSource:
         unused = [name for name in table.columns if name not in (first, second, weight, *chosen)]
         if unused:
             self.notes.append(
-                f"{table.where}: {_some(unused)}: not used, as neither weight nor edge_features names them"
+                f"{table.where}: {_some(unused)}: not used, as neither weight_column nor edge_feature_columns names them"
             )
         self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
 
@@ -493,7 +497,7 @@ class FileSource:
 def column_options(config: IngestConfig, names: Sequence[str] = ()) -> ColumnOptions:
     """How columns are encoded; `names` keeps the kinds of these columns alone."""
     kinds: dict[str, str] = {}
-    for entry in config.kinds:
+    for entry in config.column_kinds:
         name, _, kind = entry.rpartition("=")
         if not name:
             raise ConfigError(f"kind {entry!r}: write COLUMN=KIND, for example city=category")

@@ -206,7 +206,12 @@ def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
     from largegt.config.schema import IngestConfig
 
     one = dataset(name)
-    settings = {"name": one.name, "undirected": not one.directed, "task": "multiclass", "split": (0.5, 0.25, 0.25)}
+    settings = {
+        "name": one.name,
+        "undirected": not one.directed,
+        "task": "multiclass",
+        "split_fractions": (0.5, 0.25, 0.25),
+    }
     return build(IngestConfig, settings | overrides)
 
 

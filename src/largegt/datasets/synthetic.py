@@ -113,7 +113,7 @@ def ingest_config(like: str, **overrides: Any) -> IngestConfig:
     return registry.ingest_config(like, **{"name": dataset(like).name + _SUFFIX} | overrides)
 
 
-def synthesize(
+def generate(
     like: str, out: PathLike, scale: float = 1.0, seed: int = 0, config: IngestConfig | None = None, **how: Any
 ) -> GraphStore:
     """The store of a synthetic graph. `config` is `ingest_config(like)` when not given; `how` is for `ingest`."""

@@ -41,7 +41,7 @@ def reproduce(
     dataset: PathLike = "ogbn-products",
     out: PathLike = "reproduce",
     runs: int = 4,
-    budget: str | None = None,
+    max_time: str | None = None,
     models: Iterable[str] | None = None,
     overrides: Iterable[str] = (),
     like: str | None = None,
@@ -53,7 +53,7 @@ def reproduce(
         raise ConfigError(
             f"no experiment {what!r}{nearest(what, EXPERIMENTS)}; there are: {', '.join(EXPERIMENTS)}, all"
         )
-    given = [*overrides, *([f"train.budget={budget}"] if budget else [])]
+    given = [*overrides, *([f"train.max_time={max_time}"] if max_time else [])]
     experiment = Experiment.make(dataset, out, runs, models, given, like, progress)
     chosen = EXPERIMENTS.values() if what == "all" else [EXPERIMENTS[what]]
     files = [file for make in chosen for file in make(experiment)]
@@ -199,7 +199,7 @@ def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[st
     def watch(trained: NodeModel, epoch: int, seconds: float) -> None:
         if not scorers:
             run, accelerator = Run.open(folder), make_accelerator(config.train)
-            prepared, place = run.prepared(), config.tokens.table
+            prepared, place = run.prepared(), config.train.token_table
             loader = make_loader(prepared, trained, config.train, accelerator.device, place, experiment.store)
             scorers.append(
                 Scorer(trained, run.head(prepared), config.train, accelerator, loader, prepared, experiment.store)
@@ -243,6 +243,6 @@ def _epoch_s(runs: Runs) -> float:
 def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:
     """`4 runs`, and where test predictions were averaged over several draws, over how many."""
     count = "one run" if experiment.runs == 1 else f"{experiment.runs} runs"
-    draws = {int(run.metrics.get("draws", 1)) for run in runs} - {1}
+    draws = {int(run.metrics.get("num_eval_samples", 1)) for run in runs} - {1}
     several = " and ".join(map(str, sorted(draws)))
     return f"{count}, test predictions averaged over {several} draws where a model draws" if draws else count

@@ -66,7 +66,7 @@ class Attribution:
 
     def __init__(self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs) -> None:
         self.model, self.score, self.inputs, self.baseline = model, score, inputs, baseline
-        self.num_draws = len(next(iter(inputs.values())))
+        self.num_samples = len(next(iter(inputs.values())))
         with torch.no_grad():
             self.logits_do = model.logits(inputs)
         self.full, self.base = self.score_of(inputs), self.score_of(baseline)
@@ -97,7 +97,7 @@ class Attribution:
         )
         places, shares = low + (high - low) * (places + 1) / 2, (high - low) * shares / 2
         way = by_part(torch.sub, self.inputs, self.baseline)
-        at_once = self._rows_at_once() // self.num_draws or 1
+        at_once = self._rows_at_once() // self.num_samples or 1
         some = zip(torch.split(places, at_once), torch.split(shares, at_once), strict=True)
         carried = by_part(torch.mul, _sum([self._slope(*one, way) for one in some]), way)
         ends = (by_part(partial(torch.add, alpha=at), self.baseline, way) for at in (low, high))
@@ -112,10 +112,10 @@ class Attribution:
             return (base + place_s.view(steps, *(1 for _ in base.shape)) * step).flatten(0, 1).requires_grad_()
 
         points = by_part(at_places, self.baseline, way)
-        logits = self.model.logits(points).view(steps, self.num_draws, -1)
+        logits = self.model.logits(points).view(steps, self.num_samples, -1)
         slopes = torch.autograd.grad((self.score(logits) * share_s).sum(), list(points.values()))
         by_name = dict(zip(points, slopes, strict=True))
-        return by_part(lambda slope: slope.view(steps, self.num_draws, *slope.shape[1:]).sum(dim=0), by_name)
+        return by_part(lambda slope: slope.view(steps, self.num_samples, *slope.shape[1:]).sum(dim=0), by_name)
 
     def _rows_at_once(self) -> int:
         if self.model.local is None:

@@ -48,11 +48,11 @@ def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]
     """The columns that token rows are made of, as far as the store knows their names."""
     made: list[TokenColumn] = []
     first = store.num_features
-    degrees = [] if not config.tokens.degrees else ["out degree", "in degree"] if store.directed else ["degree"]
+    degrees = [] if not config.tokens.add_degrees else ["out degree", "in degree"] if store.directed else ["degree"]
     if store.columns is not None:
         made += [TokenColumn(one.name, "nodes", span, one.names) for one, span in store.columns.spans]
         made += [TokenColumn(name, "graph", slice(at, at + 1), [name]) for at, name in enumerate(degrees, start=first)]
-    if store.edge_columns is not None and config.tokens.edge_features is True:
+    if store.edge_columns is not None and config.tokens.use_edge_features is True:
         first += len(degrees)
         made += [TokenColumn(one.name, "edges", slice(first + span.start, first + span.stop), one.names)
                  for one, span in store.edge_columns.spans]  # fmt: skip

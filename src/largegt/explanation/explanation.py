@@ -120,7 +120,7 @@ class Explanation:
     """The score of inputs that say nothing."""
     gap: float
     """What the pieces miss of score - base_score: the error of the integral."""
-    draws: int
+    num_eval_samples: int
     pieces: list[Piece]
     columns: list[InputColumn]
     """Columns of the tables, by what their features carried; empty where features came from an array."""

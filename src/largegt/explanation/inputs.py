@@ -54,7 +54,7 @@ class OpenModel:
         parts = {
             "tokens": None if self.local is None else batch.tokens,
             "told": self.local.label_vectors(of_local) if self.local is not None and reads_labels else None,
-            "near": None if of_local.near is None else of_local.near.double(),
+            "is_neighbor": None if of_local.is_neighbor is None else of_local.is_neighbor.double(),
             "weights": None if embedded.centroid_weights is None else embedded.centroid_weights.transpose(0, 1),
             "around": embedded.label_shares,
             "own": embedded.features,
@@ -89,4 +89,4 @@ class OpenModel:
 
     def _embedded_tokens(self, inputs: Inputs) -> Tensor:
         assert self.local is not None
-        return self.local.join(inputs["tokens"], inputs.get("told"), inputs.get("near"))
+        return self.local.join(inputs["tokens"], inputs.get("told"), inputs.get("is_neighbor"))

@@ -1,10 +1,10 @@
 """Explain: a run and a node → which columns, local nodes, contexts, labels and centroids carried what is said of it.
 
-Axes: d draws of local nodes, k local nodes, h tokens of each, c centroids or classes.
+Axes: d num_eval_samples of local nodes, k local nodes, h tokens of each, c centroids or classes.
 
 Enters: a LargeGT run and one of the user's own ids; a node that was not prepared is prepared first, as for predict.
 Leaves: an `Explanation`. Cost: opening the run as predict does, then some hundred forwards of one node in double
-precision: seconds (attribution.py). What is explained is the prediction of the run's weights, over as many draws of
+precision: seconds (attribution.py). What is explained is the prediction of the run's weights, over as many num_eval_samples of
 local nodes as the run is set to.
 """
 
@@ -45,13 +45,13 @@ def explain(
     label: Any = None,
     device: str | None = None,
     progress: Progress | None = None,
-    draws: int | None = None,
+    num_eval_samples: int | None = None,
     memory: str | int | None = None,
 ) -> Explanation:
     """Why a run predicts what it predicts for the node with this id.
 
     Explained are the log-odds of one class or label: of `label` where it is given, of what is predicted otherwise; for
-    regression, the value. `draws`, `device` and `memory` are as for `predict`.
+    regression, the value. `num_eval_samples`, `device` and `memory` are as for `predict`.
     """
     opened = Run.open(run)
     name = opened.config.model.name
@@ -60,7 +60,7 @@ def explain(
             f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with --model largegt"
         )
     prediction = Predictor(opened, PredictOptions(
-        ids=[node], all_probabilities=True, device=device, progress=progress, draws=draws, memory=memory
+        ids=[node], all_probabilities=True, device=device, progress=progress, num_eval_samples=num_eval_samples, memory=memory
     ))  # fmt: skip
     model, store, head, prepared = prediction.model, prediction.store, prediction.head, prediction.prepared
     assert isinstance(model, LargeGT)
@@ -91,7 +91,7 @@ def explain(
         score=found.full,
         base_score=found.base,
         gap=found.gap,
-        draws=found.num_draws,
+        num_eval_samples=found.num_samples,
         pieces=_pieces(found, prepared.token_names),
         columns=input_columns(found, token_columns(store, prepared.config)),
         local_nodes=nodes,
@@ -105,7 +105,7 @@ def _batch(prediction: Predictor) -> tuple[TokenBatch, Array]:
     """The node as every draw has it, and the rows of its local nodes in the token table [d, k]."""
     rows = np.asarray(prediction.rows)
     batches, local_rows = [], []
-    for loader in prediction.scorer.loaders(rows, prediction.draws):
+    for loader in prediction.scorer.loaders(rows, prediction.num_eval_samples):
         assert isinstance(loader, TokenLoader)
         at = torch.from_numpy(rows.astype(np.int64)).to(loader.table.device)
         batches.append(replace(loader, distinct=False).gather(at))
@@ -172,11 +172,11 @@ def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
 def _local_nodes(
     store: GraphStore, prepared: Prepared, found: Attribution, local_rows_dk: Array, number: int
 ) -> list[LocalNode]:
-    """Every distinct local node of all draws, the strongest first; not the node itself."""
+    """Every distinct local node of all num_eval_samples, the strongest first; not the node itself."""
     carried = found.carried
     if "tokens" not in carried or local_rows_dk.shape[1] < 2:
         return []
-    names, num_draws = prepared.token_names, len(local_rows_dk)
+    names, num_samples = prepared.token_names, len(local_rows_dk)
     by_token_dkh = carried["tokens"].sum(dim=2).view(*local_rows_dk.shape, -1).cpu().numpy()
     told_dk = carried["told"].sum(dim=(2, 3)).cpu().numpy() if "told" in carried else np.zeros(local_rows_dk.shape)
     weight_dk = found.model.readout(found.inputs).view(*local_rows_dk.shape, -1).sum(dim=2).cpu().numpy()
@@ -198,12 +198,12 @@ def _local_nodes(
                 label=store.label_of(int(nodes[at])),
                 split=splits.get(int(store.split[nodes[at]]), "none"),
                 hop=int(hops[at]),
-                drawn=float(slots_dk.sum()) / num_draws,
+                drawn=float(slots_dk.sum()) / num_samples,
                 carried=float(by_token_h.sum()) + told,
                 told=told,
                 by_token=dict(zip(names, by_token_h.tolist(), strict=True)),
                 without=float(falls[at]),
-                weight=float(weight_dk[slots_dk].sum()) / num_draws,
+                weight=float(weight_dk[slots_dk].sum()) / num_samples,
             )
         )
     return sorted(made, key=lambda one: -abs(one.carried))

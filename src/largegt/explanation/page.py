@@ -29,7 +29,7 @@ def text(found: Explanation, top: int) -> str:
     parts = [
         f"{found.run} says of node {found.node}: {in_words(said)}{sure} (its own label: {in_words(found.label)})",
         f"{found.explained}: {number(found.score)}; of inputs that say nothing: {number(found.base_score)}. The pieces "
-        f"below add up to the difference{missed}. Mean of {found.draws} draw{'s' if found.draws > 1 else ''} of local "
+        f"below add up to the difference{missed}. Mean of {found.num_eval_samples} draw{'s' if found.num_eval_samples > 1 else ''} of local "
         "nodes.",
     ]
     tables = (_pieces(found), _columns(found), _local_nodes(found), _labels(found), _centroids(found))
@@ -42,7 +42,9 @@ def page(found: Explanation) -> str:
     if found.probability is not None:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
-    lead = f"What {found.run}, a {found.model}, made of this node, over {found.draws} draws of its local nodes."
+    lead = (
+        f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} draws of its local nodes."
+    )
     return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
 

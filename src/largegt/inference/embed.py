@@ -4,7 +4,7 @@ Axes: n nodes, d width of a vector.
 
 Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
 same as arrays), npy (the vectors alone, in the same order), or a table. A vector is what the prediction head reads
-(`joined`, H_out), or one of its halves, H_local and H_global; with several draws of local nodes it is the mean. Cost:
+(`output`, H_out), or one of its halves, H_local and H_global; with several draws of local nodes it is the mean. Cost:
 that of a prediction of the same nodes.
 """
 
@@ -27,36 +27,36 @@ from largegt.types import Array, PathLike
 
 from .predictor import Ids, PredictOptions, Predictor
 
-Part = Literal["joined", "local", "global"]
-PARTS: tuple[str, ...] = get_args(Part)
+Layer = Literal["output", "local", "global"]
+LAYERS: tuple[str, ...] = get_args(Layer)
 SUFFIXES = (".parquet", ".npy", ".npz")
 
 
 def embed(
     run: PathLike | Run, out: PathLike | None = None, ids: Ids | None = None, split: str | None = None,
-    part: str = "joined", **options: Any,
+    layer: str = "output", **options: Any,
 ) -> pa.Table:  # fmt: skip
     """Vectors of the nodes with these ids, of one split, or of every node of the run's store.
 
-    Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `part`: `joined`, what the
+    Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `layer`: `output`, what the
     prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
     memory: `Embedding.write` only writes it. Options are those of `predict`.
     """
-    return Embedding(run, PredictOptions(out, ids, split, **options), part).collect()
+    return Embedding(run, PredictOptions(out, ids, split, **options), layer).collect()
 
 
 def nearest_nodes(
-    run: PathLike | Run, node: Any, top: int = 10, split: str | None = None, part: str = "joined", **options: Any
+    run: PathLike | Run, node: Any, top_k: int = 10, split: str | None = None, layer: str = "output", **options: Any
 ) -> pa.Table:
-    """The `top` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
+    """The `top_k` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
     id), `label` (its own, null without one) and `similarity`, the cosine. Exact, over every node of the store or of one
     split; ties go to the node with the smaller number. Options are those of `predict`."""
-    if top < 1:
-        raise ConfigError(f"top is {top}: it must be at least 1")
+    if top_k < 1:
+        raise ConfigError(f"top_k is {top_k}: it must be at least 1")
     opened, settings = Run.open(run), PredictOptions(split=split, **options)
     one_node = replace(settings, ids=[node], split=None, progress=None)
-    direction_d = _unit(np.concatenate(list(Embedding(opened, one_node, part).groups())))[0]
-    everyone = Embedding(opened, settings, part)
+    direction_d = _unit(np.concatenate(list(Embedding(opened, one_node, layer).groups())))[0]
+    everyone = Embedding(opened, settings, layer)
     store = everyone.store
     [number] = store.nodes_of([node])
     best_n, nodes_n = np.empty(0), np.empty(0, np.int64)
@@ -67,7 +67,7 @@ def nearest_nodes(
         is_other = nodes != number
         best_n = np.concatenate([best_n, (_unit(found_nd) @ direction_d)[is_other]])
         nodes_n = np.concatenate([nodes_n, nodes[is_other]])
-        kept = np.lexsort((nodes_n, -best_n))[:top]
+        kept = np.lexsort((nodes_n, -best_n))[:top_k]
         best_n, nodes_n = best_n[kept], nodes_n[kept]
     labels = [store.label_of(int(each)) for each in nodes_n]
     return pa.table({"node": store.id_array(nodes_n), "label": pa.array(labels), "similarity": pa.array(best_n)})
@@ -78,23 +78,23 @@ class Embedding(Predictor):
 
     what, suffixes = "embeddings", SUFFIXES
 
-    def __init__(self, run: PathLike | Run, options: PredictOptions, part: str = "joined") -> None:
-        self.part = cast(Part, part)
+    def __init__(self, run: PathLike | Run, options: PredictOptions, layer: str = "output") -> None:
+        self.layer = cast(Layer, layer)
         super().__init__(run, replace(options, all_probabilities=True))  # every number of a vector
 
     def check_run(self) -> None:
         name, path = self.run.config.model.name, self.run.path
-        if self.part not in PARTS:
-            raise ConfigError(f"part {self.part!r} is none of {', '.join(PARTS)}{nearest(self.part, PARTS)}")
+        if self.layer not in LAYERS:
+            raise ConfigError(f"layer {self.layer!r} is none of {', '.join(LAYERS)}{nearest(self.layer, LAYERS)}")
         if not name.startswith("largegt-"):
             raise ConfigError(f"{path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
-        if self.part != "joined" and name not in ("largegt-full", f"largegt-{self.part}"):
-            raise ConfigError(f"{path} is a {name}, which has no {self.part} part: use --part joined")
+        if self.layer != "output" and name not in ("largegt-full", f"largegt-{self.layer}"):
+            raise ConfigError(f"{path} is a {name}, which has no {self.layer} layer: use --layer output")
 
     def open_model(self) -> tuple[NodeModel, TaskHead]:
         model = self.run.load_model(self.prepared)
         assert isinstance(model, LargeGT)
-        return Embedder(model, self.part), vectors_head(self.run.config.model.hidden)
+        return Embedder(model, self.layer), vectors_head(self.run.config.model.hidden_dim)
 
     def row_width(self) -> int:
         return self.head.num_outputs
@@ -111,21 +111,21 @@ class Embedder(NodeModel):
 
     takes_padding = True
 
-    def __init__(self, model: LargeGT, part: Part = "joined") -> None:
+    def __init__(self, model: LargeGT, layer: Layer = "output") -> None:
         super().__init__()
-        self.model, self.part = model, part
-        self.num_local_nodes = 1 if part == "global" else model.num_local_nodes
-        self.reads_labels = model.reads_labels and part != "global"
+        self.model, self.layer = model, layer
+        self.num_local_nodes = 1 if layer == "global" else model.num_local_nodes
+        self.reads_labels = model.reads_labels and layer != "global"
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
-        if self.part == "joined":
+        if self.layer == "output":
             output = self.model(batch)
             return NodeOutput(output.hidden, output.hidden, batch.nodes, None)
         vectors_bd = self._half(batch)
         return NodeOutput(vectors_bd, vectors_bd, batch.nodes, None)
 
     def _half(self, batch: TokenBatch) -> Tensor:
-        if self.part == "local":
+        if self.layer == "local":
             assert self.model.local_module is not None
             inputs = self.model.local_node_inputs(batch)
             local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
@@ -136,7 +136,7 @@ class Embedder(NodeModel):
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Halves are computed as they are: the fused kernels are those of the whole."""
-        if self.part == "joined":
+        if self.layer == "output":
             self.model.compile_for(batch_sizes)
             self.compiled_sizes = self.model.compiled_sizes
 

@@ -42,12 +42,12 @@ from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.extended_graph import Extended
 from largegt.preprocessing.features import NodeFeatures
 from largegt.preprocessing.label_features import TrainingLabels
-from largegt.preprocessing.prepared import KIND, Drawn, Prepared
+from largegt.preprocessing.prepared import KIND, LocalNodeSample, Prepared
 from largegt.preprocessing.sampling.local_nodes import sample
 from largegt.preprocessing.subgraph import (
-    label_contexts,
     label_counts,
     mean_positions,
+    neighbor_label_histogram,
     projected_positions,
     scratch_folder,
     token_rows,
@@ -57,7 +57,7 @@ from largegt.runtime.memory import memory_budget
 from largegt.runtime.threads import num_threads
 from largegt.training.evaluate import Scorer
 from largegt.training.run import Run
-from largegt.training.setup import make_loader, num_draws
+from largegt.training.setup import make_loader, num_samples
 from largegt.types import Array, PathLike
 
 from .predictor import PredictOptions, Predictor, first_not_finite, prediction_table
@@ -122,7 +122,7 @@ class NewNodes(Predictor):
     def open_rows(self) -> None:
         self.model.eval()
         self.reads_positions = self.run.config.model.name not in _WITHOUT_POSITIONS
-        self.draws = num_draws(self.model, self.config, self.draws)
+        self.num_eval_samples = num_samples(self.model, self.config, self.num_eval_samples)
         self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
 
     def table(self, done: int, found: Array) -> pa.Table:
@@ -135,7 +135,7 @@ class NewNodes(Predictor):
     def groups(self) -> Iterator[Array]:
         """[·, w] segment by segment, in order."""
         numbers = self.prepared.num_features * (1 + self.prepared.hops) + self.prepared.label_counts.shape[1]
-        row_bytes = 4 * numbers * self._k * self.draws
+        row_bytes = 4 * numbers * self._k * self.num_eval_samples
         step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
         num_new = self.graph.num_nodes - self.graph.num_old
         for start in range(0, num_new, step):
@@ -163,17 +163,16 @@ class NewNodes(Predictor):
     def _k(self) -> int:
         return self.model.num_local_nodes or self.prepared.k
 
-    def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[Drawn]]:
+    def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[LocalNodeSample]]:
         """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further draws of
         local nodes, as rows of that table."""
         config, index = self.prepared.config, self.prepared.nodes.dtype
         settings = config.local_nodes.model_copy(update={"k": self._k})
         lists = self.graph.lists(settings.direction)
-        sampled = [sample(lists, nodes, settings, draw) for draw in range(self.draws)]
+        sampled = [sample(lists, nodes, settings, draw) for draw in range(self.num_eval_samples)]
         used = np.unique(np.concatenate([nodes, *(rows.reshape(-1) for rows, _ in sampled)]))
         first, *others = (
-            Drawn(np.searchsorted(used, rows).astype(index), near if config.local_nodes.near else None)
-            for rows, near in sampled
+            LocalNodeSample(np.searchsorted(used, rows).astype(index), is_neighbor) for rows, is_neighbor in sampled
         )
         labels = unlabelled(len(nodes), self.store.task, self.store.classes).values
         with ArrayWriter(path, KIND) as writer:
@@ -186,11 +185,13 @@ class NewNodes(Predictor):
             for name in ("feature_shift", "feature_gain"):
                 writer.save(name, np.array(self.prepared.array(name)))
             writer.save("positions", self._positions(nodes))
-            if config.labels.hops:
-                hops, own = config.labels.hops, self.training_labels
-                writer.save("label_contexts", label_contexts(self.graph, nodes, hops, own, self.engine))
-            writer.save("near", np.packbits(sampled[0][1], axis=1, bitorder="little"))
-            if config.labels.local:
+            if config.neighbor_label_hops:
+                hops, own = config.neighbor_label_hops, self.training_labels
+                writer.save(
+                    "neighbor_label_histogram", neighbor_label_histogram(self.graph, nodes, hops, own, self.engine)
+                )
+            writer.save("is_neighbor", np.packbits(sampled[0][1], axis=1, bitorder="little"))
+            if config.local_label_histograms:
                 writer.save("label_counts", self._label_counts(used))
             meta = self.prepared.folder.meta
             grown = {"num_nodes": self.graph.num_nodes}
@@ -217,20 +218,20 @@ class NewNodes(Predictor):
 
         def of_old(missing: Array) -> Array:
             features = ContextFeatures(
-                NodeFeatures(self.store, config.tokens.degrees), missing, shift, gain, directions, engine
+                NodeFeatures(self.store, config.tokens.add_degrees), missing, shift, gain, directions, engine
             )
             with scratch_folder() as made:
-                features.write(made, config.tokens.dtype, config.tokens.hops)
+                features.write(made, config.tokens.dtype, config.tokens.num_hops)
                 return np.array(made.array("tokens"))
 
         of_new = partial(token_rows, self.graph, shift=shift, gain=gain, config=config, engine=engine)
         return self._rows(nodes, prepared.tokens, prepared.tokens.dtype, of_old, of_new)
 
     def _positions(self, nodes: Array) -> Array:
-        prepared, settings = self.prepared, self.prepared.config.positions
+        prepared, settings = self.prepared, self.prepared.config.positional_encoding
         if not self.reads_positions:
             return np.zeros((len(nodes), prepared.num_positions), dtype=np.float32)
-        if settings.method == "projection":
+        if settings.method == "random_projection":
             return projected_positions(self.graph, nodes, prepared.config, self.engine)
         direction = "both" if settings.method == "laplacian" else prepared.config.local_nodes.direction
         return mean_positions(self.graph, nodes, direction, prepared.rows_of, prepared.positions)

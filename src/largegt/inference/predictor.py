@@ -78,8 +78,8 @@ class PredictOptions:
     """A column for every class."""
     device: str | None = None
     progress: Progress | None = None
-    draws: int | None = None
-    """Samples of local nodes that predictions are averaged over; the run's `train.draws` when not given."""
+    num_eval_samples: int | None = None
+    """Samples of local nodes that predictions are averaged over; the run's `train.num_eval_samples` when not given."""
     memory: str | int | None = None
     """For preparing nodes that are not prepared yet."""
     overwrite: bool = False
@@ -96,8 +96,8 @@ def predict(
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and is
     not replaced without `overwrite=True`. The table is held in memory: `Predictor.write` only writes it.
 
-    Other options: `draws`, the samples of local nodes that predictions are averaged over (as many as the run is set to,
-    `train.draws`); `device`; `memory`, for preparing nodes that are not prepared yet; `progress`; `csv_safe`. Under
+    Other options: `num_eval_samples`, the samples of local nodes that predictions are averaged over (as many as the run is set to,
+    `train.num_eval_samples`); `device`; `memory`, for preparing nodes that are not prepared yet; `progress`; `csv_safe`. Under
     torchrun each process predicts a part; the first one writes and returns the whole, the others a table without rows.
     """
     return Predictor(run, PredictOptions(out, ids, split, **options)).collect()
@@ -117,9 +117,11 @@ class Predictor:
         self.options, self.run = options, Run.open(run)
         self.check_run()
         self.config = config = self.run.train_config(options.device)
-        self.draws = config.draws if options.draws is None else options.draws
-        if self.draws < 1:
-            raise ConfigError(f"draws is {self.draws}: it must be at least 1")
+        self.num_eval_samples = (
+            config.num_eval_samples if options.num_eval_samples is None else options.num_eval_samples
+        )
+        if self.num_eval_samples < 1:
+            raise ConfigError(f"num_eval_samples is {self.num_eval_samples}: it must be at least 1")
         self.store = self.run.newest_store()
         self.ranks = self.join_ranks()
         self.show = options.progress if options.progress and self.ranks.is_first else silent
@@ -133,8 +135,8 @@ class Predictor:
         self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
         self.width = self.row_width()
         """Numbers that are written of a node."""
-        place = self.run.config.tokens.table
-        self.place: Any = "auto" if place == "gpu" else place  # without a GPU it may be predicted, too
+        place = self.run.config.train.token_table
+        self.place: Any = "auto" if place == "cuda" else place  # without a GPU it may be predicted, too
         self.open_rows()
 
     # what other kinds of predictions have of their own
@@ -150,7 +152,7 @@ class Predictor:
         ids = self.options.ids
         self.nodes = None if ids is None else self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
         """The nodes that were named, in that order."""
-        prepared = self.run.prepared(self.show, self.draws > 1, self.options.memory, self.store)
+        prepared = self.run.prepared(self.show, self.num_eval_samples > 1, self.options.memory, self.store)
         return prepared if self.options.split is not None else self._covering(prepared)
 
     def open_model(self) -> tuple[NodeModel, TaskHead]:
@@ -257,7 +259,7 @@ class Predictor:
         waiting: list[Tensor] = []
         for part in self._segments():
             rows = np.asarray(self.rows[part.start : part.stop])
-            loaders, done = self.scorer.loaders(rows, self.draws), part.start - self.own.start
+            loaders, done = self.scorer.loaders(rows, self.num_eval_samples), part.start - self.own.start
             for _, logits, _ in self.scorer.logits(loaders, rows):
                 waiting.append(logits)
                 done += len(logits)
@@ -283,7 +285,7 @@ class Predictor:
         would compute its layers once for each piece."""
         size = self.config.eval_batch_size
         step = max(1, _SEGMENT_ROWS // size) * size
-        if isinstance(self.model, MessagePassing) and self.config.inference == "full":
+        if isinstance(self.model, MessagePassing) and self.config.layerwise_inference:
             step = max(1, len(self.own))
         starts = list(range(self.own.start, self.own.stop, step))
         if len(starts) > 1 and self.own.stop - starts[-1] < size:
@@ -305,7 +307,7 @@ class Predictor:
             return ConfigError(f"{said}, since its weights are not: train it again")
         return ConfigError(
             f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
-            f"with --set prepare.tokens.standardize=true (largegt inspect {quoted(self.store.path)} "
+            f"with --set prepare.tokens.normalize=per_feature (largegt inspect {quoted(self.store.path)} "
             "--verify looks for damage)"
         )
 

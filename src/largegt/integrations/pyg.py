@@ -31,12 +31,12 @@ from largegt.errors import ConfigError, InputError
 from largegt.loader.batch import TokenBatch, input_tokens
 from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
-from largegt.loader.table import Place, TokenTable
+from largegt.loader.table import TokenTable
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import node_numbers
 from largegt.runtime.progress import Progress
-from largegt.types import Array, PathLike
+from largegt.types import Array, PathLike, TablePlace
 
 from .store_cache import StoreCache
 
@@ -106,11 +106,11 @@ def _own_labels(store: GraphStore) -> Array:
 
 def preparation(k: int = 32, seed: int = 0, positions: int = 64) -> PrepareConfig:
     """What a loader and the transform prepare by default; without positions, none."""
-    method = "projection" if positions else "none"
+    method = "random_projection" if positions else "none"
     return build(PrepareConfig, {
-        "local_nodes": {"k": k, "seed": seed, "nodes": "all"},
-        "tokens": {"nodes": "all"},
-        "positions": {"method": method, "dim": max(1, positions), "seed": seed},
+        "local_nodes": {"k": k, "seed": seed, "target_nodes": "all"},
+        "tokens": {"precompute_for": "all"},
+        "positional_encoding": {"method": method, "dim": max(1, positions), "seed": seed},
     })  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class Loader:
         prepare: PrepareConfig | None = None,
         distinct: bool = False,
         device: torch.device | str = "cpu",
-        table: Place = "auto",
+        table: TablePlace = "auto",
         local_labels: bool = False,
         work_dir: PathLike | None = None,
         progress: Progress | None = None,

@@ -45,7 +45,7 @@ except ImportError as error:
     ) from error
 
 _SETTINGS = {
-    "k": "prepare.local_nodes.k", "hidden": "model.hidden", "heads": "model.heads", "num_layers": "model.num_layers",
+    "k": "prepare.local_nodes.k", "hidden_dim": "model.hidden_dim", "num_heads": "model.num_heads", "num_layers": "model.num_layers",
     "dropout": "model.dropout", "epochs": "train.epochs", "batch_size": "train.batch_size",
     "learning_rate": "train.learning_rate", "weight_decay": "train.weight_decay", "patience": "train.patience",
     "device": "train.device",
@@ -100,7 +100,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self, graph: Any = None, features: Any = None, *, recipe: PathLike | Config = "default", k: int | None = None,
-        hidden: int | None = None, heads: int | None = None, num_layers: int | None = None,
+        hidden_dim: int | None = None, num_heads: int | None = None, num_layers: int | None = None,
         dropout: float | None = None, epochs: int | None = None, batch_size: int | None = None,
         learning_rate: float | None = None, weight_decay: float | None = None, patience: int | None = None,
         settings: Mapping[str, Any] | Iterable[str] | None = None, validation_fraction: float = 0.1,
@@ -196,16 +196,16 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _config(self, store: GraphStore, seed: int) -> Config:
         """The recipe with what the constructor was given on top; `settings` have the last word."""
-        overrides = ["prepare.local_nodes.nodes=all", f"train.seed={seed}"]
+        overrides = ["prepare.local_nodes.target_nodes=all", f"train.seed={seed}"]
         if isinstance(self.random_state, int | np.integer):  # else each fit would have to be prepared anew
-            overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positions.seed={seed}"]
+            overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positional_encoding.seed={seed}"]
         for name, setting in _SETTINGS.items():
             if getattr(self, name) is not None:
                 overrides.append(_override(setting, getattr(self, name)))
         if isinstance(self.settings, Mapping):
             overrides += [_override(name, value) for name, value in self.settings.items()]
         elif isinstance(self.settings, str):
-            raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.heads=4']")
+            raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.num_heads=4']")
         elif self.settings is not None:
             overrides += [str(line) for line in self.settings]
         return config_for(store, self.recipe, overrides)[0]
@@ -234,9 +234,9 @@ class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[mis
 
     graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a GraphStore or
     the path of one. features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a
-    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden, heads, num_layers, dropout,
+    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden_dim, num_heads, num_layers, dropout,
     epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None leaves
-    them to the recipe. settings: any others, `{"model.heads": 4}` or `["model.heads=4"]`. validation_fraction: share
+    them to the recipe. settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`. validation_fraction: share
     of the nodes of `fit`, each class's, that picks the best epoch instead of being trained on. work_dir: where graph
     and runs are kept; a temporary folder without it. random_state: a number seeds everything; None and a RandomState
     leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take the values of the

@@ -29,15 +29,15 @@ class TokenBatch:
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
     """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
-    label_contexts: Tensor | None = None
+    neighbor_label_histogram: Tensor | None = None
     """[b, h·(c + 1)] training labels around each node, where those were prepared."""
     local_labels: Tensor | None = None
     """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
     read them."""
-    near: Tensor | None = None
-    """[b, k] boolean: which local nodes an edge joins to the node, where that was prepared."""
-    local_contexts: Tensor | None = None
-    """[b, k, c + 1] training labels around local nodes, as LocalContexts has them, where those were prepared."""
+    is_neighbor: Tensor | None = None
+    """[b, k] boolean: whether an edge joins the local node to the node."""
+    local_label_histogram: Tensor | None = None
+    """[b, k, c + 1] training labels around local nodes, as LocalLabelHistograms has them, where those were prepared."""
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -46,7 +46,7 @@ class LocalLabels:
             labels, half = own.scale.standardized(labels).astype(np.float32), half.to(device)
         return cls(torch.from_numpy(label_rows).to(device), torch.from_numpy(labels).to(device), half)
 
-    def told_to(self, local_rows_bk: Tensor) -> Tensor:
+    def seen_from(self, local_rows_bk: Tensor) -> Tensor:
         """[b, k] or [b, k, c] labels of local nodes as they are told to the node in column 0, in the form that the
         batch's own labels have: -1 or NaN where a node is not in the training split, and wherever it is the node
         itself."""
@@ -64,7 +64,7 @@ class LocalLabels:
 
 
 @dataclass(frozen=True)
-class LocalContexts:
+class LocalLabelHistograms:
     """What takes a node out of the counts of training labels around its local nodes (label_features.py). They are whole
     numbers and it is taken out before anything is divided, so not a bit of what it receives depends on its own label.
     Cost: a pass over b·k·(c + 2) numbers."""
@@ -78,7 +78,7 @@ class LocalContexts:
     """[n] which of the two scales a node reads, for a regression."""
 
     @classmethod
-    def of(cls, prepared: Prepared, device: torch.device | str = "cpu") -> LocalContexts:
+    def of(cls, prepared: Prepared, device: torch.device | str = "cpu") -> LocalLabelHistograms:
         """`device` is where rows will be looked up."""
         own, steps, half = _training_labels(prepared), None, None
         if own.scale is not None:
@@ -86,13 +86,13 @@ class LocalContexts:
             half = torch.from_numpy(own.scale.half).to(device)
         return cls(prepared.meta["task"], torch.from_numpy(own.is_train).to(device), steps, half)
 
-    def told_to(self, rows: Tensor, labels: Tensor, counts_bkc: Tensor, near_bk: Tensor) -> Tensor:
+    def seen_from(self, rows: Tensor, labels: Tensor, counts_bkc: Tensor, is_neighbor_bk: Tensor) -> Tensor:
         """float32 [b, k, c + 1] as the nodes of these rows, with these labels, are told it, from the counts
         [b, k, c + 2] around their local nodes and which of these are neighbours: the share of each label among a local
         node's neighbours in the training split, and the share of its neighbours that are in it. For a regression c = 1:
         the mean of the values, in the scale that the node reads them in."""
         counts_bkc = counts_bkc.to(torch.float32, copy=True)
-        is_own_bk1 = (near_bk & self.is_train_n[rows][:, None])[:, :, None].float()
+        is_own_bk1 = (is_neighbor_bk & self.is_train_n[rows][:, None])[:, :, None].float()
         labels_bkc, known_bk1, degree_bk1 = counts_bkc[:, :, :-2], counts_bkc[:, :, -2:-1], counts_bkc[:, :, -1:]
         if self.steps_n2 is not None:
             labels_bkc -= is_own_bk1 * self.steps_n2[rows][:, None]

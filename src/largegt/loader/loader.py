@@ -21,11 +21,11 @@ from largegt.preprocessing.sampling.local_nodes import node_numbers
 from largegt.runtime.cuda_streams import side_stream
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.runtime.threads import run_ahead
-from largegt.types import Array
+from largegt.types import Array, TablePlace
 
 from .batch import TokenBatch, computable, distinct_rows, fewer_rows
 from .label_inputs import LocalLabels
-from .table import Place, TokenTable
+from .table import TokenTable
 
 BatchT = TypeVar("BatchT")
 
@@ -45,7 +45,7 @@ class TokenLoader:
     """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
     local_labels: LocalLabels | None = None
     """What local nodes tell of their labels; None: nothing."""
-    node_dropout: float = 0.0
+    local_node_dropout: float = 0.0
     """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
     ranks: Ranks = ALONE
     """Of each shuffled batch only this rank's part is gathered."""
@@ -74,7 +74,7 @@ class TokenLoader:
         if not pieces:
             return
         pieces = torch.split(torch.cat(tuple(pieces)).to(self.table.device), [len(piece) for piece in pieces])  # 1 copy
-        is_here = self.table.place == "gpu"  # its gathers are only launched by the CPU: threads would be in the way
+        is_here = self.table.place == "cuda"  # its gathers are only launched by the CPU: threads would be in the way
         gather = partial(self.gather, left_out_by=left_out_by)
         yield from gathered_ahead(gather, pieces, self.device, self.table.ahead, is_here)
 
@@ -82,14 +82,14 @@ class TokenLoader:
         """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
         without one."""
         local_rows = self.table.marked_rows_of(rows, self.k)
-        if self.node_dropout and left_out_by is not None:
-            local_rows = fewer_rows(local_rows, self.node_dropout, left_out_by)
+        if self.local_node_dropout and left_out_by is not None:
+            local_rows = fewer_rows(local_rows, self.local_node_dropout, left_out_by)
         multiplicity = None
         if self.distinct and local_rows.shape[1] > 1:
             local_rows, multiplicity = distinct_rows(local_rows)
             order = (multiplicity > 0).sum(dim=1).argsort(stable=True)
             rows, local_rows, multiplicity = rows[order], local_rows[order], multiplicity[order]
-        local_rows, near = self.table.unmarked(local_rows)
+        local_rows, is_neighbor = self.table.unmarked(local_rows)
         labels = self.table.labels[rows]
         batch = TokenBatch(
             nodes=self.table.nodes[rows].long(),
@@ -97,10 +97,12 @@ class TokenLoader:
             multiplicity=multiplicity,
             positions=self.table.positions_np[rows],
             labels=labels if labels.is_floating_point() else labels.long(),
-            label_contexts=self.table.label_contexts[rows] if self.table.label_contexts.shape[1] else None,
-            local_labels=None if self.local_labels is None else self.local_labels.told_to(local_rows),
-            near=near,
-            local_contexts=self.table.local_contexts_of(rows, local_rows, near),
+            neighbor_label_histogram=self.table.neighbor_label_histogram[rows]
+            if self.table.neighbor_label_histogram.shape[1]
+            else None,
+            local_labels=None if self.local_labels is None else self.local_labels.seen_from(local_rows),
+            is_neighbor=is_neighbor,
+            local_label_histogram=self.table.local_label_histogram_of(rows, local_rows, is_neighbor),
         )
         return batch.to(self.device, non_blocking=True)
 
@@ -183,22 +185,22 @@ def token_batches(
     epoch: int = 0,
     distinct: bool = False,
     device: torch.device | str = "cpu",
-    table: Place = "auto",
+    table: TablePlace = "auto",
     local_labels: bool = False,
-    node_dropout: float = 0.0,
+    local_node_dropout: float = 0.0,
 ) -> Iterator[TokenBatch]:
     """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
 
     Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
-    (see the setting tokens.table); the batches are the same. A model with `label_tokens` reads `local_labels`; a share
-    of the local nodes, `node_dropout`, is left out of shuffled batches.
+    (see the setting tokens.table); the batches are the same. A model with `label_embeddings` reads `local_labels`; a share
+    of the local nodes, `local_node_dropout`, is left out of shuffled batches.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")
     if seed is not None and seed < 0:
         raise ConfigError(f"seed is {seed}: it must not be negative")
-    if not 0 <= node_dropout < 1:
-        raise ConfigError(f"node_dropout is {node_dropout}: it must be at least 0 and less than 1")
+    if not 0 <= local_node_dropout < 1:
+        raise ConfigError(f"local_node_dropout is {local_node_dropout}: it must be at least 0 and less than 1")
     if nodes is not None and split is not None:
         raise ConfigError("give token_batches a split or nodes, not both")
     if nodes is not None:
@@ -206,12 +208,12 @@ def token_batches(
         rows = prepared.rows_of(wanted)
         if (rows < 0).any():
             missing = int(wanted[rows < 0][0])
-            raise InputError(f"node {missing} was not prepared: prepare with local_nodes.nodes=all")
+            raise InputError(f"node {missing} was not prepared: prepare with local_nodes.target_nodes=all")
     else:
         rows = prepared.split_rows(split) if split is not None else np.arange(len(prepared.nodes))
     arrays = TokenTable(prepared, device, table)
     labels = LocalLabels.of_training_nodes(prepared, arrays.device) if local_labels else None
     loader = TokenLoader(
-        arrays, torch.device(device), distinct=distinct, local_labels=labels, node_dropout=node_dropout
+        arrays, torch.device(device), distinct=distinct, local_labels=labels, local_node_dropout=local_node_dropout
     )
     return loader.batches(rows, batch_size, seed, epoch)

@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from largegt.data.store import GraphStore
-from largegt.preprocessing.prepared import Drawn, Prepared, sample_rows
+from largegt.preprocessing.prepared import LocalNodeSample, Prepared, sample_rows
 from largegt.runtime.threads import num_threads
 from largegt.types import Array
 
 from .loader import TokenLoader
 
 
-class FreshNeighborhoods:
+class Resampler:
     """Draws ahead by one epoch; `close` it when done."""
 
     def __init__(
@@ -30,7 +30,7 @@ class FreshNeighborhoods:
         self.store, self.prepared, self.loader, self.rows_of = store, prepared, loader, rows_of
         self.num_epochs, self.first_draw = num_epochs, first_draw
         self._pool = ThreadPoolExecutor(1)
-        self._coming: dict[int, tuple[Array, Future[Drawn]]] = {}
+        self._coming: dict[int, tuple[Array, Future[LocalNodeSample]]] = {}
         """Of epochs to come: their rows, and the draw."""
 
     def close(self) -> None:

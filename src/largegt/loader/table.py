@@ -31,14 +31,12 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.cuda_streams import pinned_buffer
 from largegt.runtime.memory import available_bytes, format_bytes
 from largegt.runtime.threads import num_threads, take_rows
-from largegt.types import Array
+from largegt.types import Array, TablePlace
 
 from .batch import computable, input_tokens
 from .bf16_gather import take_rounded
-from .label_inputs import LocalContexts
+from .label_inputs import LocalLabelHistograms
 from .pinned_gather import pinned, read_over_bus
-
-Place = Literal["auto", "gpu", "host", "disk"]
 
 _GPU_SHARE, _HOST_SHARE = 0.6, 0.5
 _BLOCK_ROWS = 1 << 16
@@ -81,38 +79,38 @@ class TokenTable:
         self,
         prepared: Prepared,
         device: torch.device | str = "cpu",
-        place: Place = "auto",
+        place: TablePlace = "auto",
         form: TokenForm = TokenForm(),
     ) -> None:
         prepared.check()
-        read = ("local_rows", "near", "tokens", "label_counts")
-        names = (*read, "nodes", "positions", "labels", "label_contexts")
+        read = ("local_rows", "is_neighbor", "tokens", "label_counts")
+        names = (*read, "nodes", "positions", "labels", "neighbor_label_histogram")
         arrays: dict[str, Array] = {name: getattr(prepared, name) for name in names}
         num_bytes = sum(array.nbytes for array in arrays.values())
         self.target, self.form, self.num_features = torch.device(device), form, prepared.num_features
         self.place = choose_place(place, num_bytes, self.target)
         self.readers, self.rows_per_read = max(1, min(num_threads(None) // self.ahead, _COPIERS)), 1024
-        self.is_cold = self.place == "disk" and num_bytes > _HOST_SHARE * available_bytes()
+        self.is_cold = self.place == "mmap" and num_bytes > _HOST_SHARE * available_bytes()
         if self.is_cold:
             self.readers, self.rows_per_read = _READERS, 32
             arrays |= {name: _without_readahead(prepared, name) for name in read if arrays[name].shape[1]}
         tensors = {name: _tensor(array) for name, array in arrays.items()}
-        if self.place != "disk":
-            here, packed = self.target if self.place == "gpu" else torch.device("cpu"), form
-            if self.place == "host":
+        if self.place != "mmap":
+            here, packed = self.target if self.place == "cuda" else torch.device("cpu"), form
+            if self.place == "pinned":
                 packed = TokenForm(form.dtype, _BUS_NUMBERS) if self.target.type == "cuda" else TokenForm()
             tokens = packed.copied(tensors["tokens"], here)
             tensors = {name: tensor.to(here, copy=True) for name, tensor in tensors.items() if name != "tokens"}
-            is_read_by_gpu = self.place == "host" and self.target.type == "cuda"
+            is_read_by_gpu = self.place == "pinned" and self.target.type == "cuda"
             tensors["tokens"] = pinned(tokens, self.target) if is_read_by_gpu else tokens
         self.nodes, self.labels, self.positions_np = tensors["nodes"], tensors["labels"], tensors["positions"]
-        self.local_rows_nk, self.near_bits = tensors["local_rows"], tensors["near"]
+        self.local_rows_nk, self.is_neighbor_bits = tensors["local_rows"], tensors["is_neighbor"]
         self.tokens_rhd, self.label_counts = tensors["tokens"], tensors["label_counts"]
-        self.label_contexts = tensors["label_contexts"].flatten(1)
-        has_counts = prepared.config.labels.local
-        self.local_contexts = LocalContexts.of(prepared, self.device) if has_counts else None
+        self.neighbor_label_histogram = tensors["neighbor_label_histogram"].flatten(1)
+        has_counts = prepared.config.local_label_histograms
+        self.local_label_histogram = LocalLabelHistograms.of(prepared, self.device) if has_counts else None
         """What nodes are told of the labels around their local nodes, where those were counted."""
-        self._others: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._others: tuple[Tensor, Tensor, Tensor] | None = None
         """Rows, rising, that have other local nodes than `local_rows_nk` says, those, and which are neighbours."""
 
     @property
@@ -125,7 +123,7 @@ class TokenTable:
         """Batches worth gathering ahead: a GPU is done with one soon; on a CPU each takes memory from the step."""
         if self.target.type == "cpu":
             return 1
-        return 4 if self.place == "disk" else 2
+        return 4 if self.place == "mmap" else 2
 
     @property
     def num_token_rows(self) -> int:
@@ -136,64 +134,58 @@ class TokenTable:
         """Numbers of a token, with the zeros behind them."""
         return self.form.width(self.num_features)
 
-    @property
-    def knows_distances(self) -> bool:
-        """Whether it is known which local nodes are neighbours."""
-        return bool(self.near_bits.shape[1])
-
-    def with_local_rows(self, rows: Array, local_rows_nk: Array, near_nk: Array | None = None) -> TokenTable:
+    def with_local_rows(self, rows: Array, local_rows_nk: Array, is_neighbor_nk: Array) -> TokenTable:
         """The same table with other local nodes at these rows, which rise; everything else is shared."""
-        assert (near_nk is not None) == self.knows_distances, "other local nodes, and which of them are neighbours"
         other = copy(self)
         if len(rows):
             at = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device)
-            near = None if near_nk is None else torch.from_numpy(near_nk).to(self.device)
-            other._others = at, torch.from_numpy(local_rows_nk).to(self.device), near
+            local_rows, is_neighbor = (torch.from_numpy(new).to(self.device) for new in (local_rows_nk, is_neighbor_nk))
+            other._others = at, local_rows, is_neighbor
         return other
 
     def local_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
         """[b, k] local nodes of these rows, as rows of the token table."""
         return self._replaced(rows, self._rows_at(self.local_rows_nk, rows)[:, :k], 1)
 
-    def near_of(self, rows: Tensor, k: int | None) -> Tensor:
-        """[b, k] boolean: which local nodes of these rows are neighbours, where that is known."""
-        bits = self._rows_at(self.near_bits, rows)
-        near_bk = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-        return self._replaced(rows, near_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k], 2)
+    def is_neighbor_of(self, rows: Tensor, k: int | None) -> Tensor:
+        """[b, k] boolean: which local nodes of these rows are direct neighbours."""
+        bits = self._rows_at(self.is_neighbor_bits, rows)
+        is_neighbor_bk = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+        return self._replaced(rows, is_neighbor_bk.flatten(1)[:, : self.local_rows_nk.shape[1]].bool()[:, :k], 2)
 
     def _replaced(self, rows: Tensor, values_bk: Tensor, which: Literal[1, 2]) -> Tensor:
         """[b, k] values of these rows, but those of the rows that have others."""
-        if self._others is None or (others_nk := self._others[which]) is None:
+        if self._others is None:
             return values_bk
-        changed = self._others[0]
+        changed, others_nk = self._others[0], self._others[which]
         at = torch.searchsorted(changed, rows).clamp(max=len(changed) - 1)
         return torch.where((changed[at] == rows)[:, None], others_nk[at, : values_bk.shape[1]], values_bk)
 
     def marked_rows_of(self, rows: Tensor, k: int | None) -> Tensor:
-        """[b, k] local nodes of these rows, marked: where it is known which are neighbours, a row of the token table
-        times two, and one more for a neighbour. So a local node keeps its mark wherever it is put."""
-        local_rows_bk = self.local_rows_of(rows, k)
-        return 2 * local_rows_bk.long() + self.near_of(rows, k) if self.knows_distances else local_rows_bk
+        """[b, k] local nodes of these rows: twice the row of the token table, plus one for a direct neighbour. A local
+        node keeps its mark when it is moved."""
+        return 2 * self.local_rows_of(rows, k).long() + self.is_neighbor_of(rows, k)
 
-    def unmarked(self, marked_bk: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[b, k] marked local nodes as rows of the token table, and which are neighbours where that is known."""
-        return (marked_bk >> 1, (marked_bk & 1).bool()) if self.knows_distances else (marked_bk, None)
+    @staticmethod
+    def unmarked(marked_bk: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, k] marked local nodes as rows of the token table, and whether they are direct neighbours."""
+        return marked_bk >> 1, (marked_bk & 1).bool()
 
-    def local_contexts_of(self, rows: Tensor, local_rows_bk: Tensor, near_bk: Tensor | None) -> Tensor | None:
+    def local_label_histogram_of(self, rows: Tensor, local_rows_bk: Tensor, is_neighbor_bk: Tensor) -> Tensor | None:
         """[b, k, c + 1] what these rows are told of the labels around their local nodes; None where they were not
         counted."""
-        if self.local_contexts is None or near_bk is None:
+        if self.local_label_histogram is None:
             return None
         if self.is_cold:
             distinct_u, which_bk = torch.unique(local_rows_bk, return_inverse=True)
             counts_bkc = self._read(self.label_counts, distinct_u)[which_bk]
         else:
             counts_bkc = self._rows_at(self.label_counts, local_rows_bk.reshape(-1)).view(*local_rows_bk.shape, -1)
-        return self.local_contexts.told_to(rows, self.labels[rows], counts_bkc, near_bk)
+        return self.local_label_histogram.seen_from(rows, self.labels[rows], counts_bkc, is_neighbor_bk)
 
     def tokens_of(self, local_rows_bk: Tensor) -> Tensor:
         """[b, h·k, d] tokens, on the device that trains."""
-        if self.place == "gpu":
+        if self.place == "cuda":
             return input_tokens(self.tokens_rhd, local_rows_bk)
         if self.tokens_rhd.is_cuda:  # pinned: the GPU reads
             rows = local_rows_bk.reshape(-1).to(self.target, non_blocking=True)
@@ -212,7 +204,7 @@ class TokenTable:
         return input_tokens(self.form.of(block_uhd[..., : self.num_features]), which_bk)
 
     def _rows_at(self, table: Tensor, rows: Tensor) -> Tensor:
-        return self._read(table, rows) if self.place == "disk" else table[rows]
+        return self._read(table, rows) if self.place == "mmap" else table[rows]
 
     def _check(self, table: Tensor, rows: Tensor) -> None:
         assert rows.numel() == 0 or (int(rows.min()) >= 0 and int(rows.max()) < len(table)), "a row that is not there"
@@ -230,27 +222,29 @@ class TokenTable:
         return out
 
 
-def check_place(place: Place, device: torch.device) -> None:
+def check_place(place: TablePlace, device: torch.device) -> None:
     """Refuse a place that this device does not have: worth knowing before a long preparation."""
-    if place == "gpu" and device.type != "cuda":
-        raise ConfigError("tokens.table=gpu, but there is no GPU in use: use --set tokens.table=auto")
+    if place == "cuda" and device.type != "cuda":
+        raise ConfigError("train.token_table=cuda, but there is no GPU in use: use --set train.token_table=auto")
 
 
-def choose_place(place: Place, num_bytes: int, device: torch.device) -> Place:
+def choose_place(place: TablePlace, num_bytes: int, device: torch.device) -> TablePlace:
     """What `auto` stands for here; a place without room is refused."""
     check_place(place, device)
     on_gpu = device.type == "cuda"
-    if place == "disk" or (place == "auto" and not on_gpu):
-        return "disk"
+    if place == "mmap" or (place == "auto" and not on_gpu):
+        return "mmap"
     gpu_free = torch.cuda.mem_get_info(device)[0] if on_gpu else 0
     host_free = available_bytes()
     if place == "auto":
-        return "gpu" if num_bytes < _GPU_SHARE * gpu_free else "host" if num_bytes < _HOST_SHARE * host_free else "disk"
-    free, other = (gpu_free, "host") if place == "gpu" else (host_free, "disk")
+        return (
+            "cuda" if num_bytes < _GPU_SHARE * gpu_free else "pinned" if num_bytes < _HOST_SHARE * host_free else "mmap"
+        )
+    free, other = (gpu_free, "pinned") if place == "cuda" else (host_free, "mmap")
     if num_bytes > free:
         raise ConfigError(
-            f"tokens.table={place} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free there: "
-            f"use --set tokens.table={other}"
+            f"train.token_table={place} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free there: "
+            f"use --set train.token_table={other}"
         )
     return place
 

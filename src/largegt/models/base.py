@@ -66,7 +66,7 @@ class NodeModel(nn.Module):
     """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
     reads_labels = False
     """Whether batches must carry the labels of local nodes."""
-    node_dropout: float = 0.0
+    local_node_dropout: float = 0.0
     """Share of the local nodes that a batch leaves out in training."""
     compiled_sizes: frozenset[int] = frozenset()
     """Batches of these sizes are computed by fused kernels."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from largegt.config.schema import PrepareConfig
+from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_state
@@ -23,68 +23,68 @@ from largegt.types import Array, Direction
 from .blocks import marked_numbers
 
 _VERSIONS = {
-    "nodes": 1, "local_nodes": 2, "tokens": 3, "positions": 2, "label_contexts": 2, "label_counts": 1,
+    "nodes": 1, "local_nodes": 2, "tokens": 3, "positions": 2, "neighbor_label_histogram": 2, "label_counts": 1,
 }  # fmt: skip
 """Of each stage's arithmetic: raise one when its result changes for the same inputs."""
 
 
-def resolve_config(store: GraphStore, config: PrepareConfig) -> PrepareConfig:
+def resolve_config(store: GraphStore, config: PrepareConfig) -> ResolvedPrepareConfig:
     """What a configuration comes to for this store: without directions or hops there is nothing to keep apart, and
     without weights, hops or samples nothing to weigh."""
+    if not isinstance(config, ResolvedPrepareConfig):
+        config = ResolvedPrepareConfig(**dict(config))
     sampled, tokens = config.local_nodes, config.tokens
     has_weights, has_features = store.weighted, store.num_edge_features > 0
     for name, choice, is_there, missing in (
-        ("local_nodes.weighted", sampled.weighted, has_weights, "weights: ingest it with --weight COLUMN"),
-        ("tokens.weighted", tokens.weighted, has_weights, "weights: ingest it with --weight COLUMN"),
-        ("tokens.edge_features", tokens.edge_features, has_features,
-         "features: ingest it with --edge-features COLUMNS"),
+        ("local_nodes.use_edge_weights", sampled.use_edge_weights, has_weights, "weights: ingest it with --weight-column COLUMN"),
+        ("tokens.use_edge_weights", tokens.use_edge_weights, has_weights, "weights: ingest it with --weight-column COLUMN"),
+        ("tokens.use_edge_features", tokens.use_edge_features, has_features,
+         "features: ingest it with --edge-feature-columns COLUMNS"),
     ):  # fmt: skip
         if choice is True and not is_there:
             raise ConfigError(
                 f"prepare.{name}=true, and the edges of {store.place} have no {missing}, or leave the setting out"
             )
-    apart = tokens.contexts == "apart" and store.directed and tokens.hops > 0
     return config.model_copy(update={
         "local_nodes": sampled.model_copy(update={
-            "weighted": has_weights and sampled.weighted is not False and sampled.k > 1,
-            "near": sampled.near or config.labels.local,
+            "use_edge_weights": has_weights and sampled.use_edge_weights is not False and sampled.k > 1,
         }),
         "tokens": tokens.model_copy(update={
-            "weighted": has_weights and tokens.weighted is not False and tokens.hops > 0,
-            "edge_features": has_features and tokens.edge_features is not False and tokens.hops > 0,
-            "contexts": "apart" if apart else "together",
+            "use_edge_weights": has_weights and tokens.use_edge_weights is not False and tokens.num_hops > 0,
+            "use_edge_features": has_features and tokens.use_edge_features is not False and tokens.num_hops > 0,
+            "separate_directions": tokens.separate_directions and store.directed and tokens.num_hops > 0,
         }),
     })  # fmt: skip
 
 
-def directions_of(config: PrepareConfig) -> tuple[Direction, ...]:
+def directions_of(config: ResolvedPrepareConfig) -> tuple[Direction, ...]:
     """The directions of the contexts, of resolved settings."""
-    return ("out", "in") if config.tokens.contexts == "apart" else (config.local_nodes.direction,)
+    return ("out", "in") if config.tokens.separate_directions else (config.local_nodes.direction,)
 
 
-def directions_read(config: PrepareConfig) -> set[Direction]:
+def directions_read(config: ResolvedPrepareConfig) -> set[Direction]:
     """The directions whose neighbours a preparation reads, of resolved settings."""
     along: set[Direction] = {config.local_nodes.direction, *directions_of(config)}
     if along & {"in", "out"}:
         along |= {"in", "out"}  # degrees of the other side
-    reads_labels = bool(config.labels.hops) or config.labels.local
-    return along | ({"both"} if reads_labels or config.positions.method == "laplacian" else set())
+    reads_labels = bool(config.neighbor_label_hops) or config.local_label_histograms
+    return along | ({"both"} if reads_labels or config.positional_encoding.method == "laplacian" else set())
 
 
-def nodes_to_prepare(store: GraphStore, config: PrepareConfig) -> Array:
+def nodes_to_prepare(store: GraphStore, config: ResolvedPrepareConfig) -> Array:
     """The nodes that get a row: the labelled ones, or all."""
-    if config.local_nodes.nodes == "all":
+    if config.local_nodes.target_nodes == "all":
         return np.arange(store.num_nodes, dtype=np.dtype(index_dtype(store.num_nodes)))
     nodes = marked_numbers(store.labelled, np.dtype(index_dtype(store.num_nodes)))
     if not len(nodes):
         raise InputError(
             f"{store.place} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
-            "with --set prepare.local_nodes.nodes=all"
+            "with --set prepare.local_nodes.target_nodes=all"
         )
     return nodes
 
 
-def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> State | None:
+def state_as_of(store: GraphStore, config: ResolvedPrepareConfig, as_of: str | None) -> State | None:
     """The earlier state of this name; None for the store as it is."""
     if as_of is None or as_of == store.fingerprint:
         return None
@@ -93,18 +93,20 @@ def state_as_of(store: GraphStore, config: PrepareConfig, as_of: str | None) -> 
         raise InputError(f"{store.place} did not come from its version {as_of} by append: train again")
     if state.directed != store.directed:
         raise InputError(f"{store.place} has {'' if store.directed else 'no '}directions since it grew: train again")
-    if config.positions.method in ("node2vec", "laplacian"):
+    if config.positional_encoding.method in ("node2vec", "laplacian"):
         raise ConfigError(
-            f"{store.place} has grown, and its {config.positions.method} encodings are unlike those of the training: "
-            "train again, with --set prepare.positions.method=projection where a store is to grow"
+            f"{store.place} has grown, and its {config.positional_encoding.method} encodings are unlike those of the training: "
+            "train again, with --set prepare.positional_encoding.method=random_projection where a store is to grow"
         )
     return state
 
 
 def prepared_path(store: GraphStore, config: PrepareConfig, as_of: str | None = None) -> Path:
     """Where this configuration's preparation of this store lies, or will lie."""
-    config = resolve_config(store, config)
-    return Path(store.path) / "prepared" / fingerprint(identity_of(store, config, state_as_of(store, config, as_of)))
+    resolved = resolve_config(store, config)
+    return (
+        Path(store.path) / "prepared" / fingerprint(identity_of(store, resolved, state_as_of(store, resolved, as_of)))
+    )
 
 
 def is_prepared(store: GraphStore, config: PrepareConfig) -> bool:
@@ -114,22 +116,22 @@ def is_prepared(store: GraphStore, config: PrepareConfig) -> bool:
     return (path / remote.MANIFEST).is_file()
 
 
-def identity_of(store: GraphStore, config: PrepareConfig, then: State | None = None) -> list[Any]:
+def identity_of(store: GraphStore, config: ResolvedPrepareConfig, then: State | None = None) -> list[Any]:
     """What a preparation depends on."""
     return [store.fingerprint, config.model_dump(mode="json"), stage_keys(store, config, then)]
 
 
-def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> dict[str, str]:
+def stage_keys(store: GraphStore, config: ResolvedPrepareConfig, then: State | None) -> dict[str, str]:
     """The key of each stage that a preparation has, in the order of their making: what its result depends on."""
     sum_of, tokens, direction = store.folder.checksum, config.tokens, config.local_nodes.direction
-    which = config.local_nodes.nodes if config.local_nodes.nodes == "all" else sum_of("labels")
+    which = config.local_nodes.target_nodes if config.local_nodes.target_nodes == "all" else sum_of("labels")
     structure = [store.structure_fingerprint, which]
-    sampled = [structure, config.local_nodes.relevant(), tokens.nodes]
-    used = {"all": [], "reachable": [which, direction], "sampled": sampled}[tokens.nodes]
+    sampled = [structure, config.local_nodes.relevant(), tokens.precompute_for]
+    used = {"all": [], "reachable": [which, direction], "sampled": sampled}[tokens.precompute_for]
     rows_of = [store.structure_fingerprint, directions_of(config), used]
     known = [] if then is None else [then.fingerprint]
-    features = [sum_of("features"), store.feature_dtype, known if tokens.standardize else []]
-    if tokens.edge_features is True:  # those of the contexts, and those that set the scale
+    features = [sum_of("features"), store.feature_dtype, known if tokens.normalize != "none" else []]
+    if tokens.use_edge_features is True:  # those of the contexts, and those that set the scale
         sides = sorted({*directions_of(config), direction}) if store.directed else ["out"]
         features += [sum_of(f"{side}_edge_features") for side in sides]
     labels = [sum_of("labels"), sum_of("split"), *known]
@@ -137,10 +139,10 @@ def stage_keys(store: GraphStore, config: PrepareConfig, then: State | None) -> 
         "nodes": [store.num_nodes, which, labels],
         "local_nodes": sampled,
         "tokens": [rows_of, features, tokens.model_dump(mode="json")],
-        "positions": [structure, direction, config.positions.relevant()],
+        "positions": [structure, direction, config.positional_encoding.relevant()],
     }
-    if config.labels.hops:
-        depends["label_contexts"] = [structure, labels, config.labels.hops]
-    if config.labels.local:
+    if config.neighbor_label_hops:
+        depends["neighbor_label_histogram"] = [structure, labels, config.neighbor_label_hops]
+    if config.local_label_histograms:
         depends["label_counts"] = [rows_of, labels]
     return {stage: fingerprint([stage, _VERSIONS[stage], inputs]) for stage, inputs in depends.items()}

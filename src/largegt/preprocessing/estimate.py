@@ -1,6 +1,6 @@
 """Estimate: what a preparation will take before it runs: bytes on disk, memory, rough time.
 
-Enters: a GraphStore, a PrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a second
+Enters: a GraphStore, a ResolvedPrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a second
 or so: LocalNodes of some thousand nodes are really drawn, to see how fast this machine is and how much the samples of
 different nodes overlap. Sizes are exact but for the number of token rows of a `sampled` preparation, which is
 extrapolated; time is rough, and assumes cores and a disk of the speeds below.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from largegt.config.schema import PrepareConfig
+from largegt.config.schema import ResolvedPrepareConfig
 from largegt.data.labels import num_label_columns
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
@@ -79,7 +79,7 @@ class Estimate:
 
 
 def estimate(
-    store: GraphStore, config: PrepareConfig, memory: str | int | None = None, threads: int | None = None
+    store: GraphStore, config: ResolvedPrepareConfig, memory: str | int | None = None, threads: int | None = None
 ) -> Estimate:
     """What `prepare(store, config, memory=memory)` will take."""
     config = resolve_config(store, config)
@@ -106,15 +106,15 @@ def estimate(
     )
 
 
-def least_memory(store: GraphStore, config: PrepareConfig, num_rows: int) -> int:
-    """The smallest `--memory` that a preparation of `num_rows` nodes keeps, of resolve_config settings."""
+def least_memory(store: GraphStore, config: ResolvedPrepareConfig, num_rows: int) -> int:
+    """The smallest `--memory-limit` that a preparation of `num_rows` nodes keeps, of resolve_config settings."""
     return _FIXED_BYTES + max(_node_bytes(store, config, num_rows))
 
 
-def _node_bytes(store: GraphStore, config: PrepareConfig, num_rows: int) -> tuple[int, int, int]:
+def _node_bytes(store: GraphStore, config: ResolvedPrepareConfig, num_rows: int) -> tuple[int, int, int]:
     """Bytes that LocalNodes, context features and labels hold for the nodes, beside their blocks."""
     item, num_nodes = np.dtype(index_dtype(store.num_nodes)).itemsize, store.num_nodes
-    rings = config.tokens.hops * len(directions_of(config)) if num_rows < num_nodes else 0
+    rings = config.tokens.num_hops * len(directions_of(config)) if num_rows < num_nodes else 0
     labels = 22 if store.task == "regression" else 1
     return (1 + 2 * item) * num_nodes, (1 + item * (1 + rings)) * num_nodes, labels * num_nodes
 
@@ -127,16 +127,18 @@ def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int
     return int(min(most, max(whole, 1 / inverse if inverse > 0 else most)))
 
 
-def _try_local_nodes(store: GraphStore, nodes: Array, config: PrepareConfig, threads: int | None) -> tuple[float, int]:
+def _try_local_nodes(
+    store: GraphStore, nodes: Array, config: ResolvedPrepareConfig, threads: int | None
+) -> tuple[float, int]:
     """(seconds that LocalNodes of all nodes will take, token rows)."""
     if config.local_nodes.k == 1:
-        return 0.0, len(nodes) if config.tokens.nodes == "sampled" else store.num_nodes
+        return 0.0, len(nodes) if config.tokens.precompute_for == "sampled" else store.num_nodes
     tried = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
     sample(store, tried[:2], config.local_nodes, 0, threads)  # compiled by now
     begin = time.perf_counter()
     drawn, _ = sample(store, tried, config.local_nodes, 0, threads)
     elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
-    if len(nodes) == store.num_nodes or config.tokens.nodes != "sampled":
+    if len(nodes) == store.num_nodes or config.tokens.precompute_for != "sampled":
         return elapsed_s, store.num_nodes
     whole, half = len(np.unique(drawn)), len(np.unique(drawn[::2]))
     if len(tried) == len(nodes):
@@ -149,7 +151,7 @@ class _Stages:
     """What each stage of a preparation will take."""
 
     store: GraphStore
-    config: PrepareConfig
+    config: ResolvedPrepareConfig
     engine: Engine
     num_rows: int
     """Nodes that get a row."""
@@ -188,11 +190,11 @@ class _Stages:
 
     def tokens(self) -> StageEstimate:
         store, tokens, directions = self.store, self.config.tokens, directions_of(self.config)
-        width, hops, num_nodes = NodeFeatures(store, tokens.degrees).width, tokens.hops, store.num_nodes
-        width += store.num_edge_features if tokens.edge_features is True else 0
+        width, hops, num_nodes = NodeFeatures(store, tokens.add_degrees).width, tokens.num_hops, store.num_nodes
+        width += store.num_edge_features if tokens.use_edge_features is True else 0
         kept = self.token_rows * (1 + hops * len(directions)) * width * np.dtype(tokens.dtype).itemsize
         stored = int(store.folder.manifest["arrays"]["features"]["bytes"])
-        read = (stored if tokens.standardize else 0) + stored
+        read = (stored if tokens.normalize else 0) + stored
         memory, scratch, sum_s = self._node_bytes[1], 0, 0.0
         for direction in directions if hops else ():
             growth = 1 + len(store.csr(direction)[1]) / num_nodes
@@ -209,13 +211,13 @@ class _Stages:
         return self._stage("context features", kept, scratch, memory, sum_s, read)
 
     def positions(self) -> StageEstimate:
-        settings, num_nodes = self.config.positions, self.store.num_nodes
+        settings, num_nodes = self.config.positional_encoding, self.store.num_nodes
         kept, name = 4 * self.num_rows * settings.dim, f"positions, {settings.method}"
         if settings.method == "none":
             return self._stage("positions", 0)
         if settings.method == "node2vec":
-            work = settings.walks_per_node * settings.walk_length * settings.context * settings.dim
-            work *= num_nodes * (1 + settings.negatives) * settings.epochs
+            work = settings.walks_per_node * settings.walk_length * settings.context_size * settings.dim
+            work *= num_nodes * (1 + settings.num_negative_samples) * settings.epochs
             work_s = work * _NODE2VEC_CORE_S / num_threads(self.engine.threads)
             return self._stage(name, kept, 0, node2vec_bytes(num_nodes, settings), work_s)
         if settings.method == "laplacian":
@@ -230,7 +232,7 @@ class _Stages:
         return self._stage(name, kept, scratch, memory, sum_s, times * scratch)
 
     def labels(self) -> list[StageEstimate]:
-        store, hops, found = self.store, self.config.labels.hops, []
+        store, hops, found = self.store, self.config.neighbor_label_hops, []
         width, aside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
         dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
         row_bytes = dtype.itemsize * (width + 1)
@@ -239,7 +241,7 @@ class _Stages:
             counts, memory = row_bytes * store.num_nodes, self._blocks(store.num_nodes, width, aside)[0]
             sum_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
             found.append(self._stage("label contexts", kept, counts, memory, sum_s, counts))
-        if self.config.labels.local:
+        if self.config.local_label_histograms:
             memory, sum_s = self._blocks(self.token_rows, width, aside)[0], self._sum_s(self.token_rows, "both", width)
             found.append(self._stage("label surroundings", row_bytes * self.token_rows, 0, memory, sum_s))
         return found

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from largegt.data.precision import decode
 from largegt.data.store import GraphStore
 from largegt.runtime.memory import rows_within
-from largegt.types import Array, Direction
+from largegt.types import Array, Direction, Normalization
 
 from .blocks import degrees_of, selection
 
@@ -70,16 +70,14 @@ def _moments(features: NodeFeatures, pilot: Array, start: int, stop: int) -> tup
     return sums, nodes_with_any
 
 
-def feature_scale(
-    features: NodeFeatures, standardize: bool | Literal["whole", "auto"], engine: Engine
-) -> tuple[Array, Array]:
-    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `whole` is
+def feature_scale(features: NodeFeatures, normalize: Normalization, engine: Engine) -> tuple[Array, Array]:
+    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `global` is
     one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever. `auto`
-    is whole for words: four fifths of the features are zero, nodes without any left out, and the others alike in
+    is global for words: four fifths of the features are zero, nodes without any left out, and the others alike in
     size. Features of one category or text column share a gain, and their variances add up to 1: with a gain for each,
     rare categories and words would be the largest features."""
     width, num_nodes, num_stored = features.width, features.num_nodes, features.store.num_features
-    if not standardize:
+    if normalize == "none":
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     pilot = features.rows(range(1)).astype(np.float64)[0]
     sums, nodes_with_any = np.zeros((3, width)), 0
@@ -96,9 +94,9 @@ def feature_scale(
         if column.kind in ("category", "text"):
             gain[span] = 1.0 / max(np.sqrt(np.sum(deviation[span] ** 2)), 1e-7)
     mean_square = (deviation**2 + shift**2)[:num_stored]
-    if standardize == "auto" and _are_words(sums[2, :num_stored], nodes_with_any, num_nodes * mean_square):
-        standardize = "whole"
-    if standardize == "whole":
+    if normalize == "auto" and _are_words(sums[2, :num_stored], nodes_with_any, num_nodes * mean_square):
+        normalize = "global"
+    if normalize == "global":
         size = np.sqrt(np.mean(mean_square)) if num_stored else 0.0
         shift[:num_stored], gain[:num_stored] = 0.0, 1.0 / size if size > 0 else 1.0
     return shift.astype(np.float32), gain.astype(np.float32)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from largegt.config.schema import LocalNodesConfig, PrepareConfig
+from largegt.config.schema import LocalNodesConfig, ResolvedPrepareConfig
 from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
@@ -75,19 +75,21 @@ class Earlier:
         before = self.prepared.rows_of(nodes)
         before[self.changed((settings.direction,), 1)[nodes]] = -1
         if self.store.num_nodes != self.state.num_nodes:
-            slots = -1 if settings.hop1_share is None else round(settings.hop1_share * (settings.k - 1))
+            slots = -1 if settings.hop1_fraction is None else round(settings.hop1_fraction * (settings.k - 1))
             some = np.flatnonzero(before >= 0)
             csr = self.store.csr(settings.direction)
             depends = _depends_on_count(*csr, nodes[some], settings.k - 1, slots, self.state.num_nodes)
             before[some[depends]] = -1
         return before
 
-    def token_rows_before(self, token_nodes: Array, config: PrepareConfig, shift: Array, gain: Array) -> Array | None:
+    def token_rows_before(
+        self, token_nodes: Array, config: ResolvedPrepareConfig, shift: Array, gain: Array
+    ) -> Array | None:
         for name, values in (("feature_shift", shift), ("feature_gain", gain)):
             if not np.array_equal(self.prepared.array(name), values):
                 return None
-        hops, before = config.tokens.hops, self.prepared.token_rows_of(token_nodes)
-        has_degrees = config.tokens.degrees or self.store.features_are_degrees
+        hops, before = config.tokens.num_hops, self.prepared.token_rows_of(token_nodes)
+        has_degrees = config.tokens.add_degrees or self.store.features_are_degrees
         changed = self.changed(directions_of(config), hops, lists=bool(hops) or has_degrees, features=True)
         before[changed[token_nodes]] = -1
         return before
@@ -115,7 +117,7 @@ class Earlier:
 
 
 def find_earlier(
-    store: GraphStore, siblings: Iterable[Prepared], config: PrepareConfig, engine: Engine
+    store: GraphStore, siblings: Iterable[Prepared], config: ResolvedPrepareConfig, engine: Engine
 ) -> Earlier | None:
     """The preparation by the same settings, for whichever nodes, that has the most rows, the latest of such; None where
     there is none."""
@@ -132,10 +134,10 @@ def find_earlier(
     return None
 
 
-def _rows_depend_on(config: PrepareConfig) -> list[Any]:
+def _rows_depend_on(config: ResolvedPrepareConfig) -> list[Any]:
     """The settings that a node's rows depend on, wherever there are some."""
-    sampled, tokens = config.local_nodes.relevant(), config.tokens.model_dump(exclude={"nodes"})
-    return [{**sampled, "nodes": ""}, tokens, config.labels.hops]
+    sampled, tokens = config.local_nodes.relevant(), config.tokens.model_dump(exclude={"precompute_for"})
+    return [{**sampled, "target_nodes": ""}, tokens, config.neighbor_label_hops]
 
 
 def merge(

@@ -7,7 +7,7 @@ Enters: a store, whose training nodes have labels, and the nodes that need a row
 - label_counts [t, c + 2], for models that read labels around local nodes: how often each label stands among a node's
   neighbours in the training split (of a regression: sums of values in the scale of either half), how many such
   neighbours there are, and how many in all;
-- label_contexts float16 [n, h, c + 1]: per hop the share of each class among the training nodes that a random walk of
+- neighbor_label_histogram float16 [n, h, c + 1]: per hop the share of each class among the training nodes that a random walk of
   so many steps ends at, and how likely it ends at one at all.
 
 Cost: one pass over the edges; for label contexts one more over the lists of the n nodes that reads a row of counts per
@@ -44,13 +44,13 @@ STEPS, _MOST_STEPS = 32, 256
 """Steps in a standard deviation of a regression's values, and the most steps from the mean that one counts for."""
 
 
-def write_label_contexts(
+def write_neighbor_label_histogram(
     writer: ArrayWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels
 ) -> None:
-    """Write `label_contexts` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
+    """Write `neighbor_label_histogram` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
     labels that count."""
     width = num_label_columns(store.task, store.num_outputs) + 1
-    out = writer.grow("label_contexts", "float16", (hops, width))
+    out = writer.grow("neighbor_label_histogram", "float16", (hops, width))
     require_space(writer.path, 2 * hops * width * (len(nodes) - out.rows), "label contexts")
     if not writer.has(_COUNTS):
         write_label_counts(writer, store, range(store.num_nodes), engine, own, _COUNTS)
@@ -58,7 +58,7 @@ def write_label_contexts(
     for rows in engine.rows(task, nodes, hops * width, out.rows):
         out.append(rows)
         writer.commit()
-    writer.close("label_contexts")
+    writer.close("neighbor_label_histogram")
     writer.drop(_COUNTS)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from largegt.config.schema import PrepareConfig
+from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.pair_runs import index_dtype
 from largegt.data.store import GraphStore
 from largegt.data.versions import State, clean_quietly, earlier_states, labels_as_of
@@ -46,7 +46,7 @@ from .engine import SEGMENT_NODES, Engine
 from .estimate import least_memory
 from .features import EdgeMeans, NodeFeatures, feature_scale
 from .incremental import SAMPLED, Earlier, find_earlier, merge
-from .label_features import TrainingLabels, write_label_contexts, write_label_counts
+from .label_features import TrainingLabels, write_label_counts, write_neighbor_label_histogram
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
 
@@ -77,18 +77,18 @@ def prepare(
         wait: wait for a stage that another process is making, or refuse.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    config = resolve_config(store, config or PrepareConfig())
+    resolved = resolve_config(store, config or PrepareConfig())
     engine = engine or Engine(memory_budget(memory), threads, progress)
-    engine.check_positions(config.positions.method)
+    engine.check_positions(resolved.positional_encoding.method)
     store = engine.opened(store)
-    path = prepared_path(store, config, as_of)
+    path = prepared_path(store, resolved, as_of)
     refuse_links_out(store.path, path)
     if (there := _sound(path, engine, Prepared.open)) is not None:
         return there
-    store.check(*directions_read(config), features=True, progress=engine.show)
-    num_nodes = store.num_nodes if config.local_nodes.nodes == "all" else int(np.count_nonzero(store.labelled))
-    memory_budget(memory, least_memory(store, config, num_nodes))
-    preparation = _Preparation(store, config, engine, wait, state_as_of(store, config, as_of))
+    store.check(*directions_read(resolved), features=True, progress=engine.show)
+    num_nodes = store.num_nodes if resolved.local_nodes.target_nodes == "all" else int(np.count_nonzero(store.labelled))
+    memory_budget(memory, least_memory(store, resolved, num_nodes))
+    preparation = _Preparation(store, resolved, engine, wait, state_as_of(store, resolved, as_of))
     preparation.run(path)
     prepared = Prepared.open(path)
     prepared.reused = preparation.reused
@@ -117,7 +117,7 @@ class _Preparation:
     """One preparation of a store: its stages, and preparations of earlier versions that rows may be taken from."""
 
     store: GraphStore
-    config: PrepareConfig
+    config: ResolvedPrepareConfig
     engine: Engine
     wait: bool
     then: State | None
@@ -225,7 +225,7 @@ def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
 def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
     store, nodes, config = making.store, making.nodes, making.config
-    k, which = config.local_nodes.k, config.tokens.nodes
+    k, which = config.local_nodes.k, config.tokens.precompute_for
     dtype = np.dtype(index_dtype(store.num_nodes))
     rows = writer.grow("local_rows", dtype.name, (k,))
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(SAMPLED)
@@ -262,27 +262,27 @@ def _within_two_hops(making: _Preparation) -> Array:
 
 
 def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
-    """LocalNodes as node numbers [n, K], a scratch array, mapped; and `near`, which of them are neighbours."""
+    """LocalNodes as node numbers [n, K], a scratch array, mapped; and which of them are neighbours."""
     store, nodes, engine, settings = making.store, making.nodes, making.engine, making.config.local_nodes
     if settings.k == 1:
-        writer.save("near", np.zeros((len(nodes), 1), dtype=np.uint8))
+        writer.save("is_neighbor", np.zeros((len(nodes), 1), dtype=np.uint8))
         return nodes[:, None]
 
     def make(some: Array, target: ArrayWriter) -> None:
         sampled = target.grow(SAMPLED, index_dtype(store.num_nodes), (settings.k,))
-        near = target.grow("near", "uint8", (-(-settings.k // 8),))
+        near = target.grow("is_neighbor", "uint8", (-(-settings.k // 8),))
         engine.show("local nodes", sampled.rows, len(some))
-        for local_nk, near_nk in engine.local_nodes(store, some[sampled.rows :], settings):
+        for local_nk, is_neighbor_nk in engine.local_nodes(store, some[sampled.rows :], settings):
             sampled.append(local_nk)
-            near.append(np.packbits(near_nk, axis=1, bitorder="little"))
+            near.append(np.packbits(is_neighbor_nk, axis=1, bitorder="little"))
             target.commit()
             engine.show("local nodes", sampled.rows, len(some))
         target.close(SAMPLED)
-        target.close("near")
+        target.close("is_neighbor")
 
-    if not (writer.has(SAMPLED) and writer.has("near")):
+    if not (writer.has(SAMPLED) and writer.has("is_neighbor")):
         before = making.earlier.local_nodes_before(nodes, settings) if making.earlier else None
-        making.keep_or_make(writer, "local nodes", (SAMPLED, "near"), before, nodes, make)
+        making.keep_or_make(writer, "local nodes", (SAMPLED, "is_neighbor"), before, nodes, make)
         writer.commit()
     return writer.array(SAMPLED)
 
@@ -293,10 +293,10 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
     if not writer.has("feature_gain"):
         then = making.then
         trained = store if then is None else engine.opened(GraphStore.open(store.path, version=then.fingerprint))
-        scales = [feature_scale(NodeFeatures(trained, tokens.degrees), tokens.standardize, engine)]
-        if tokens.edge_features is True:
+        scales = [feature_scale(NodeFeatures(trained, tokens.add_degrees), tokens.normalize, engine)]
+        if tokens.use_edge_features is True:
             means = EdgeMeans(store, config.local_nodes.direction)
-            scales.append(feature_scale(means, bool(tokens.standardize), engine))
+            scales.append(feature_scale(means, "none" if tokens.normalize == "none" else "per_feature", engine))
         writer.save("feature_shift", np.concatenate([shift for shift, _ in scales]))
         writer.save("feature_gain", np.concatenate([gain for _, gain in scales]))
         writer.commit()
@@ -304,9 +304,9 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
 
     def make(nodes: Array, target: ArrayWriter) -> None:
         ContextFeatures(
-            NodeFeatures(store, tokens.degrees), nodes, shift, gain, directions, engine,
-            tokens.weighted is True, tokens.edge_features is True,
-        ).write(target, tokens.dtype, tokens.hops)  # fmt: skip
+            NodeFeatures(store, tokens.add_degrees), nodes, shift, gain, directions, engine,
+            tokens.use_edge_weights is True, tokens.use_edge_features is True,
+        ).write(target, tokens.dtype, tokens.num_hops)  # fmt: skip
 
     nodes = making.token_nodes
     earlier = making.earlier
@@ -315,13 +315,13 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
 
 
 def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
-    hops, own, nodes = making.config.labels.hops, making.training_labels, making.nodes
+    hops, own, nodes = making.config.neighbor_label_hops, making.training_labels, making.nodes
 
     def make(some: Array, target: ArrayWriter) -> None:
-        write_label_contexts(target, making.store, some, hops, making.engine, own)
+        write_neighbor_label_histogram(target, making.store, some, hops, making.engine, own)
 
     before = making.earlier.label_rows_before(nodes, hops, own, making.then) if making.earlier else None
-    making.keep_or_make(writer, "label contexts", ("label_contexts",), before, nodes, make)
+    making.keep_or_make(writer, "label contexts", ("neighbor_label_histogram",), before, nodes, make)
 
 
 Write = Callable[[_Preparation, ArrayWriter], None]
@@ -330,9 +330,14 @@ WRITE: dict[str, Write] = {
     "local_nodes": _write_local_nodes,
     "tokens": _write_tokens,
     "positions": lambda making, writer: write_positions(
-        writer, making.store, making.nodes, making.config.positions, making.config.local_nodes.direction, making.engine
+        writer,
+        making.store,
+        making.nodes,
+        making.config.positional_encoding,
+        making.config.local_nodes.direction,
+        making.engine,
     ),
-    "label_contexts": _write_label_contexts,
+    "neighbor_label_histogram": _write_label_contexts,
     "label_counts": lambda making, writer: write_label_counts(
         writer, making.store, making.token_nodes, making.engine, making.training_labels
     ),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from largegt.config.schema import PositionsConfig
+from largegt.config.schema import PositionalEncodingConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
@@ -41,12 +41,17 @@ _CHUNK_WALKS = 4096
 
 
 def write_positions(
-    writer: ArrayWriter, store: GraphStore, nodes: Array, config: PositionsConfig, direction: Direction, engine: Engine
+    writer: ArrayWriter,
+    store: GraphStore,
+    nodes: Array,
+    config: PositionalEncodingConfig,
+    direction: Direction,
+    engine: Engine,
 ) -> None:
     """Write `positions` [n, p], the encodings of `nodes` (sorted), by the configured method; width 0 for `none`."""
     if config.method == "none":
         writer.save("positions", np.zeros((len(nodes), 0), dtype=np.float32))
-    elif config.method == "projection":
+    elif config.method == "random_projection":
         neighbors = Neighbors(*store.csr(direction), self_loops=False)
         write_projection(writer, neighbors, nodes, config, engine, Signs(config.seed, range(store.num_nodes)))
     elif config.method == "node2vec":
@@ -62,7 +67,7 @@ def _check_memory(method: str, needed: int, store: GraphStore, engine: Engine) -
     if needed > engine.memory:
         raise ConfigError(
             f"{method} holds {format_bytes(needed)} for {store.num_nodes:,} nodes, more than the memory given: "
-            "use --set prepare.positions.method=projection, or a larger --memory"
+            "use --set prepare.positional_encoding.method=random_projection, or a larger --memory-limit"
         )
 
 
@@ -91,7 +96,12 @@ class _Stored:
 
 
 def write_projection(
-    writer: ArrayWriter, neighbors: Neighbors, nodes: Array, config: PositionsConfig, engine: Engine, signs: Signs
+    writer: ArrayWriter,
+    neighbors: Neighbors,
+    nodes: Array,
+    config: PositionalEncodingConfig,
+    engine: Engine,
+    signs: Signs,
 ) -> None:
     """Grow `positions`: Σ_t w_t · (power t of D⁻¹A times R, each row scaled to length one).
 
@@ -138,14 +148,16 @@ def _unit_rows(rows: Array) -> Array:
 # node2vec -------------------------------------------------------------------------------------------------------
 
 
-def node2vec_bytes(num_nodes: int, config: PositionsConfig) -> int:
+def node2vec_bytes(num_nodes: int, config: PositionalEncodingConfig) -> int:
     """Memory of the embedding, its gradient's moments, and a batch of walks."""
     walks = config.batch_size * config.walks_per_node * config.walk_length
-    return 3 * 4 * num_nodes * config.dim + 4 * walks * (config.dim + config.context) * (1 + config.negatives)
+    return 3 * 4 * num_nodes * config.dim + 4 * walks * (config.dim + config.context_size) * (
+        1 + config.num_negative_samples
+    )
 
 
 def node2vec(
-    store: GraphStore, config: PositionsConfig, direction: Direction = "both", threads: int | None = None,
+    store: GraphStore, config: PositionalEncodingConfig, direction: Direction = "both", threads: int | None = None,
     progress: Progress | None = None,
 ) -> Array:  # fmt: skip
     """node2vec embeddings of every node; [N, p]."""
@@ -168,9 +180,9 @@ def node2vec(
             walks = _walks(
                 store, config, direction, starts, (epoch * num_nodes + first) * config.walks_per_node, threads
             )
-            shape = (config.negatives * walks.shape[0], walks.shape[1])
+            shape = (config.num_negative_samples * walks.shape[0], walks.shape[1])
             strangers = torch.randint(num_nodes, shape, generator=generator)
-            loss = _skip_gram_loss(table, torch.from_numpy(walks).to(device), strangers.to(device), config.context)
+            loss = _skip_gram_loss(table, torch.from_numpy(walks).to(device), strangers.to(device), config.context_size)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]
@@ -180,7 +192,12 @@ def node2vec(
 
 
 def _walks(
-    store: GraphStore, config: PositionsConfig, direction: Direction, starts: Array, first: int, threads: int | None
+    store: GraphStore,
+    config: PositionalEncodingConfig,
+    direction: Direction,
+    starts: Array,
+    first: int,
+    threads: int | None,
 ) -> Array:
     """[w, walk_length] a walk from each of `starts`, the first of them being walk number `first`."""
     csr, walks = store.csr(direction), np.empty((len(starts), config.walk_length), dtype=np.int64)

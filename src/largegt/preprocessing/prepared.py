@@ -3,8 +3,8 @@
 Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
 the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
 
-Stages: nodes (nodes, labels, split), local_nodes (local_rows, near, token_nodes), tokens (tokens, feature_shift [d] and
-feature_gain [d], which standardised them), positions; where they were asked for, label_contexts and label_counts
+Stages: nodes (nodes, labels, split), local_nodes (local_rows, is_neighbor, token_nodes), tokens (tokens, feature_shift [d] and
+feature_gain [d], which standardised them), positions; where they were asked for, neighbor_label_histogram and label_counts
 (label_features.py). `Prepared` says what each array is.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from largegt.config.describe import build
-from largegt.config.schema import ModelConfig, PrepareConfig
+from largegt.config.schema import ModelConfig, PrepareConfig, ResolvedPrepareConfig
 from largegt.data.splits import SPLIT_CODES
 from largegt.data.store import GraphStore
 from largegt.data.versions import State
@@ -33,7 +33,7 @@ from .context import context_names
 from .sampling.local_nodes import sample
 
 KIND, STAGE = "prepared", "stage"
-STAGES = ("nodes", "local_nodes", "tokens", "positions", "label_contexts", "label_counts")
+STAGES = ("nodes", "local_nodes", "tokens", "positions", "neighbor_label_histogram", "label_counts")
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
@@ -52,7 +52,7 @@ class Prepared:
     local_rows: Array = _stored("local_rows")
     """[n, K] LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers."""
     token_nodes: Array = _stored("token_nodes")
-    """[t] node numbers behind the rows of `tokens`, sorted; every node with tokens.nodes=all."""
+    """[t] node numbers behind the rows of `tokens`, sorted; every node with tokens.precompute_for=all."""
     tokens: Array = _stored("tokens")
     """[t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along and
     against the edges are apart; d is the store's, and the degrees where they are added."""
@@ -65,7 +65,7 @@ class Prepared:
         """Where it was just made from one of an earlier state of the store: (rows kept, rows made) of each array."""
         folder.require({"config": dict, "stages": dict, "store": dict, "num_nodes": int}, {})
         try:
-            self.config = build(PrepareConfig, folder.meta["config"])
+            self.config = build(ResolvedPrepareConfig, folder.meta["config"])
         except ConfigError as error:
             raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
         self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
@@ -82,15 +82,15 @@ class Prepared:
     @classmethod
     def open(cls, path: PathLike) -> Prepared:
         prepared = cls(ArrayFolder(path, KIND))
-        advice, labels = prepared.folder.advice, prepared.config.labels
+        advice, config = prepared.folder.advice, prepared.config
         for name, sides in {"nodes": 1, "local_rows": 2, "tokens": 3, "positions": 2}.items():
             if len(prepared.shape(name)) != sides:
                 raise FormatError(f"{prepared.file(name)} has shape {prepared.shape(name)}; {advice}")
         (n,), (t, _, d) = prepared.shape("nodes"), prepared.shape("tokens")
-        lengths = dict.fromkeys(("local_rows", "near", "positions", "labels", "split"), n)
+        lengths = dict.fromkeys(("local_rows", "is_neighbor", "positions", "labels", "split"), n)
         lengths |= {"token_nodes": t, "feature_shift": d, "feature_gain": d}
-        lengths |= {"label_contexts": n} if labels.hops else {}
-        lengths |= {"label_counts": t} if labels.local else {}
+        lengths |= {"neighbor_label_histogram": n} if config.neighbor_label_hops else {}
+        lengths |= {"label_counts": t} if config.local_label_histograms else {}
         for name, rows in lengths.items():
             prepared._folder_of(name).require({}, {name: rows})
         if missing := [key for key in _OF_STORE if key not in prepared.meta]:
@@ -168,22 +168,21 @@ class Prepared:
         return int(self.meta["num_nodes"]) if self.as_of is None else self.as_of.num_nodes
 
     @property
-    def near(self) -> Array:
-        """[n, ⌈K/8⌉] which local nodes an edge joins to the node, whichever way: a bit each, the lowest first. Of no
-        local nodes where no model asked for it."""
-        return self.array("near") if self.config.local_nodes.near else np.zeros((len(self.nodes), 0), dtype=np.uint8)
+    def is_neighbor(self) -> Array:
+        """[n, ⌈K/8⌉] whether an edge joins a local node to the node, in either direction: one bit each, lowest first."""
+        return self.array("is_neighbor")
 
     @property
-    def label_contexts(self) -> Array:
+    def neighbor_label_histogram(self) -> Array:
         """[n, hops, c + 1] training labels around each node; of no hops where none were asked for."""
-        if self.config.labels.hops:
-            return self.array("label_contexts")
+        if self.config.neighbor_label_hops:
+            return self.array("neighbor_label_histogram")
         return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
 
     @property
     def label_counts(self) -> Array:
         """[t, c + 2] training labels around the nodes behind `tokens`; of no labels where they were not asked for."""
-        if self.config.labels.local:
+        if self.config.local_label_histograms:
             return self.array("label_counts")
         return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
 
@@ -199,7 +198,7 @@ class Prepared:
     @property
     def token_names(self) -> list[str]:
         """What each part of a token row is called: H, C0, C1; or H, out 1 hop, in 1 hop, out 2 hops, in 2 hops."""
-        return ["H", *context_names(directions_of(self.config), self.config.tokens.hops)]
+        return ["H", *context_names(directions_of(self.config), self.config.tokens.num_hops)]
 
     @property
     def num_features(self) -> int:
@@ -230,35 +229,33 @@ class Prepared:
         if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
-                "prepare with --set prepare.tokens.nodes=reachable"
+                "prepare with --set prepare.tokens.precompute_for=reachable"
             )
 
     def check_serves(self, name: ModelName) -> None:
         """Refuse a model that reads rows of nodes that have none here."""
         if not self.config.serves(name):
             raise ConfigError(
-                f"{self.path} has token rows of {self.config.tokens.nodes} nodes, and {name} reads those of all: "
-                "train from the store, or prepare with --set prepare.tokens.nodes=all"
+                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {name} reads those of all: "
+                "train from the store, or prepare with --set prepare.tokens.precompute_for=all"
             )
-        if name == "sgc" and self.config.tokens.contexts == "apart":
+        if name == "sgc" and self.config.tokens.separate_directions:
             raise ConfigError(
                 f"{self.path} has two contexts after the last hop, along and against the edges, and sgc reads one: "
-                "prepare with --set prepare.tokens.contexts=together"
+                "prepare with --set prepare.tokens.separate_directions=false"
             )
 
-    def check_told(self, model: ModelConfig) -> None:
-        """Refuse a model that reads more of labels and local nodes than was prepared."""
-        hops, there, counts = model.label_contexts, self.config, model.reads_surroundings and model.label_surroundings
-        needs_near = model.reads_surroundings and (model.distances or model.label_surroundings)
-        for is_missing, setting, wanted in (
-            (hops > there.labels.hops, f"label_contexts={hops}", f"labels.hops={hops}"),
-            (counts and not there.labels.local, "label_surroundings=true", "labels.local=true"),
-            (needs_near and not there.local_nodes.near, "distances=true", "local_nodes.near=true"),
+    def check_inputs(self, model: ModelConfig) -> None:
+        """Refuse a model that reads label inputs that were not prepared."""
+        hops, histograms = model.neighbor_label_hops, model.has_local_module and model.local_label_histograms
+        for is_missing, setting in (
+            (hops > self.config.neighbor_label_hops, f"neighbor_label_hops={hops}"),
+            (histograms and not self.config.local_label_histograms, "local_label_histograms=true"),
         ):
             if is_missing:
                 raise ConfigError(
-                    f"{self.path} does not have what model.{setting} reads: train from the store, or prepare with "
-                    f"--set prepare.{wanted}"
+                    f"{self.path} was prepared without the labels that model.{setting} reads: train from the store, or "
+                    f"prepare with --set model.{setting}"
                 )
 
 
@@ -300,20 +297,22 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     return f"{store.place} was prepared with {', '.join(fewest)}"
 
 
-class Drawn(NamedTuple):
+class LocalNodeSample(NamedTuple):
     """Local nodes of some rows of a Prepared."""
 
     local_rows: Array
     """[n, K] rows of its token table."""
-    near: Array | None
-    """[n, K] boolean: which of them are neighbours; None where that was not asked for."""
+    is_neighbor: Array
+    """[n, K] boolean: whether an edge joins a local node to the node."""
 
 
-def sample_rows(store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None) -> Drawn:
+def sample_rows(
+    store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None
+) -> LocalNodeSample:
     """A fresh draw of LocalNodes for these rows of a Prepared."""
     prepared.check_reachable()
     store.check(*directions_read(prepared.config))
-    nodes, near = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    nodes, is_neighbor_nk = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
     if len(prepared.token_nodes) != store.num_nodes:
         nodes = np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
-    return Drawn(nodes, near if prepared.config.local_nodes.near else None)
+    return LocalNodeSample(nodes, is_neighbor_nk)

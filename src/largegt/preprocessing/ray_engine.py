@@ -83,7 +83,7 @@ class RayEngine(Engine):
         if memory > largest:
             raise ConfigError(
                 f"a task may hold {format_bytes(memory)}, but no machine of the cluster has more than "
-                f"{format_bytes(largest)}: give a smaller --memory"
+                f"{format_bytes(largest)}: give a smaller --memory-limit"
             )
 
     @property
@@ -94,7 +94,7 @@ class RayEngine(Engine):
         if method in ("node2vec", "laplacian"):
             raise ConfigError(
                 f"{method} needs the whole graph in one process, which --engine ray does without: use "
-                "--set prepare.positions.method=projection, or leave --engine out"
+                "--set prepare.positional_encoding.method=random_projection, or leave --engine out"
             )
 
     def opened(self, store: GraphStore) -> GraphStore:
@@ -107,7 +107,7 @@ class RayEngine(Engine):
         return start_shards(store, direction, self.num_shards or max(len(_machines()), self.num_workers // 4))
 
     def local_nodes(self, store: GraphStore, nodes: Array, settings: LocalNodesConfig) -> Iterator[tuple[Array, Array]]:
-        refuse_weights(settings.weighted is True)
+        refuse_weights(settings.use_edge_weights is True)
         return super().local_nodes(store, nodes, settings)
 
     def mark_neighbors(self, neighbors: Neighbors, nodes: Array, marked: Array) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from largegt.config.schema import PrepareConfig
+from largegt.config.schema import ResolvedPrepareConfig
 from largegt.data.kernels import frozen
 from largegt.data.pair_runs import offsets
 from largegt.data.store import GraphStore
@@ -34,7 +34,7 @@ from .context import ContextFeatures
 from .engine import Engine
 from .extended_graph import Extended
 from .features import NodeFeatures
-from .label_features import TrainingLabels, write_label_contexts, write_label_counts
+from .label_features import TrainingLabels, write_label_counts, write_neighbor_label_histogram
 from .positional_encoding import Signs, write_projection
 from .sampling.neighbor_lists import index_type
 
@@ -65,7 +65,7 @@ class Cutout(GraphStore):
         if num_bytes > memory:
             raise TooLargeError(
                 f"what new nodes are next to takes {format_bytes(num_bytes)} to look at, more than the memory given: "
-                "use a larger --memory, or largegt append"
+                "use a larger --memory-limit, or largegt append"
             )
         return lists.neighbors(nodes)
 
@@ -133,21 +133,21 @@ def _rows(
 
 
 def token_rows(
-    graph: Extended, nodes: Array, shift: Array, gain: Array, config: PrepareConfig, engine: Engine
+    graph: Extended, nodes: Array, shift: Array, gain: Array, config: ResolvedPrepareConfig, engine: Engine
 ) -> Array:
     """[n, 1 + contexts, d] token rows of `nodes` (sorted)."""
     tokens, directions = config.tokens, directions_of(config)
 
     def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
-        features = _Features(cutout, tokens.degrees)
-        ContextFeatures(features, places, shift, gain, directions, engine).write(writer, tokens.dtype, tokens.hops)
+        features = _Features(cutout, tokens.add_degrees)
+        ContextFeatures(features, places, shift, gain, directions, engine).write(writer, tokens.dtype, tokens.num_hops)
 
-    return _rows(graph, nodes, (directions, tokens.hops), engine.memory, "tokens", write)
+    return _rows(graph, nodes, (directions, tokens.num_hops), engine.memory, "tokens", write)
 
 
-def projected_positions(graph: Extended, nodes: Array, config: PrepareConfig, engine: Engine) -> Array:
+def projected_positions(graph: Extended, nodes: Array, config: ResolvedPrepareConfig, engine: Engine) -> Array:
     """[n, p] encodings of `nodes` (sorted) by projection."""
-    direction, settings = config.local_nodes.direction, config.positions
+    direction, settings = config.local_nodes.direction, config.positional_encoding
 
     def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
         neighbors = Neighbors(*cutout.csr(direction), self_loops=False)
@@ -156,14 +156,14 @@ def projected_positions(graph: Extended, nodes: Array, config: PrepareConfig, en
     return _rows(graph, nodes, ((direction,), len(settings.projection_weights)), engine.memory, "positions", write)
 
 
-def label_contexts(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
+def neighbor_label_histogram(graph: Extended, nodes: Array, hops: int, own: TrainingLabels, engine: Engine) -> Array:
     """[n, hops, c + 1] labels around `nodes` (sorted). `own` are the training labels of the store's nodes; new ones
     have none."""
 
     def write(writer: ArrayWriter, cutout: Cutout, places: Array) -> None:
-        write_label_contexts(writer, cutout, places, hops, engine, _labels_in(cutout, own))
+        write_neighbor_label_histogram(writer, cutout, places, hops, engine, _labels_in(cutout, own))
 
-    return _rows(graph, nodes, (("both",), hops), engine.memory, "label_contexts", write)
+    return _rows(graph, nodes, (("both",), hops), engine.memory, "neighbor_label_histogram", write)
 
 
 def label_counts(graph: Extended, nodes: Array, own: TrainingLabels, engine: Engine) -> Array:

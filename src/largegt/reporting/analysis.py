@@ -107,7 +107,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
         device = "cpu"
     config = run.train_config(device)
     scorer = Scorer.of_run(run, prepared, store, config)
-    head, loaders, stage = scorer.head, scorer.loaders(rows, config.draws), f"analyse {run.path.name}"
+    head, loaders, stage = scorer.head, scorer.loaders(rows, config.num_eval_samples), f"analyse {run.path.name}"
     scores = Scores(head)
     probabilities, truths = [], []
     for _, logits, labels in scorer.logits(loaders, rows, progress, stage):
@@ -121,8 +121,8 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     }  # fmt: skip
     if isinstance(scorer.model, LargeGT):
         some = _spread(rows, MAX_POINTS)
-        embedder = replace(scorer, model=Embedder(scorer.model), head=vectors_head(run.config.model.hidden))
-        vectors = embedder.logits(scorer.loaders(some, config.draws), some, progress, stage)
+        embedder = replace(scorer, model=Embedder(scorer.model), head=vectors_head(run.config.model.hidden_dim))
+        vectors = embedder.logits(scorer.loaders(some, config.num_eval_samples), some, progress, stage)
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)
         found |= _attention(store, prepared, scorer.model, loaders[0], _spread(rows, _ATTENTION_NODES))

@@ -25,8 +25,8 @@ T = TypeVar("T")
 K = "prepare.local_nodes.k"
 SMALLER_IS_BETTER = ("rmse", "mae", "loss")
 _NO_MATTER = (
-    "train.seed", "prepare.local_nodes.seed", "prepare.positions.seed", "train.device", "train.wandb",
-    "train.checkpoint_every", "tokens.table",
+    "train.seed", "prepare.local_nodes.seed", "prepare.positional_encoding.seed", "train.device", "train.wandb_project",
+    "train.checkpoint_every_n_epochs", "tokens.table",
 )  # fmt: skip
 """Settings in which runs of one group may differ: the seeds, and those that change no result."""
 

@@ -75,9 +75,20 @@ def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
 
 def listing(runs: Sequence[Opened]) -> Section:
     """Every run: its folder, its numbers, the command that makes it again, its whole configuration."""
-    head = ["run", "model", "dataset", "seed", "best epoch", "epochs", "draws", "training", "parameters", "ended"]
+    head = [
+        "run",
+        "model",
+        "dataset",
+        "seed",
+        "best epoch",
+        "epochs",
+        "num_eval_samples",
+        "training",
+        "parameters",
+        "ended",
+    ]
     rows: list[list[Cell]] = [
-        [run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m["epochs"], m["draws"],
+        [run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m["epochs"], m["num_eval_samples"],
          duration(m["train_time_s"]), f"{m['num_parameters']:,}", m["stopped"] or "all epochs done"]
         for run in runs for m in [run.metrics]
     ]  # fmt: skip

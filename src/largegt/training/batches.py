@@ -1,4 +1,4 @@
-"""What the steps of an epoch read: a batch each, or with `train.consistency` two views of its nodes; of samples that
+"""What the steps of an epoch read: a batch each, or with `train.consistency_weight` two views of its nodes; of samples that
 are drawn anew for the epoch, or of what was prepared.
 
 Consistency: two views of a node without a training label are to be predicted alike. A view has a sample of local nodes
@@ -23,7 +23,7 @@ from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import TokenLoader, left_out_seed, shuffled
-from largegt.loader.resampling import FreshNeighborhoods
+from largegt.loader.resampling import Resampler
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
 from largegt.types import Array
@@ -36,19 +36,19 @@ _RAMP = 0.25
 
 def check_consistency(config: Config, ranks: Ranks, prepared: Prepared | None = None) -> None:
     """Refuse consistency for a model, a number of processes or a preparation that it is not for."""
-    if not config.train.consistency:
+    if not config.train.consistency_weight:
         return
     if kind_of(config.model).reads != "tokens":
         raise ConfigError(
-            f"train.consistency is for LargeGT and the baselines that read token rows, which {config.model.name} does "
+            f"train.consistency_weight is for LargeGT and the baselines that read token rows, which {config.model.name} does "
             "not: leave it out"
         )
     if ranks.size > 1:
-        raise ConfigError("train.consistency is for one process: leave it out, or train on one device")
+        raise ConfigError("train.consistency_weight is for one process: leave it out, or train on one device")
     if prepared is not None and len(prepared.split_rows("train")) == len(prepared.nodes):
         raise ConfigError(
-            "train.consistency needs nodes without a training label, and all that are prepared have one: "
-            "prepare the others with --set prepare.local_nodes.nodes=all"
+            "train.consistency_weight needs nodes without a training label, and all that are prepared have one: "
+            "prepare the others with --set prepare.local_nodes.target_nodes=all"
         )
 
 
@@ -61,16 +61,18 @@ class EpochBatches:
     ) -> None:
         """With a store every epoch and view has samples of its own; otherwise dropout alone tells views apart."""
         self.config, self.rows = config, prepared.split_rows("train")
-        self.others = np.delete(np.arange(len(prepared.nodes)), self.rows) if config.consistency else self.rows[:0]
-        self.num_others = min(config.consistency_nodes, len(self.others))
-        if config.consistency and isinstance(loader, TokenLoader):
+        self.others = (
+            np.delete(np.arange(len(prepared.nodes)), self.rows) if config.consistency_weight else self.rows[:0]
+        )
+        self.num_others = min(config.consistency_batch_size, len(self.others))
+        if config.consistency_weight and isinstance(loader, TokenLoader):
             loader = replace(loader, distinct=False)  # which would put the nodes of a batch into another order
         self._loader = loader
         self._pieces = lru_cache(maxsize=2)(self._make_pieces)
-        self._fresh: list[FreshNeighborhoods] = []
+        self._fresh: list[Resampler] = []
         if store is not None and isinstance(loader, TokenLoader):
             self._fresh = [
-                FreshNeighborhoods(store, prepared, loader, self._rows_of, config.epochs, first_draw)
+                Resampler(store, prepared, loader, self._rows_of, config.epochs, first_draw)
                 for first_draw in ((0, config.epochs) if self.num_others else (0,))
             ]
 
@@ -100,7 +102,7 @@ class EpochBatches:
 
     def weight(self, step: int, num_steps: int) -> float:
         """Of consistency in the loss, at this step of so many."""
-        return self.config.consistency * min(1.0, (step + 1) / max(1.0, _RAMP * num_steps))
+        return self.config.consistency_weight * min(1.0, (step + 1) / max(1.0, _RAMP * num_steps))
 
     def _make_pieces(self, epoch: int) -> list[Array]:
         """Rows of each step: those it trains on, shuffled, and others."""

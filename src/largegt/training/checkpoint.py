@@ -52,7 +52,7 @@ class State:
     def make(cls, model: NodeModel, config: TrainConfig, accelerator: Accelerator) -> State:
         """The state before the first step; the model is moved to its device."""
         accelerator.ranks.attach(model.to(accelerator.device))
-        average = WeightAverage(model, config.weight_average) if config.weight_average else None
+        average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
         return cls(model, make_optimizer(model, config, accelerator.device), accelerator.scaler, average)
 
     def num_bytes(self) -> int:

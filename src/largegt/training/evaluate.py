@@ -31,7 +31,7 @@ from largegt.types import Array, PathLike
 
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Accelerator, Loader, make_accelerator, make_loader, num_draws
+from .setup import Accelerator, Loader, make_accelerator, make_loader, num_samples
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -44,22 +44,22 @@ def evaluate(
     split: str = "test",
     progress: Progress | None = None,
     device: str | None = None,
-    draws: int | None = None,
+    num_eval_samples: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`; with several draws, of their averaged predictions. As many as the run
-    is set to (`train.draws`) when not given. Under torchrun each process scores a part, and all return the whole."""
+    """Scores of a run's best weights on `split`; with several num_eval_samples, of their averaged predictions. As many as the run
+    is set to (`train.num_eval_samples`) when not given. Under torchrun each process scores a part, and all return the whole."""
     opened = Run.open(run)
     config = opened.train_config(device)
-    draws = config.draws if draws is None else draws
+    num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples
     ranks = Ranks.here(config.device)
     progress = progress if ranks.is_first else None
     with ranks.in_turn():
-        prepared = opened.prepared(progress, reachable=draws > 1)
+        prepared = opened.prepared(progress, reachable=num_eval_samples > 1)
     rows = prepared.split_rows(split)
     if not len(rows):
         raise InputError(f"the {split} split of {shown(opened.store_path)} is empty, so there is nothing to score")
     scorer = Scorer.of_run(opened, prepared, opened.store(), config, ranks)
-    scores = scorer.scores(ranks.batches_of(rows, config.eval_batch_size), draws, progress)
+    scores = scorer.scores(ranks.batches_of(rows, config.eval_batch_size), num_eval_samples, progress)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
             f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
@@ -95,23 +95,23 @@ class Scorer:
         """A run's best weights. One that was trained with its table on a GPU may be scored where there is none."""
         accelerator = make_accelerator(config, ranks)
         model = run.load_model(prepared).to(accelerator.device)
-        place = run.config.tokens.table
-        loader = make_loader(prepared, model, config, accelerator.device, "auto" if place == "gpu" else place, store)
+        place = run.config.train.token_table
+        loader = make_loader(prepared, model, config, accelerator.device, "auto" if place == "cuda" else place, store)
         return cls(model, run.head(prepared), config, accelerator, loader, prepared, store)
 
-    def scores(self, rows: Array, draws: int = 1, progress: Progress | None = None) -> dict[str, float]:
-        """Scores of these rows, of predictions averaged over so many draws. With several ranks each brings rows of its
+    def scores(self, rows: Array, num_eval_samples: int = 1, progress: Progress | None = None) -> dict[str, float]:
+        """Scores of these rows, of predictions averaged over so many num_eval_samples. With several ranks each brings rows of its
         own, and the scores are those of all."""
         scores = Scores(self.head)
-        for _, logits, labels in self.logits(self.loaders(rows, draws), rows, progress, "evaluate"):
+        for _, logits, labels in self.logits(self.loaders(rows, num_eval_samples), rows, progress, "evaluate"):
             scores.add(logits, labels)
         return scores.result(self.accelerator.ranks)
 
-    def loaders(self, rows: Array, draws: int) -> list[Loader]:
-        """The loader, and others like it with fresh draws of local nodes or neighbours for these rows."""
-        if draws < 1:
-            raise ConfigError(f"draws is {draws}: it must be at least 1")
-        first, others = self.loader, range(1, num_draws(self.model, self.config, draws))
+    def loaders(self, rows: Array, num_eval_samples: int) -> list[Loader]:
+        """The loader, and others like it with fresh num_eval_samples of local nodes or neighbours for these rows."""
+        if num_eval_samples < 1:
+            raise ConfigError(f"num_eval_samples is {num_eval_samples}: it must be at least 1")
+        first, others = self.loader, range(1, num_samples(self.model, self.config, num_eval_samples))
         if isinstance(first, NeighborLoader):
             return [first, *(replace(first, draw=draw) for draw in others)]
         drawn = (sample_rows(self.store, self.prepared, rows, draw) for draw in others)
@@ -121,7 +121,7 @@ class Scorer:
     def logits(
         self, loaders: Sequence[Loader], rows: Array, progress: Progress | None = None, stage: str = ""
     ) -> Iterator[Predicted]:
-        """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' draws."""
+        """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' num_eval_samples."""
         show = progress or silent
         self.model.eval()
         if not len(rows):
@@ -135,7 +135,7 @@ class Scorer:
 
     def _predicted(self, loader: Loader, rows: Array) -> Iterator[Predicted]:
         model = self.model
-        if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and self.config.inference == "full":
+        if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and self.config.layerwise_inference:
             yield from self._over_all_neighbors(model, loader, rows)
             return
         num_left, size = len(rows), nodes_at_once(loader, self.config)

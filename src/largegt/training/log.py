@@ -50,7 +50,7 @@ class FinalEntry(Entry):
     epoch_time_s: Number
     train_time_s: Number
     peak_gpu_bytes: Number
-    draws: int
+    num_eval_samples: int
     valid: Scores
     test: Scores
 
@@ -92,11 +92,11 @@ class RunLog:
         self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
         self.board = SummaryWriter(str(path / "tensorboard"), purge_step=epoch + 1)
         self.wandb: Any = None
-        if config.train.wandb:
+        if config.train.wandb_project:
             import wandb
 
             self.wandb = wandb.init(
-                project=config.train.wandb, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
+                project=config.train.wandb_project, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
                 id=path.name, resume="allow",
             )  # fmt: skip
 
@@ -140,6 +140,6 @@ def check_wandb() -> None:
     """Refuse early where Weights & Biases is wanted and not installed."""
     if find_spec("wandb") is None:
         raise ConfigError(
-            "train.wandb is set, but Weights & Biases is not installed: "
-            "pip install 'largegt[wandb]', or --set train.wandb=none"
+            "train.wandb_project is set, but Weights & Biases is not installed: "
+            "pip install 'largegt[wandb]', or --set train.wandb_project=none"
         )

@@ -113,8 +113,8 @@ def likely_cause(
                 return f"{name} of {whose} are not all finite: {prepared.path} is damaged, delete it and prepare again"
             largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
         if largest > _HUGE:
-            is_scaled = prepared.config.tokens.standardize
-            mend = "scale them before ingest" if is_scaled else "train with --set prepare.tokens.standardize=true"
+            is_scaled = prepared.config.tokens.normalize != "none"
+            mend = "scale them before ingest" if is_scaled else "train with --set prepare.tokens.normalize=per_feature"
             return f"features of {whose} are as large as {largest:.2g}: {mend}"
     if precision == "16-mixed":
         hint = f" (features are as large as {largest:.2g})" if largest > math.sqrt(_FLOAT16_MAX) else ""
@@ -122,7 +122,7 @@ def likely_cause(
             f"float16 ends at {_FLOAT16_MAX:.0f}{hint}: use --set train.precision=bf16-mixed or 32-true, or a smaller "
             f"train.learning_rate (now {config.learning_rate:g})"
         )
-    clip = "" if config.clip_norm is not None else " or --set train.clip_norm=1"
+    clip = "" if config.max_grad_norm is not None else " or --set train.max_grad_norm=1"
     return (
         "its inputs are finite, so most likely steps are too large: use a smaller train.learning_rate "
         f"(now {config.learning_rate:g}){clip}"
@@ -131,6 +131,6 @@ def likely_cause(
 
 def _inputs(batch: Any) -> list[tuple[str, Tensor]]:
     """The inputs of a batch by name, labels apart."""
-    names = ("tokens", "features", "positions", "label_contexts", "local_contexts")
+    names = ("tokens", "features", "positions", "neighbor_label_histogram", "local_label_histogram")
     found = [(name.replace("_", " "), getattr(batch, name, None)) for name in names]
     return [(name, values) for name, values in found if isinstance(values, Tensor)]

@@ -23,7 +23,7 @@ from largegt.errors import ConfigError
 from largegt.hardware.abilities import ability, usable
 from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
-from largegt.loader.table import Place, TokenForm, TokenTable
+from largegt.loader.table import TokenForm, TokenTable
 from largegt.models.base import NodeModel
 from largegt.models.baselines.feature_models import MLP, SGC, SIGN
 from largegt.models.baselines.gat import GAT
@@ -36,6 +36,7 @@ from largegt.models.baselines.nagphormer import NAGphormer
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import ALONE, Ranks
+from largegt.types import TablePlace
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _BASELINES = {
@@ -120,7 +121,7 @@ def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
 def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
     """Whether `train.compile` says so, and it works here; by itself, where the steps that are faster make up for the
     minute it takes."""
-    is_wanted = config.compile == "yes"
+    is_wanted = config.compile is True
     if config.compile == "auto":
         is_wanted = device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
     return is_wanted and usable(
@@ -136,7 +137,7 @@ def make_loader(
     model: NodeModel,
     config: TrainConfig,
     device: torch.device,
-    place: Place = "auto",
+    place: TablePlace = "auto",
     store: GraphStore | None = None,
 ) -> Loader:
     """Batches of what the model reads. Tokens: as many local nodes as it wants, repeated ones once where that is
@@ -148,15 +149,15 @@ def make_loader(
     if model.reads != "tokens":
         store = store or prepared.store()
         return NeighborLoader.make(table, device, model, prepared, store, config.seed)
-    distinct = config.distinct == "yes" or (config.distinct == "auto" and device.type == "cpu")
+    distinct = config.deduplicate_tokens is True or (config.deduplicate_tokens == "auto" and device.type == "cpu")
     labels = LocalLabels.of_training_nodes(prepared, table.device) if model.reads_labels else None
-    return TokenLoader(table, device, model.num_local_nodes, distinct, labels, model.node_dropout)
+    return TokenLoader(table, device, model.num_local_nodes, distinct, labels, model.local_node_dropout)
 
 
-def num_draws(model: NodeModel, config: TrainConfig, wanted: int) -> int:
+def num_samples(model: NodeModel, config: TrainConfig, wanted: int) -> int:
     """As many draws as are wanted, or one where predictions of the model depend on none."""
     is_random = {
-        "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": config.inference == "sampled"
+        "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": not config.layerwise_inference
     }  # fmt: skip
     return wanted if is_random.get(model.reads, False) else 1
 
@@ -177,7 +178,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, num_steps: int) -> None:
-    """Constant; or linear warm-up, then a cosine to zero (one-cycle) or a line to end_learning_rate (polynomial)."""
+    """Constant; or linear warm-up, then a cosine to zero (cosine) or a line to min_learning_rate (linear)."""
     rate = config.learning_rate * _factor(config, step, num_steps)
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
@@ -187,12 +188,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, ste
 
 
 def _factor(config: TrainConfig, step: int, num_steps: int) -> float:
-    if config.schedule == "constant":
+    if config.lr_scheduler == "constant":
         return 1.0
-    warmup_steps = config.warmup * num_steps if config.warmup_steps is None else config.warmup_steps
+    warmup_steps = config.warmup_ratio * num_steps if config.warmup_steps is None else config.warmup_steps
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
-    if config.schedule == "one-cycle":
+    if config.lr_scheduler == "cosine":
         return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1.0, num_steps - warmup_steps)))
     done = (step - warmup_steps) / max(1.0, num_steps - 1 - warmup_steps)
-    return 1 - (1 - config.end_learning_rate / config.learning_rate) * done
+    return 1 - (1 - config.min_learning_rate / config.learning_rate) * done

@@ -78,9 +78,9 @@ class TrainingStep:
         loss, total = self._losses(views, [output.logits for output in outputs])
         scaled: Tensor = scaler.scale(total if self.ranks.size == 1 else total * self.ranks.size)
         scaled.backward()  # type: ignore[no-untyped-call]  # DDP takes the mean over ranks
-        if self.config.clip_norm is not None:
+        if self.config.max_grad_norm is not None:
             scaler.unscale_(optimizer)
-            clip_grad_norm_(self.state.model.parameters(), self.config.clip_norm)
+            clip_grad_norm_(self.state.model.parameters(), self.config.max_grad_norm)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
@@ -102,7 +102,7 @@ class TrainingStep:
         each = [self.head.loss(of[own], view.labels[own]) for of, view in zip(logits, views, strict=True)]
         loss = torch.stack(each).mean()
         others = [of[own.stop :] for of in logits]
-        apart = self.head.disagreement(others, self.config.consistency_confidence).mean()
+        apart = self.head.disagreement(others, self.config.consistency_threshold).mean()
         return loss, loss + self.agreement * apart
 
     def _compute_aside(self, views: Sequence[TokenBatch]) -> None:

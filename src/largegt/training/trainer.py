@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from largegt.config.describe import seconds
-from largegt.config.schema import Config, TableConfig
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, disk_errors
 from largegt.io.atomic import refuse_links_out
@@ -58,12 +58,12 @@ from .setup import (
     is_worth_compiling,
     make_accelerator,
     make_loader,
-    num_draws,
+    num_samples,
     set_learning_rate,
 )
 from .step import TrainingStep
 
-_OUT_OF_TIME = "the budget is used up"
+_OUT_OF_TIME = "the time is used up"
 _STEPS_BEFORE = 8
 """A step that spoils weights may have a finite loss itself, and so may the next."""
 Watch = Callable[[NodeModel, int, float], None]
@@ -92,7 +92,7 @@ def train(
         config = config.model_copy(update={"prepare": data.config})
         store = data.store()
         data.check_serves(config.model.name)
-        data.check_told(config.model)
+        data.check_inputs(config.model)
         if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
             data.check_reachable()
     else:
@@ -102,7 +102,7 @@ def train(
         ranks = Ranks.here(config.train.device)
         check_consistency(config, ranks)
         accelerator = make_accelerator(config.train, ranks, trains=True)
-        check_place(config.tokens.table, accelerator.device)
+        check_place(config.train.token_table, accelerator.device)
         show = progress if progress and ranks.is_first else silent
         with ranks.in_turn():
             prepared = data
@@ -137,7 +137,7 @@ class Trainer:
         checkpoint = run.path / "checkpoints" / "last.pt"
         if checkpoint.exists():
             self.progress = load_checkpoint(checkpoint, self.state, self.device)
-        loader = make_loader(prepared, self.model, self.config, self.device, run.config.tokens.table, store)
+        loader = make_loader(prepared, self.model, self.config, self.device, run.config.train.token_table, store)
         loader = replace(loader, ranks=self.ranks)
         self.scorer = Scorer(self.model, head, self.config, accelerator, loader, prepared, store)
         self.train_rows = prepared.split_rows("train")
@@ -149,8 +149,8 @@ class Trainer:
         self._compile()
         record, others = bool(self.model.compiled_sizes), self.batches.num_others
         self.step = TrainingStep(accelerator, self.state, head, self.config, record, others)
-        self.budget_s = seconds(self.config.budget) if self.config.budget else math.inf
-        if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.budget_s:
+        self.max_time_s = seconds(self.config.max_time) if self.config.max_time else math.inf
+        if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.max_time_s:
             self.progress.stopped = ""
         self.show: Show = silent
         self.history = [entry for entry in run.history if entry["epoch"] <= self.progress.epoch]
@@ -175,7 +175,7 @@ class Trainer:
     # epochs
 
     def fit(self, show: Show = silent, watch: Watch | None = None) -> None:
-        """Train until the last epoch, the end of the budget or the end of patience."""
+        """Train until the last epoch, the end of the time or the end of patience."""
         progress, self.show = self.progress, show
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -220,14 +220,14 @@ class Trainer:
         step.losses.restart()
         for number, batches in enumerate(self.batches.of(epoch), start=epoch * self.steps_per_epoch):
             set_learning_rate(self.state.optimizer, config, number, self.num_steps)
-            if config.consistency:
+            if config.consistency_weight:
                 step.agreement.fill_(self.batches.weight(number, self.num_steps))
             before, done = done, min(num_rows, done + config.batch_size)
             if step(batches, done - before):
                 break
             self.show(self._so_far(), epoch * num_rows + done, config.epochs * num_rows)
             elapsed_s = progress.elapsed_s + time.perf_counter() - start
-            if config.budget and self.ranks.first_says(elapsed_s > self.budget_s):
+            if config.max_time and self.ranks.first_says(elapsed_s > self.max_time_s):
                 progress.stopped = _OUT_OF_TIME
                 break
         losses = step.losses.finish()
@@ -273,7 +273,7 @@ class Trainer:
                 with self.averaged():
                     save_weights(folder / "model.safetensors", self.model)
             write_history(folder, self.history)
-            if is_best or is_last or progress.epoch % self.config.checkpoint_every == 0:
+            if is_best or is_last or progress.epoch % self.config.checkpoint_every_n_epochs == 0:
                 save_checkpoint(folder / "checkpoints" / "last.pt", self.state, progress)
 
     def _so_far(self) -> str:
@@ -314,10 +314,10 @@ class Trainer:
         """Load the best weights, score them on test where that is wanted, and write the final scores."""
         config, progress, history, scorer = self.config, self.progress, self.history, self.scorer
         self.run.load_weights(self.model)
-        draws, test = num_draws(self.model, config, config.draws), dict[str, float]()
+        num_eval_samples, test = num_samples(self.model, config, config.num_eval_samples), dict[str, float]()
         if score_test:
             rows = scorer.prepared.split_rows("test")
-            test = scorer.scores(self.ranks.batches_of(rows, config.eval_batch_size), draws)
+            test = scorer.scores(self.ranks.batches_of(rows, config.eval_batch_size), num_eval_samples)
         final = {
             "model": self.run.config.model.name,
             "dataset": scorer.prepared.meta["name"],
@@ -329,7 +329,7 @@ class Trainer:
             "epoch_time_s": float(np.median([entry["train_s"] for entry in history])) if history else 0.0,
             "train_time_s": progress.elapsed_s,
             "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
-            "draws": draws,
+            "num_eval_samples": num_eval_samples,
             "devices": self.ranks.size,
             "valid": progress.best_valid,
             "test": test,
@@ -355,7 +355,7 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
     refuse_url(out, "a run")
     if resume and overwrite:
         raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
-    if config.train.wandb:
+    if config.train.wandb_project:
         check_wandb()
     if not out.exists() or (out.is_dir() and all(_is_partial(item.name) for item in out.iterdir())):
         return
@@ -374,9 +374,9 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
 
 
 def _comparable(config: Config) -> Config:
-    """A run may go on with another budget or token table; every other setting would make it another run."""
-    train = config.train.model_copy(update={"budget": None})
-    return config.model_copy(update={"prepare": config.preparation, "train": train, "tokens": TableConfig()})
+    """A run may go on with another time limit or token table; every other setting would make it another run."""
+    train = config.train.model_copy(update={"max_time": None, "token_table": "auto"})
+    return config.model_copy(update={"prepare": config.preparation, "train": train})
 
 
 def _is_partial(name: str) -> bool:

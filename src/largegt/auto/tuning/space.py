@@ -1,7 +1,7 @@
 """What a tuning searches: a table of settings per model, and what `--search` says in the same words.
 
 Enters: a recipe with its overrides, and texts such as `train.learning_rate=1e-4..1e-2:log` (a range) or
-`model.hidden=64,128` (a choice). Leaves: a `Space` of Optuna's distributions, in which every value on its own is one
+`model.hidden_dim=64,128` (a choice). Leaves: a `Space` of Optuna's distributions, in which every value on its own is one
 that Config takes, and the point to start from: the recipe's own values.
 
 A choice is kept as the text that `--set` would take (`none`, `true`, `[20,10]`), so that a trial is overrides.
@@ -32,25 +32,25 @@ _TABLE: tuple[tuple[str, str, Collection[str]], ...] = (
     ("train.learning_rate", "1e-4..2e-2:log", MODEL_NAMES),
     ("train.weight_decay", "1e-5..1e-1:log", MODEL_NAMES),
     ("train.label_smoothing", "0,0.1,0.2", MODEL_NAMES),
-    ("model.hidden", "64,128,256", (*_BLOCKS, "nagphormer")),
+    ("model.hidden_dim", "64,128,256", (*_BLOCKS, "nagphormer")),
     ("model.dropout", "0..0.6", _BLOCKS),
     ("model.norm", "layer,batch,none", _BLOCKS),
     ("model.num_layers", "1,2,3", (*_LARGEGT, "nagphormer", "mlp", "sign", "linkx")),
-    ("model.encoder_ffn", "0,1,2,4", (*_LARGEGT, "nagphormer")),
+    ("model.ffn_ratio", "0,1,2,4", (*_LARGEGT, "nagphormer")),
     ("model.encoder_dropout", "0..0.4", (*_LARGEGT, "nagphormer")),
     ("prepare.local_nodes.k", "16,32,50,100", _LARGEGT),
-    ("prepare.local_nodes.hop1_share", "none,0.25,0.5,0.75,1", _LARGEGT),
-    ("prepare.tokens.degrees", "false,true", _LARGEGT),
-    ("prepare.tokens.standardize", "false,true,whole", _LARGEGT),
+    ("prepare.local_nodes.hop1_fraction", "none,0.25,0.5,0.75,1", _LARGEGT),
+    ("prepare.tokens.add_degrees", "false,true", _LARGEGT),
+    ("prepare.tokens.normalize", "false,true,whole", _LARGEGT),
     ("train.resample", "never,epoch", _LARGEGT),
-    ("model.label_contexts", "0,1,2", _LARGEGT),
-    ("model.label_tokens", "false,true", _LARGEGT),
-    ("model.label_surroundings", "false,true", _LARGEGT),
-    ("model.distances", "false,true", _LARGEGT),
-    ("model.node_dropout", "0,0.1,0.3", _LARGEGT),
+    ("model.neighbor_label_hops", "0,1,2", _LARGEGT),
+    ("model.label_embeddings", "false,true", _LARGEGT),
+    ("model.local_label_histograms", "false,true", _LARGEGT),
+    ("model.hop_distance_embedding", "false,true", _LARGEGT),
+    ("model.local_node_dropout", "0,0.1,0.3", _LARGEGT),
     ("model.input_dropout", "0..0.5", (*_LARGEGT, *_MESSAGES, "sgc")),
-    ("model.codebook.centroids", "256,1024,4096", _CODEBOOK),
-    ("prepare.tokens.hops", "1,2,3", ("sgc", "sign", "nagphormer")),
+    ("model.codebook.num_centroids", "256,1024,4096", _CODEBOOK),
+    ("prepare.tokens.num_hops", "1,2,3", ("sgc", "sign", "nagphormer")),
     ("model.fanouts", "[10,5],[20,10],[30,20],[10,5,5],[15,10,5],[20,15,10]",
      (*_MESSAGES, "goat-local", "goat-full")),
 )  # fmt: skip
@@ -102,7 +102,7 @@ def make_space(
     axes = {name: axis for name, axis in widened.items() if axis is not None}
     axes |= {name: _of_user(empty, name, text) for name, text in given.items()}
     if not axes:
-        raise ConfigError("there is nothing to search: give --search NAME=VALUES, e.g. model.hidden=64,128")
+        raise ConfigError("there is nothing to search: give --search NAME=VALUES, e.g. model.hidden_dim=64,128")
     values = {name: value_of(base, name) for name in axes}
     own = {name: values[name] if isinstance(axis, Number) and isinstance(values[name], int | float) else
            text_of(values[name]) for name, axis in axes.items()}  # fmt: skip
@@ -148,7 +148,7 @@ def _split(item: str) -> tuple[str, str]:
     if not equals or not name or not text:
         raise ConfigError(
             f"--search {item!r} is not of the form NAME=VALUES: write train.learning_rate=1e-4..1e-2:log or "
-            "model.hidden=64,128"
+            "model.hidden_dim=64,128"
         )
     return name, text
 

@@ -79,7 +79,7 @@ class Study:
         if other := [name for name, value in identity.items() if self.optuna.user_attrs.get(name) != value]:
             raise ConfigError(
                 f"{out} holds a tuning with another {other[0]}: go on with it by the very command it was started "
-                "with (only --trials, --budget and --final may change), or choose another --out"
+                "with (only --trials, --max-time and --final may change), or choose another --out"
             )
         if not self.optuna.get_trials(deepcopy=False):
             self.optuna.enqueue_trial(dict(space.start))

@@ -64,7 +64,7 @@ def tune(
     store: GraphStore | PathLike,
     out: PathLike = "tune",
     trials: int = 30,
-    budget: str | None = None,
+    max_time: str | None = None,
     model: str | None = None,
     recipe: PathLike | None = None,
     overrides: Iterable[str] = (),
@@ -77,10 +77,10 @@ def tune(
     progress: Progress | None = None,
     memory: str | int | None = None,
 ) -> Tuned:
-    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `budget` in all. Called
+    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `max_time` in all. Called
     again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's table
-    (`model.hidden=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. `final` seeds
-    are trained with the best settings at the end, beyond the budget, and scored on the test split."""
+    (`model.hidden_dim=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. `final` seeds
+    are trained with the best settings at the end, beyond the time limit, and scored on the test split."""
     if find_spec("optuna") is None:
         raise ConfigError("tuning needs Optuna, which is not installed: pip install 'largegt[tune]'")
     from .space import make_space
@@ -89,7 +89,7 @@ def tune(
     refuse_url(out, "trials")
     if trials < 1 or final < 0:
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
-    budget_s = seconds(budget) if budget else math.inf
+    budget_s = seconds(max_time) if max_time else math.inf
     opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
     given = [*overrides, *([f"model.name={model}"] if model else [])]
     start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
@@ -107,7 +107,7 @@ def tune(
         tuning = _Tuning(opened, Path(out), space, study, metric, sign, trials, progress or silent, memory)
         stopped = tuning.run(budget_s)
         if not study.ranked():
-            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --budget")
+            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --max-time")
         return tuning.write(tuning.final(final), stopped)
 
 
@@ -130,7 +130,7 @@ class _Tuning:
         while len(self.study.done()) < self.trials:
             left_s = budget_s - sum(trial.elapsed_s for trial in self.study.trials())
             if left_s <= 0:
-                return "the budget is used up"
+                return "the time is used up"
             self._show()
             trial = self.study.ask(self.space.config({}).train.epochs)
             try:
@@ -187,8 +187,8 @@ class _Tuning:
         if math.isfinite(left_s):
             before_s = max((entry["elapsed_s"] for entry in Run.open(folder).history), default=0.0) if is_begun else 0.0
             rest_s = before_s + max(0.0, left_s - (time.perf_counter() - start))
-            own_s = seconds(config.train.budget) if config.train.budget else math.inf
-            config = _with_train(config, budget=f"{min(rest_s, own_s):.3f}s")
+            own_s = seconds(config.train.max_time) if config.train.max_time else math.inf
+            config = _with_train(config, max_time=f"{min(rest_s, own_s):.3f}s")
         run = train(self.store, config, folder, resume=True, progress=self.progress, watch=watch, score_test=False)
         report()  # epochs of a training that had ended before it was killed
         return run

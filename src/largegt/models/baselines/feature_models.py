@@ -25,7 +25,7 @@ class MLP(NodeModel):
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
         self.body = hidden_layers(shape.num_features, config, config.num_layers + 1)
-        self.head = PaddedLinear(config.hidden, shape.num_outputs)
+        self.head = PaddedLinear(config.hidden_dim, shape.num_outputs)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         h_bd = self.body(batch.tokens[:, 0])
@@ -58,8 +58,8 @@ class SIGN(NodeModel):
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
         self.hops = nn.ModuleList(hidden_layers(shape.num_features, config, 1) for _ in range(shape.hops + 1))
-        self.body = hidden_layers((shape.hops + 1) * config.hidden, config, config.num_layers)
-        self.head = PaddedLinear(config.hidden, shape.num_outputs)
+        self.body = hidden_layers((shape.hops + 1) * config.hidden_dim, config, config.num_layers)
+        self.head = PaddedLinear(config.hidden_dim, shape.num_outputs)
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         joined_bhd = torch.cat([layer(batch.tokens[:, hop]) for hop, layer in enumerate(self.hops)], dim=1)
@@ -68,12 +68,12 @@ class SIGN(NodeModel):
 
 
 def hidden_layers(width: int, config: ModelConfig, num_layers: int) -> nn.Sequential:
-    """So many layers of `config.hidden` from an input of this width: linear, norm, ReLU, dropout."""
+    """So many layers of `config.hidden_dim` from an input of this width: linear, norm, ReLU, dropout."""
     layers: list[nn.Module] = []
     for _ in range(num_layers):
         layers += [
-            PaddedLinear(width, config.hidden), make_norm(config.norm, config.hidden), nn.ReLU(),
+            PaddedLinear(width, config.hidden_dim), make_norm(config.norm, config.hidden_dim), nn.ReLU(),
             nn.Dropout(config.dropout),
         ]  # fmt: skip
-        width = config.hidden
+        width = config.hidden_dim
     return nn.Sequential(*layers)

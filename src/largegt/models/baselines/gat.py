@@ -30,15 +30,15 @@ _SLOPE = 0.2
 class GatLayer(nn.Module):
     """Heads side by side (`average`: their mean) plus a linear skip, or attention to the target too."""
 
-    def __init__(self, width_in: int, head_width: int, average: bool, config: ModelConfig) -> None:
+    def __init__(self, width_in: int, head_dim: int, average: bool, config: ModelConfig) -> None:
         super().__init__()
-        heads = config.heads
+        heads = config.num_heads
         self.average, self.dropout = average, config.attention_dropout
         self.input_dropout = 0.0 if config.residual else config.dropout
-        self.weight = nn.Parameter(torch.empty(heads * head_width, width_in))
-        self.source_hw = nn.Parameter(torch.empty(heads, head_width))
-        self.target_hw = nn.Parameter(torch.empty(heads, head_width))
-        width_out = head_width if average else heads * head_width
+        self.weight = nn.Parameter(torch.empty(heads * head_dim, width_in))
+        self.source_hw = nn.Parameter(torch.empty(heads, head_dim))
+        self.target_hw = nn.Parameter(torch.empty(heads, head_dim))
+        width_out = head_dim if average else heads * head_dim
         self.skip = nn.Linear(width_in, width_out) if config.residual else None
         if self.skip is None:
             self.own_bias = nn.Parameter(torch.zeros(width_out))

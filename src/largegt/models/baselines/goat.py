@@ -40,23 +40,23 @@ class NeighborhoodAttention(nn.Module):
 
     def __init__(self, num_features: int, config: ModelConfig) -> None:
         super().__init__()
-        width, self.heads, self.dropout = config.hidden, config.heads, config.attention_dropout
-        self.head_width = config.head_width or max(1, width // config.heads)
+        width, self.num_heads, self.dropout = config.hidden_dim, config.num_heads, config.attention_dropout
+        self.head_dim = config.head_dim or max(1, width // config.num_heads)
         self.input = nn.Linear(num_features, width)
         self.query = nn.Linear(width, self.out_width)
         self.key = nn.Linear(width, self.out_width, bias=False)  # a bias would cancel in the softmax
         self.value = nn.Linear(width, self.out_width)
-        self.distance_bias_hs = nn.Parameter(torch.zeros(self.heads, len(config.fanouts) + 1))
+        self.distance_bias_hs = nn.Parameter(torch.zeros(self.num_heads, len(config.fanouts) + 1))
 
     @property
     def out_width(self) -> int:
-        return self.heads * self.head_width
+        return self.num_heads * self.head_dim
 
     def forward(self, features_uf: Tensor, member_bm: Tensor, distance_bm: Tensor) -> Tensor:
         members_bmf = gather(features_uf, member_bm)
-        q_bhw = self.query(self.input(members_bmf[:, 0])).view(len(member_bm), self.heads, -1)
+        q_bhw = self.query(self.input(members_bmf[:, 0])).view(len(member_bm), self.num_heads, -1)
         q_bhf = torch.einsum("bhw,hwd->bhd", q_bhw, self._per_head(self.key.weight)) @ self.input.weight
-        score_bhm = q_bhf @ members_bmf.to(q_bhf.dtype).transpose(1, 2) * self.head_width**-0.5
+        score_bhm = q_bhf @ members_bmf.to(q_bhf.dtype).transpose(1, 2) * self.head_dim**-0.5
         score_bhm = score_bhm + self._distance_scores(distance_bm)
         weight_bhm = score_bhm.softmax(dim=-1)
         if self.training and self.dropout:
@@ -65,7 +65,7 @@ class NeighborhoodAttention(nn.Module):
         sum_bhf = weight_bhm.to(members_bmf.dtype) @ members_bmf
         sum_bhd = F.linear(sum_bhf, self.input.weight) + total_bh1 * self.input.bias
         y_bhw: Tensor = torch.einsum("bhd,hwd->bhw", sum_bhd, self._per_head(self.value.weight))
-        y_bhw = y_bhw + total_bh1 * self.value.bias.view(self.heads, -1)
+        y_bhw = y_bhw + total_bh1 * self.value.bias.view(self.num_heads, -1)
         return y_bhw.flatten(1)
 
     def _distance_scores(self, distance_bm: Tensor) -> Tensor:
@@ -74,12 +74,12 @@ class NeighborhoodAttention(nn.Module):
         number_s = torch.arange(self.distance_bias_hs.shape[1], device=distance_bm.device)
         count_bs = (distance_bm[:, :, None] == number_s).sum(dim=1)
         bias_bhs = self.distance_bias_hs - count_bs.clamp(min=1).to(self.distance_bias_hs.dtype).log()[:, None]
-        place_bhm = distance_bm.clamp(min=0)[:, None].expand(-1, self.heads, -1)
+        place_bhm = distance_bm.clamp(min=0)[:, None].expand(-1, self.num_heads, -1)
         return bias_bhs.gather(2, place_bhm).masked_fill(distance_bm[:, None] < 0, -torch.inf)
 
     def _per_head(self, weight: Tensor) -> Tensor:
         """[h·w, d] → [h, w, d]."""
-        return weight.view(self.heads, self.head_width, -1)
+        return weight.view(self.num_heads, self.head_dim, -1)
 
 
 class GOATCodebook(Codebook):
@@ -95,8 +95,8 @@ class GOATCodebook(Codebook):
         self.register_buffer("output", torch.randn_like(self.centroids))
         self.ema_sum.normal_()
         self.ema_size.zero_()
-        self.assignment.random_(config.centroids)
-        self.counts.copy_(torch.bincount(self.assignment.long(), minlength=config.centroids))
+        self.assignment.random_(config.num_centroids)
+        self.counts.copy_(torch.bincount(self.assignment.long(), minlength=config.num_centroids))
         self.started.fill_(True)
 
     def query_space(self, z_bw: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class GOAT(NodeModel):
         self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None
-        width, joined = config.hidden, 0
+        width, joined = config.hidden_dim, 0
         if config.name != "goat-global":
             self.local_module = NeighborhoodAttention(shape.num_features, config)
             joined += self.local_module.out_width

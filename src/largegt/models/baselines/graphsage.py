@@ -38,5 +38,5 @@ class GraphSAGE(MessagePassing):
     """As many layers as fan-outs, ReLU between them."""
 
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
-        widths = layer_widths(shape, config.hidden, config)
+        widths = layer_widths(shape, config.hidden_dim, config)
         super().__init__((SageLayer(*pair) for pair in pairwise(widths)), widths[1:], F.relu, config)

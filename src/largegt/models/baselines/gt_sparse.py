@@ -27,20 +27,20 @@ from .neighbors import Block
 class TransformerLayer(nn.Module):
     """Heads side by side (`average`: their mean) plus a linear skip from the target."""
 
-    def __init__(self, width_in: int, head_width: int, average: bool, config: ModelConfig) -> None:
+    def __init__(self, width_in: int, head_dim: int, average: bool, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.head_width, self.average = config.heads, head_width, average
+        self.num_heads, self.head_dim, self.average = config.num_heads, head_dim, average
         self.dropout = config.attention_dropout
-        together = config.heads * head_width
+        together = config.num_heads * head_dim
         self.query = nn.Linear(width_in, together)
         self.key = nn.Linear(width_in, together, bias=False)
         self.value = nn.Linear(width_in, together)
-        self.skip = nn.Linear(width_in, head_width if average else together)
+        self.skip = nn.Linear(width_in, head_dim if average else together)
 
     def forward(self, h_nd: Tensor, block: Block) -> Tensor:
         own_td = h_nd[: block.num_targets]
-        q_thw = self.query(own_td).view(len(own_td), self.heads, -1)
-        q_thd = torch.einsum("thw,hwd->thd", q_thw, self._per_head(self.key.weight)) * self.head_width**-0.5
+        q_thw = self.query(own_td).view(len(own_td), self.num_heads, -1)
+        q_thd = torch.einsum("thw,hwd->thd", q_thw, self._per_head(self.key.weight)) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
 
         def attend(rows: Tensor | slice, place_gm: Tensor, here_gm: Tensor) -> Tensor:
@@ -52,13 +52,13 @@ class TransformerLayer(nn.Module):
         sums = over_neighbors(block, attend)
         sum_thd, total_th1 = sums[..., :-1], sums[..., -1:]
         y_thw = torch.einsum("thd,hwd->thw", sum_thd, self._per_head(self.value.weight))
-        y_thw = y_thw + total_th1 * self.value.bias.view(self.heads, -1)
+        y_thw = y_thw + total_th1 * self.value.bias.view(self.num_heads, -1)
         skip_tw: Tensor = self.skip(own_td)
         return skip_tw + (y_thw.mean(dim=1) if self.average else y_thw.flatten(1))
 
     def _per_head(self, weight: Tensor) -> Tensor:
         """[h·w, d] → [h, w, d]."""
-        return weight.view(self.heads, self.head_width, -1)
+        return weight.view(self.num_heads, self.head_dim, -1)
 
 
 class GTSparse(MessagePassing):

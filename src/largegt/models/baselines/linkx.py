@@ -30,7 +30,7 @@ class LINKX(NodeModel):
 
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
-        width, num_nodes = config.hidden, shape.num_nodes
+        width, num_nodes = config.hidden_dim, shape.num_nodes
         self.table_nd = nn.Parameter(torch.empty(num_nodes, width))
         self.table_bias_d = nn.Parameter(torch.empty(width))
         bound = num_nodes**-0.5  # of a linear layer on rows of num_nodes numbers

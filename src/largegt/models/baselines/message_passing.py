@@ -79,11 +79,11 @@ def layer_widths(shape: DataShape, hidden: int, config: ModelConfig) -> list[int
 def layers_of_heads(
     make: Callable[[int, int, bool, ModelConfig], nn.Module], shape: DataShape, config: ModelConfig
 ) -> tuple[list[nn.Module], list[int]]:
-    """`make(width_in, head_width, average, config)` for each layer, and the widths of their outputs: heads side by
+    """`make(width_in, head_dim, average, config)` for each layer, and the widths of their outputs: heads side by
     side, and averaged into logits by the last one."""
-    head_width = config.head_width or max(1, config.hidden // config.heads)
-    widths = layer_widths(shape, config.heads * head_width, config)
-    layers = [make(width, head_width, False, config) for width in widths[:-2]]
+    head_dim = config.head_dim or max(1, config.hidden_dim // config.num_heads)
+    widths = layer_widths(shape, config.num_heads * head_dim, config)
+    layers = [make(width, head_dim, False, config) for width in widths[:-2]]
     return [*layers, make(widths[-2], shape.num_outputs, True, config)], widths[1:]
 
 

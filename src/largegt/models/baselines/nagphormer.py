@@ -27,21 +27,21 @@ from largegt.models.largegt.padding import PaddedLinear
 
 
 class NAGphormer(NodeModel):
-    """`num_layers` pre-norm encoder layers (`encoder_ffn` 2 is its authors' width), and a head of two layers."""
+    """`num_layers` pre-norm encoder layers (`ffn_ratio` 2 is its authors' width), and a head of two layers."""
 
     num_local_nodes = 1
     takes_padding = True
 
     def __init__(self, shape: DataShape, config: ModelConfig) -> None:
         super().__init__()
-        width = config.hidden
+        width = config.hidden_dim
         self.hops = shape.hops
         self.project = PaddedLinear(shape.num_features, width)
         self.project_positions = nn.Linear(shape.num_positions, width, bias=False) if shape.num_positions else None
         self.layers = nn.ModuleList(
             EncoderLayer(
-                width, config.heads, config.head_width or max(1, width // config.heads),
-                round(config.encoder_ffn * width), config.encoder_dropout, config.attention_dropout,
+                width, config.num_heads, config.head_dim or max(1, width // config.num_heads),
+                round(config.ffn_ratio * width), config.encoder_dropout, config.attention_dropout,
             )
             for _ in range(config.num_layers)
         )  # fmt: skip

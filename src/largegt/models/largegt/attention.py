@@ -29,13 +29,13 @@ class Attention(nn.Module):
     so all heads attend to the tokens themselves: half of the products, a third of the memory, the same result.
     """
 
-    def __init__(self, width: int, heads: int, head_width: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
-        self.head_width = head_width
+        self.num_heads = heads
+        self.head_dim = head_dim
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * heads * head_width)
-        self.join = nn.Linear(heads * head_width, width)
+        self.qkv = nn.Linear(width, 3 * heads * head_dim)
+        self.join = nn.Linear(heads * head_dim, width)
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
         bias = None if bias_bt is None else bias_bt[:, None, None, :]
@@ -46,14 +46,14 @@ class Attention(nn.Module):
     @property
     def is_wide(self) -> bool:
         """Whether heads are no narrower than the model."""
-        return self.head_width >= self.join.out_features
+        return self.head_dim >= self.join.out_features
 
     def _to_keys_and_values(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
         b, t, _ = x_btd.shape
-        width = self.heads * self.head_width
+        width = self.num_heads * self.head_dim
         qkv_bt = F.linear(x_btd, self.qkv.weight, F.pad(self.qkv.bias[: 2 * width], (0, width)))
-        q_bhtw, k_bhtw, v_bhtw = qkv_bt.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        y_bhtw = attend(q_bhtw, k_bhtw, v_bhtw, bias, dropout, self.head_width**-0.5)
+        q_bhtw, k_bhtw, v_bhtw = qkv_bt.view(b, t, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        y_bhtw = attend(q_bhtw, k_bhtw, v_bhtw, bias, dropout, self.head_dim**-0.5)
         join_bias = self._join_bias(self.qkv.bias[2 * width :])
         return F.linear(y_bhtw.transpose(1, 2).reshape(b, t, -1), self.join.weight, join_bias)
 
@@ -62,17 +62,19 @@ class Attention(nn.Module):
             x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # once, for all that follows
         b, t, d = x_btd.shape
         query_weight, query_bias, join_weight, join_bias = self.merged()
-        q_b1sd = F.linear(x_btd, query_weight, query_bias).view(b, 1, t * self.heads, d)  # s: every head of every token
+        q_b1sd = F.linear(x_btd, query_weight, query_bias).view(
+            b, 1, t * self.num_heads, d
+        )  # s: every head of every token
         x_b1td = x_btd[:, None]
-        y_b1sd = attend(q_b1sd, x_b1td, x_b1td, bias, dropout, self.head_width**-0.5)
+        y_b1sd = attend(q_b1sd, x_b1td, x_b1td, bias, dropout, self.head_dim**-0.5)
         return F.linear(y_b1sd.view(b, t, -1), join_weight, join_bias)
 
     def merged(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weight and bias of the product that makes queries [h·d, d], and of the one that joins heads [d, h·d]."""
         with torch.autocast(self.qkv.weight.device.type, enabled=False):
-            query_hwd, key_hwd, value_hwd = self.qkv.weight.view(3, self.heads, self.head_width, -1).unbind(0)
-            query_bias_hw, _, value_bias_hw = self.qkv.bias.view(3, self.heads, -1).unbind(0)
-            join_hdw = self.join.weight.view(-1, self.heads, self.head_width).transpose(0, 1)
+            query_hwd, key_hwd, value_hwd = self.qkv.weight.view(3, self.num_heads, self.head_dim, -1).unbind(0)
+            query_bias_hw, _, value_bias_hw = self.qkv.bias.view(3, self.num_heads, -1).unbind(0)
+            join_hdw = self.join.weight.view(-1, self.num_heads, self.head_dim).transpose(0, 1)
             query_weight = (key_hwd.transpose(1, 2) @ query_hwd).flatten(0, 1)
             query_bias = (query_bias_hw[:, None, :] @ key_hwd).flatten()
             join_weight = (join_hdw @ value_hwd).transpose(0, 1).flatten(1)
@@ -114,11 +116,11 @@ class EncoderLayer(nn.Module):
     """Pre-norm Transformer encoder layer; without its feed-forward part when `ffn_width` is 0."""
 
     def __init__(
-        self, width: int, heads: int, head_width: int, ffn_width: int, dropout: float, attention_dropout: float
+        self, width: int, heads: int, head_dim: int, ffn_width: int, dropout: float, attention_dropout: float
     ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, head_width, attention_dropout)
+        self.attention = Attention(width, heads, head_dim, attention_dropout)
         self.drop = nn.Dropout(dropout)
         self.ffn = None
         if ffn_width:

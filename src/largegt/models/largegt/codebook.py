@@ -48,10 +48,10 @@ class Codebook(nn.Module):
 
     def __init__(self, num_nodes: int, width: int, config: CodebookConfig) -> None:
         super().__init__()
-        self.decay = config.decay
-        self.epsilon = config.epsilon
-        self.revive_below = config.revive_below
-        size = config.centroids
+        self.ema_decay = config.ema_decay
+        self.eps = config.eps
+        self.dead_code_threshold = config.dead_code_threshold
+        size = config.num_centroids
         index = torch.int16 if size < 2**15 else torch.int32
         self.register_buffer("centroids", torch.randn(size, width))
         self.register_buffer("ema_sum", self.centroids.clone())
@@ -117,12 +117,12 @@ class Codebook(nn.Module):
         """Move the averages of cluster sizes and sums towards those of this batch."""
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
-        self.ema_size.mul_(self.decay).add_(self.ranks.sum_(size_c), alpha=1 - self.decay)
-        self.ema_sum.mul_(self.decay).add_(self.ranks.sum_(sum_cw), alpha=1 - self.decay)
+        self.ema_size.mul_(self.ema_decay).add_(self.ranks.sum_(size_c), alpha=1 - self.ema_decay)
+        self.ema_sum.mul_(self.ema_decay).add_(self.ranks.sum_(sum_cw), alpha=1 - self.ema_decay)
 
     def _smoothed_sizes(self) -> Tensor:
         total = self.ema_size.sum()
-        return (self.ema_size + self.epsilon) / (total + len(self.ema_size) * self.epsilon) * total
+        return (self.ema_size + self.eps) / (total + len(self.ema_size) * self.eps) * total
 
     def nearest(self, z_bw: Tensor) -> Tensor:
         """[b] the centroid nearest to each normalised row."""
@@ -169,7 +169,7 @@ class Codebook(nn.Module):
     def _revive(self, z_bw: Tensor, order_a: Tensor, counts: list[int]) -> None:
         """Move centroids that have lost their nodes to nodes of the batch."""
         size = sum(counts) / len(self.ema_size)
-        dead_c = self.ema_size < self.revive_below * size
+        dead_c = self.ema_size < self.dead_code_threshold * size
         chosen_cw = self._drawn_rows(z_bw, order_a, counts)
         self.ema_sum.copy_(torch.where(dead_c[:, None], chosen_cw * size, self.ema_sum))
         self.ema_size.copy_(torch.where(dead_c, torch.full_like(self.ema_size, size), self.ema_size))

@@ -27,22 +27,24 @@ class GlobalModule(nn.Module):
     def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
         super().__init__()
         settings = config.codebook
-        self.heads = settings.heads
-        self.width = settings.width
-        head_width = settings.head_width or max(1, config.hidden // settings.heads)
-        joined = settings.width + num_positions
+        self.num_heads = settings.num_heads
+        self.dim = settings.dim
+        head_dim = settings.head_dim or max(1, config.hidden_dim // settings.num_heads)
+        joined = settings.dim + num_positions
         self.mlp_a = nn.Sequential(
-            PaddedLinear(num_features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, settings.width)
+            PaddedLinear(num_features, config.hidden_dim), nn.ReLU(), nn.Linear(config.hidden_dim, settings.dim)
         )
         self.codebook = self.codebook_class(num_nodes, joined, settings)
-        self.query = nn.Linear(joined, self.heads * head_width)
-        self.key = nn.Linear(joined, self.heads * head_width, bias=False)  # a bias would cancel in the softmax
-        self.value = nn.Linear(settings.width, self.heads * head_width)
+        self.query = nn.Linear(joined, self.num_heads * head_dim)
+        self.key = nn.Linear(joined, self.num_heads * head_dim, bias=False)  # a bias would cancel in the softmax
+        self.value = nn.Linear(settings.dim, self.num_heads * head_dim)
         self.mlp_b: nn.Module = nn.Sequential(
-            nn.Linear(self.heads * head_width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden)
+            nn.Linear(self.num_heads * head_dim, config.hidden_dim),
+            nn.ReLU(),
+            nn.Linear(config.hidden_dim, config.hidden_dim),
         )
-        self.norm: nn.Module = nn.LayerNorm(config.hidden)
-        self.out_width = config.hidden
+        self.norm: nn.Module = nn.LayerNorm(config.hidden_dim)
+        self.out_width = config.hidden_dim
 
     def forward(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
         weights_hbc, joined_bw = self.attend(features_bf, positions_bp)
@@ -59,11 +61,11 @@ class GlobalModule(nn.Module):
 
     def read(self, weights_hbc: Tensor) -> Tensor:
         """H_global [b, d] of the weights of centroids."""
-        v_hcw = self._split(self.value(self.codebook.attended()[:, : self.width]))  # line 5
+        v_hcw = self._split(self.value(self.codebook.attended()[:, : self.dim]))  # line 5
         y_hbw: Tensor = weights_hbc.to(v_hcw.dtype) @ v_hcw  # line 6
         h_bd: Tensor = self.norm(self.mlp_b(y_hbw.transpose(0, 1).flatten(1)))  # line 7
         return h_bd
 
     def _split(self, rows: Tensor) -> Tensor:
         """[rows, h·w] → [h, rows, w]."""
-        return rows.view(len(rows), self.heads, -1).transpose(0, 1)
+        return rows.view(len(rows), self.num_heads, -1).transpose(0, 1)

@@ -34,8 +34,8 @@ class LocalNodeInputs(NamedTuple):
 
     labels: Tensor | None = None
     """[b, k] or [b, k, c] labels of local nodes."""
-    near: Tensor | None = None
-    """[b, k] whether local nodes are neighbours."""
+    is_neighbor: Tensor | None = None
+    """[b, k] whether local nodes are direct neighbours."""
     contexts: Tensor | None = None
     """[b, k, c + 1] training labels around local nodes."""
 
@@ -46,30 +46,30 @@ class LocalModule(nn.Module):
     def __init__(self, num_features: int, config: ModelConfig, hops: int = 2, num_labels: int = 0) -> None:
         """num_labels: classes, or numbers in a label, where the module reads labels of local nodes; 0: it does not."""
         super().__init__()
-        width = config.hidden
+        width = config.hidden_dim
         self.tokens_per_node = hops + 1
-        head_width = config.head_width or max(1, width // config.heads)
+        head_dim = config.head_dim or max(1, width // config.num_heads)
         self.project = PaddedLinear(num_features, width)
         self.hop_embedding: nn.Parameter | None = None
         """[2, h, d]: of the node's own tokens, and of those of its local nodes."""
-        if config.hop_embeddings:
+        if config.hop_embedding:
             self.hop_embedding = nn.Parameter(torch.empty(2, self.tokens_per_node, width).normal_(std=0.02))
         self.label_embedding: nn.Parameter | None = None
         """[1 + c, 1, d]: of no label, then of each class or label column; for a node's first token alone."""
-        if num_labels and config.label_tokens:
+        if num_labels and config.label_embeddings:
             self.label_embedding = nn.Parameter(torch.empty(1 + num_labels, 1, width).normal_(std=_LABEL_STD))
-        self.near_embedding: nn.Parameter | None = None
+        self.distance_embedding: nn.Parameter | None = None
         """[h, d]: of neighbours; nodes farther away have none."""
-        if config.distances:
-            self.near_embedding = nn.Parameter(torch.empty(self.tokens_per_node, width).normal_(std=0.02))
+        if config.hop_distance_embedding:
+            self.distance_embedding = nn.Parameter(torch.empty(self.tokens_per_node, width).normal_(std=0.02))
         self.context: PaddedLinear | None = None
         """Of the labels around a local node, for its first token."""
-        if num_labels and config.label_surroundings:
+        if num_labels and config.local_label_histograms:
             self.context = PaddedLinear(num_labels + 1, width)
         self.input_drop = nn.Dropout(config.input_dropout) if config.input_dropout else nn.Identity()
         self.layers = nn.ModuleList(
             EncoderLayer(
-                width, config.heads, head_width, round(config.encoder_ffn * width),
+                width, config.num_heads, head_dim, round(config.ffn_ratio * width),
                 config.encoder_dropout, config.attention_dropout,
             )
             for _ in range(config.num_layers)
@@ -100,19 +100,19 @@ class LocalModule(nn.Module):
 
     def embed(self, tokens_btf: Tensor, inputs: LocalNodeInputs = LocalNodeInputs()) -> Tensor:
         """[b, t, d] what the first layer reads."""
-        return self.join(tokens_btf, self.label_vectors(inputs) if self.reads_labels else None, inputs.near)
+        return self.join(tokens_btf, self.label_vectors(inputs) if self.reads_labels else None, inputs.is_neighbor)
 
-    def join(self, tokens_btf: Tensor, label_vectors_bk1d: Tensor | None, near_bk: Tensor | None) -> Tensor:
+    def join(self, tokens_btf: Tensor, label_vectors_bk1d: Tensor | None, is_neighbor_bk: Tensor | None) -> Tensor:
         """[b, t, d] projected tokens plus the vectors of hops, of neighbours and of labels."""
         x_btd: Tensor = self.project(self.input_drop(tokens_btf))
         k = x_btd.shape[1] // self.tokens_per_node
         if self.hop_embedding is not None:
             x_btd = x_btd + self.hop_vectors(k)
         x_bkhd = x_btd.view(len(x_btd), k, self.tokens_per_node, x_btd.shape[2])
-        if self.near_embedding is not None:
-            assert near_bk is not None, "which local nodes are neighbours"
-            near_bk11 = near_bk[:, :, None, None].to(x_bkhd.dtype)
-            x_bkhd = torch.addcmul(x_bkhd, near_bk11, self.near_embedding.to(x_bkhd.dtype))
+        if self.distance_embedding is not None:
+            assert is_neighbor_bk is not None, "which local nodes are neighbours"
+            is_neighbor_bk11 = is_neighbor_bk[:, :, None, None].to(x_bkhd.dtype)
+            x_bkhd = torch.addcmul(x_bkhd, is_neighbor_bk11, self.distance_embedding.to(x_bkhd.dtype))
         if label_vectors_bk1d is not None:
             x_bkhd[:, :, :1] += label_vectors_bk1d
         return x_bkhd.view(x_btd.shape)

@@ -77,15 +77,15 @@ class LargeGT(NodeModel):
             raise ConfigError(f"model.name={config.name} is not a LargeGT: choose largegt-full, -local or -global")
         self.local_module: LocalModule | None = None
         self.global_module: GlobalModule | None = None
-        width, num_labels = config.hidden, num_label_columns(task, num_outputs)
+        width, num_labels = config.hidden_dim, num_label_columns(task, num_outputs)
         if config.name != "largegt-global":
             self.local_module = LocalModule(num_features, config, hops, num_labels)
-            self.reads_labels, self.node_dropout = config.label_tokens, config.node_dropout
+            self.reads_labels, self.local_node_dropout = config.label_embeddings, config.local_node_dropout
         else:
             self.num_local_nodes = 1
         if config.name != "largegt-local":
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
-        self.label_width = config.label_contexts * (1 + num_labels)
+        self.label_width = config.neighbor_label_hops * (1 + num_labels)
         self.labels = label_encoder(self.label_width, config) if self.label_width else None
         self.input = PaddedLinear(num_features, width) if config.residual else None
         joined = width * sum(part is not None for part in (self.local_module, self.global_module, self.labels))
@@ -102,7 +102,7 @@ class LargeGT(NodeModel):
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
         if config is not None:
-            prepared.check_told(config)
+            prepared.check_inputs(config)
         return cls(
             prepared.num_features, meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions, config,
             prepared.hops, meta["task"],
@@ -162,20 +162,20 @@ class LargeGT(NodeModel):
         module = self.local_module
         if module is None:
             return LocalNodeInputs()
-        labels = near = contexts = None
+        labels = is_neighbor = histograms = None
         if self.reads_labels:
-            labels = _required(batch.local_labels, "label_tokens", "use token_batches(…, local_labels=True)")
-        if module.near_embedding is not None:
-            near = _required(batch.near, "distances", "prepare with prepare.local_nodes.near=true")
+            labels = _required(batch.local_labels, "label_embeddings", "token_batches(…, local_labels=True)")
+        if module.distance_embedding is not None:
+            is_neighbor = batch.is_neighbor
         if module.context is not None:
-            contexts = _required(batch.local_contexts, "label_surroundings", "prepare with prepare.labels.local=true")
-        return LocalNodeInputs(labels, near, contexts)
+            histograms = _required(batch.local_label_histogram, "local_label_histograms")
+        return LocalNodeInputs(labels, is_neighbor, histograms)
 
     def _label_shares(self, batch: TokenBatch) -> Tensor | None:
         """[b, l] shares of training labels around the nodes, where the model reads them."""
         if self.labels is None:
             return None
-        shares = _required(batch.label_contexts, "label_contexts", "prepare with prepare.labels.hops")
+        shares = _required(batch.neighbor_label_histogram, "neighbor_label_hops")
         return shares[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
@@ -192,16 +192,16 @@ class LargeGT(NodeModel):
             self.global_module.codebook.update(output.codebook_input, output.nodes)
 
 
-def _required(values: Tensor | None, setting: str, advice: str) -> Tensor:
+def _required(values: Tensor | None, setting: str, made_by: str = "prepare(store, config.preparation)") -> Tensor:
     """An input of a batch that a setting of the model asks for."""
     if values is None:
-        raise ConfigError(f"model.{setting} is set, but the batch has none: {advice}")
+        raise ConfigError(f"model.{setting} is set, and the batch has no such input: it comes from {made_by}")
     return values
 
 
 def label_encoder(width_in: int, config: ModelConfig) -> nn.Module:
     """Shares of labels [b, w] → [b, d]."""
-    width = config.hidden
+    width = config.hidden_dim
     return nn.Sequential(PaddedLinear(width_in, width), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, width))
 
 

@@ -43,7 +43,7 @@ def local_nodes(
     direction: Direction = "both",
     threads: int | None = None,
     progress: Progress | None = None,
-    hop1_share: float | None = None,
+    hop1_fraction: float | None = None,
     num_nodes: int | None = None,
     buffer_bytes: int = BUFFER_BYTES,
     weighted: bool = False,
@@ -54,7 +54,7 @@ def local_nodes(
         graph: a GraphStore, a SciPy sparse matrix whose entry (i, j) is an edge from i to j, an `edge_index` [2, E]
             over `num_nodes` nodes (by default as many as it names), or NeighborLists, whose direction is their own and
             of which each thread holds `buffer_bytes`.
-        hop1_share: this share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes at
+        hop1_fraction: this share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes at
             distance two, each without replacement while it lasts; what one cannot fill the other does.
         weighted: draw nodes as a walk goes that takes each step in proportion to edge weights (a matrix's values):
             one step for one-hop slots, two steps for those at distance two, either with the same chance where slots
@@ -62,11 +62,11 @@ def local_nodes(
     """
     if k < 1:
         raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
-    if hop1_share is not None and not 0.0 <= hop1_share <= 1.0:
-        raise ConfigError(f"hop1_share is {hop1_share}: it must be between 0 and 1")
+    if hop1_fraction is not None and not 0.0 <= hop1_fraction <= 1.0:
+        raise ConfigError(f"hop1_fraction is {hop1_fraction}: it must be between 0 and 1")
     if direction not in get_args(Direction):
         raise ConfigError(f"direction is {direction!r}: it must be one of {', '.join(get_args(Direction))}")
-    hop1_slots, chunk = -1 if hop1_share is None else round(hop1_share * (k - 1)), _CHUNK_NODES
+    hop1_slots, chunk = -1 if hop1_fraction is None else round(hop1_fraction * (k - 1)), _CHUNK_NODES
     if isinstance(graph, NeighborLists):
         refuse_weights(weighted)
         chunk = _FETCHED_NODES
@@ -100,9 +100,11 @@ def sample(
 ) -> tuple[Array, Array]:  # fmt: skip
     """LocalNodes of `nodes` as configured, and boolean [n, K]: which an edge joins to the node, whichever way. Draw 0
     is what `prepare` keeps; others are fresh and independent."""
-    weighted = settings.weighted is True or (settings.weighted == "auto" and bool(getattr(graph, "weighted", False)))
+    weighted = settings.use_edge_weights is True or (
+        settings.use_edge_weights == "auto" and bool(getattr(graph, "weighted", False))
+    )
     rows = local_nodes(
-        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_share,
+        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_fraction,
         buffer_bytes=buffer_bytes, weighted=weighted,
     )  # fmt: skip
     near, nodes = np.zeros(rows.shape, dtype=np.bool_), np.asarray(nodes, dtype=np.int64)
@@ -136,7 +138,7 @@ def refuse_weights(weighted: bool) -> None:
     if weighted:
         raise ConfigError(
             "lists on a cluster or in Redis have no edge weights: sample without them, --set "
-            "prepare.local_nodes.weighted=false, or from the store itself"
+            "prepare.local_nodes.use_edge_weights=false, or from the store itself"
         )
 
 

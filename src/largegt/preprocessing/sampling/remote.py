@@ -70,9 +70,9 @@ class _Batch:
         self.lists, self.nodes, self.rows, self.part_bytes = lists, nodes, rows, part_bytes
         self.one_hop, self.num_nodes = one_hop, lists.num_nodes
         self.indptr, self.own = lists.neighbors(nodes)
-        self.near, self.row_of = np.unique(self.own, return_inverse=True)
+        self.is_neighbor, self.row_of = np.unique(self.own, return_inverse=True)
         """The distinct neighbours, and where among them each entry of `own` is."""
-        through = np.append(0, np.cumsum(lists.degrees(self.near)[self.row_of]))
+        through = np.append(0, np.cumsum(lists.degrees(self.is_neighbor)[self.row_of]))
         self.ends = through[1:] - np.repeat(through[self.indptr[:-1]], np.diff(self.indptr))
         self.random, self.state = np.zeros(len(nodes), dtype=np.uint64), np.zeros(len(nodes), dtype=_STATE)
         self.state["node"], self.state["start"], self.state["stop"] = nodes, self.indptr[:-1], self.indptr[1:]
@@ -146,11 +146,11 @@ class _Batch:
         """Sample these nodes by listing, as many at a time as their neighbours' lists fit the memory."""
         for first, last in portions(self.state["paths"][some] * 2 * self.own.itemsize, self.part_bytes):
             these = some[first:last]
-            wanted = np.zeros(len(self.near), dtype=np.bool_)
+            wanted = np.zeros(len(self.is_neighbor), dtype=np.bool_)
             for n in these:
                 wanted[self.row_of[self.indptr[n] : self.indptr[n + 1]]] = True
             lists_of = (np.cumsum(wanted) - 1)[self.row_of]
-            lists = self.lists.neighbors(self.near[wanted])
+            lists = self.lists.neighbors(self.is_neighbor[wanted])
             _list_rows(self.state, self.random, these, self.own, lists_of, *lists, self.one_hop, self.rows)
 
 

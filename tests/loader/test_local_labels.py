@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from largegt.config.schema import (
-    LabelContextsConfig,
     LocalNodesConfig,
-    PositionsConfig,
-    PrepareConfig,
+    PositionalEncodingConfig,
+    ResolvedPrepareConfig,
     TokensConfig,
 )
 from largegt.data.ingest import ingest
@@ -66,9 +65,9 @@ def make(make_store: Any, random_edges: Any) -> Any:
 
 
 def prepare_(store: GraphStore, rows: Any = "sampled", **local_nodes: Any) -> Prepared:
-    return prepare(store, PrepareConfig(
-        local_nodes=LocalNodesConfig(k=K, near=True, **local_nodes), tokens=TokensConfig(nodes=rows, standardize=False),
-        labels=LabelContextsConfig(local=True), positions=PositionsConfig(method="none"),
+    return prepare(store, ResolvedPrepareConfig(
+        local_nodes=LocalNodesConfig(k=K, **local_nodes), tokens=TokensConfig(precompute_for=rows, normalize="none"),
+        local_label_histograms=True, positional_encoding=PositionalEncodingConfig(method="none"),
     ))  # fmt: skip
 
 
@@ -112,10 +111,10 @@ class Oracle:
         met: Counter[str] = Counter()
         for batch in batches:
             assert batch.local_labels is not None
-            assert batch.near is not None
-            assert batch.local_contexts is not None
+            assert batch.is_neighbor is not None
+            assert batch.local_label_histogram is not None
             local_bk = batch.tokens[:, ::3, 0].long()
-            assert batch.near.shape == batch.local_labels.shape[:2] == local_bk.shape
+            assert batch.is_neighbor.shape == batch.local_labels.shape[:2] == local_bk.shape
             for b, node in enumerate(batch.nodes.tolist()):
                 met["nodes"] += 1
                 for k, local in enumerate(local_bk[b].tolist()):
@@ -128,10 +127,10 @@ class Oracle:
                     met["itself"] += local == node and k > 0
                     if batch.multiplicity is not None and batch.multiplicity[b, k] == 0:
                         continue
-                    assert bool(batch.near[b, k]) == (local in self.around[node])
-                    np.testing.assert_allclose(batch.local_contexts[b, k], self.context(node, local), atol=1e-6)
-                    met["near" if batch.near[b, k] else "far"] += 1
-                    met["left out"] += bool(batch.near[b, k]) and node in self.train
+                    assert bool(batch.is_neighbor[b, k]) == (local in self.around[node])
+                    np.testing.assert_allclose(batch.local_label_histogram[b, k], self.context(node, local), atol=1e-6)
+                    met["is_neighbor" if batch.is_neighbor[b, k] else "far"] += 1
+                    met["left out"] += bool(batch.is_neighbor[b, k]) and node in self.train
         return met
 
 
@@ -143,7 +142,7 @@ def test_every_local_node_tells(make: Any, task: str, directed: bool, distinct: 
     prepared = prepare_(store, direction="out" if directed else "both")
     met = Oracle(store).check(token_batches(prepared, batch_size=13, distinct=distinct, local_labels=True))
     assert met.pop("nodes") == len(np.flatnonzero(store.labelled))
-    assert min(met[each] for each in ("told", "untold", "near", "far", "left out")) > 20
+    assert min(met[each] for each in ("told", "untold", "is_neighbor", "far", "left out")) > 20
 
 
 @pytest.mark.parametrize("rows", ["sampled", "reachable", "all"])
@@ -154,7 +153,7 @@ def test_whatever_was_prepared(make: Any, nodes: str, rows: str) -> None:
     assert Oracle(store).check(batches)["nodes"] == (NUM if nodes == "all" else 45)
 
 
-@pytest.mark.parametrize(("place", "is_large"), [("host", False), ("disk", False), ("disk", True)])
+@pytest.mark.parametrize(("place", "is_large"), [("pinned", False), ("mmap", False), ("mmap", True)])
 def test_other_draws_and_other_places(make: Any, place: Any, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make("multiclass")
     prepared, oracle = prepare_(store, rows="reachable"), Oracle(store)
@@ -170,7 +169,7 @@ def test_other_draws_and_other_places(make: Any, place: Any, is_large: bool, mon
         table = loader.table.with_local_rows(every[5:40], *sample_rows(store, prepared, every[5:40], draw))
         fresh = replace(loader, table=table, distinct=draw == 2)
         met = oracle.check(fresh.batches(every, 20))
-        assert min(met[each] for each in ("told", "near", "far", "left out")) > 40
+        assert min(met[each] for each in ("told", "is_neighbor", "far", "left out")) > 40
         again = fresh.gather(torch.from_numpy(every)).tokens
         assert not torch.equal(first[:, : again.shape[1]], again)
 
@@ -190,7 +189,7 @@ def test_a_node_without_neighbours_may_draw_itself_and_learns_nothing(make_store
 @pytest.mark.parametrize("distinct", [False, True])
 def test_labels_follow_their_nodes_when_some_are_left_out(make: Any, task: str, distinct: bool) -> None:
     store = make(task)
-    options = {"distinct": distinct, "local_labels": True, "node_dropout": 0.5}
+    options = {"distinct": distinct, "local_labels": True, "local_node_dropout": 0.5}
     batches = list(token_batches(prepare_(store), batch_size=11, seed=1, **options))
     assert max(batch.tokens.shape[1] for batch in batches) <= 3 * (1 + 4)
     met = Oracle(store).check(iter(batches))
@@ -201,7 +200,12 @@ def inputs(prepared: Prepared) -> dict[int, list[torch.Tensor]]:
     """All that a batch holds of each node but its own label."""
     batches = token_batches(prepared, batch_size=1, local_labels=True)
     return {
-        int(batch.nodes): [batch.tokens, torch.nan_to_num(batch.local_labels, -1.0), batch.near, batch.local_contexts]
+        int(batch.nodes): [
+            batch.tokens,
+            torch.nan_to_num(batch.local_labels, -1.0),
+            batch.is_neighbor,
+            batch.local_label_histogram,
+        ]
         for batch in batches
     }
 
@@ -236,17 +240,17 @@ def test_a_graph_without_labels(random_edges: Any, tmp_path: Path) -> None:
     """Nothing is told, and nothing fails."""
     store = ingest(arrays(random_edges(NUM, 90).T, np.ones((NUM, 1), dtype=np.float32)), tmp_path / "g")
     batch = next(token_batches(prepare_(store, nodes="all"), batch_size=10))
-    assert batch.local_contexts is not None
-    assert not batch.local_contexts.any()
+    assert batch.local_label_histogram is not None
+    assert not batch.local_label_histogram.any()
 
 
 def test_a_batch_carries_along_what_was_asked_for(make: Any) -> None:
     store = make("multiclass")
-    plain = next(token_batches(prepare(store, PrepareConfig()), batch_size=6))
-    assert plain.near is plain.local_labels is plain.local_contexts is None
+    plain = next(token_batches(prepare(store, ResolvedPrepareConfig()), batch_size=6))
+    assert plain.is_neighbor is plain.local_labels is plain.local_label_histogram is None
     batch = next(token_batches(prepare_(store), batch_size=6, local_labels=True))
     copy = batch.clone()
-    for name in ("near", "local_labels", "local_contexts"):
+    for name in ("is_neighbor", "local_labels", "local_label_histogram"):
         one, other = getattr(batch, name), getattr(copy, name)
         assert any(tensor is one for tensor in batch.tensors())
         assert one.data_ptr() != other.data_ptr()

@@ -15,7 +15,7 @@ from largegt.data.store import GraphStore
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing.engine import Engine
-from largegt.preprocessing.label_features import TrainingLabels, write_label_contexts
+from largegt.preprocessing.label_features import TrainingLabels, write_neighbor_label_histogram
 from oracles import label_scale
 
 GRAPHS = {
@@ -34,11 +34,11 @@ def store_of(edges: np.ndarray, labels: np.ndarray, path: Path, directed: bool =
 
 def written(store: GraphStore, nodes: np.ndarray, hops: int, path: Path, **engine: Any) -> np.ndarray:
     with ArrayWriter(path, "prepared") as writer:
-        write_label_contexts(
+        write_neighbor_label_histogram(
             writer, store, nodes, hops, Engine(**{"memory": 1 << 20} | engine), TrainingLabels.of(store)
         )
         writer.finish({})
-    return np.array(ArrayFolder(path, "prepared").array("label_contexts"))
+    return np.array(ArrayFolder(path, "prepared").array("neighbor_label_histogram"))
 
 
 def walked(store: GraphStore, node: int, hops: int) -> np.ndarray:
@@ -140,8 +140,8 @@ def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None
     expected = written(store, np.arange(60), 2, tmp_path / "p")
     for number, memory in enumerate((1, 150, 1 << 20)):
         with ArrayWriter(tmp_path / f"b{number}", "prepared") as writer:
-            write_label_contexts(writer, store, np.arange(60), 2, InBlocks(memory), TrainingLabels.of(store))
-            assert writer.array("label_contexts").tobytes() == expected.tobytes()
+            write_neighbor_label_histogram(writer, store, np.arange(60), 2, InBlocks(memory), TrainingLabels.of(store))
+            assert writer.array("neighbor_label_histogram").tobytes() == expected.tobytes()
 
 
 def test_the_same_bytes_for_any_memory_threads_and_after_a_stop(tmp_path: Path, monkeypatch: Any) -> None:

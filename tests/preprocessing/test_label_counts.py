@@ -11,10 +11,9 @@ import pytest
 
 import largegt as lg
 from largegt.config.schema import (
-    LabelContextsConfig,
     LocalNodesConfig,
-    PositionsConfig,
-    PrepareConfig,
+    PositionalEncodingConfig,
+    ResolvedPrepareConfig,
     TokensConfig,
 )
 from largegt.data.store import GraphStore
@@ -39,10 +38,10 @@ def store_of(path: Path, directed: bool = False) -> GraphStore:
     return lg.ingest(source, path, lg.IngestConfig(undirected=not directed))
 
 
-def config_of(k: int = 9, rows: Any = "sampled", hops: int = 0, **local_nodes: Any) -> PrepareConfig:
-    return PrepareConfig(
-        local_nodes=LocalNodesConfig(k=k, near=True, **local_nodes), tokens=TokensConfig(nodes=rows),
-        labels=LabelContextsConfig(hops=hops, local=True), positions=PositionsConfig(method="none"),
+def config_of(k: int = 9, rows: Any = "sampled", hops: int = 0, **local_nodes: Any) -> ResolvedPrepareConfig:
+    return ResolvedPrepareConfig(
+        local_nodes=LocalNodesConfig(k=k, **local_nodes), tokens=TokensConfig(precompute_for=rows),
+        neighbor_label_hops=hops, local_label_histograms=True, positional_encoding=PositionalEncodingConfig(method="none"),
     )  # fmt: skip
 
 
@@ -59,7 +58,7 @@ def around(store: GraphStore) -> list[set[int]]:
 
 
 def unpacked(prepared: Prepared) -> np.ndarray:
-    return np.unpackbits(np.asarray(prepared.near), axis=1, count=prepared.k, bitorder="little").astype(bool)
+    return np.unpackbits(np.asarray(prepared.is_neighbor), axis=1, count=prepared.k, bitorder="little").astype(bool)
 
 
 @pytest.mark.parametrize("directed", [False, True])
@@ -68,7 +67,7 @@ def test_neighbours_are_told_from_others(tmp_path: Path, settings: dict[str, Any
     store = store_of(tmp_path / "g", directed=directed)
     prepared = prepare(store, config_of(**settings))
     near, lists = unpacked(prepared), around(store)
-    assert prepared.near.shape == (len(prepared.nodes), -(-prepared.k // 8))
+    assert prepared.is_neighbor.shape == (len(prepared.nodes), -(-prepared.k // 8))
     local = prepared.token_nodes[prepared.local_rows]
     for n, node in enumerate(prepared.nodes.tolist()):
         assert near[n].tolist() == [other in lists[node] for other in local[n].tolist()]
@@ -83,16 +82,16 @@ def test_other_draws_say_it_too(tmp_path: Path) -> None:
     prepared = prepare(store, config_of(rows="reachable"))
     lists, every = around(store), np.arange(len(prepared.nodes))
     same = sample_rows(store, prepared, every, 0)
-    assert same.near is not None
-    assert np.array_equal(same.near, unpacked(prepared))
+    assert same.is_neighbor is not None
+    assert np.array_equal(same.is_neighbor, unpacked(prepared))
     drawn = sample_rows(store, prepared, every, 3)
-    assert drawn.near is not None
+    assert drawn.is_neighbor is not None
     assert not np.array_equal(drawn.local_rows, same.local_rows)
     for n, node in enumerate(prepared.nodes.tolist()):
         local = prepared.token_nodes[drawn.local_rows[n]]
-        assert drawn.near[n].tolist() == [other in lists[node] for other in local.tolist()]
-    plain = prepare(store, PrepareConfig(tokens=TokensConfig(nodes="reachable")))
-    assert sample_rows(store, plain, every, 3).near is None
+        assert drawn.is_neighbor[n].tolist() == [other in lists[node] for other in local.tolist()]
+    plain = prepare(store, ResolvedPrepareConfig(tokens=TokensConfig(precompute_for="reachable")))
+    assert sample_rows(store, plain, every, 3).is_neighbor is None
 
 
 def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
@@ -118,14 +117,17 @@ def test_any_memory_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
         other = store_of(tmp_path / f"g{number}")
         assert other.fingerprint == store.fingerprint
         prepared = prepare(other, config_of(k=12), engine=Engine(memory, threads))
-        found.append([np.asarray(array).tobytes() for array in (prepared.near, prepared.label_counts)])
+        found.append([np.asarray(array).tobytes() for array in (prepared.is_neighbor, prepared.label_counts)])
     assert found[0] == found[1]
 
 
 def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(tmp_path / "g")
     plain = prepare(
-        store, config_of().model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
+        store,
+        config_of().model_copy(
+            update={"local_nodes": LocalNodesConfig(k=9), "neighbor_label_hops": 0, "local_label_histograms": False}
+        ),
     )
     sampled = plain.file("local_rows")
     more = prepare(store, config_of())
@@ -138,23 +140,26 @@ def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_them_there_are_no_such_stages(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
-    prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(hops=1)))
-    assert not {"near", "label_counts"} & set(prepared.stages)
-    assert prepared.near.shape == (len(prepared.nodes), 0)
+    prepared = prepare(store, ResolvedPrepareConfig(neighbor_label_hops=1))
+    assert not {"is_neighbor", "label_counts"} & set(prepared.stages)
+    assert prepared.is_neighbor.shape == (len(prepared.nodes), 0)
     assert prepared.label_counts.shape == (len(prepared.token_nodes), 0)
 
 
 def test_labels_around_local_nodes_need_distances(tmp_path: Path) -> None:
     """Nothing could be taken out of the counts without."""
     store = store_of(tmp_path / "g")
-    prepared = prepare(store, PrepareConfig(labels=LabelContextsConfig(local=True)))
-    assert prepared.config.local_nodes.near
-    assert prepared.near.shape[1] > 0
+    prepared = prepare(store, ResolvedPrepareConfig(local_label_histograms=True))
+    assert prepared.config.local_nodes.is_neighbor
+    assert prepared.is_neighbor.shape[1] > 0
 
 
 @pytest.mark.parametrize(
     ("setting", "named"),
-    [("model.distances=true", "prepare.local_nodes.near"), ("model.label_surroundings=true", "prepare.labels.local")],
+    [
+        ("model.hop_distance_embedding=true", "prepare.local_nodes.is_neighbor"),
+        ("model.local_label_histograms=true", "prepare.labels.local"),
+    ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, setting: str, named: str) -> None:
     prepared = prepare(store_of(tmp_path / "g"), small().preparation)
@@ -164,17 +169,19 @@ def test_what_is_missing_is_said(tmp_path: Path, setting: str, named: str) -> No
     with pytest.raises(ConfigError, match=named):
         lg.LargeGT.for_prepared(prepared, small(setting).model)
     baseline = small(setting, "model.name=nagphormer")
-    assert not baseline.preparation.local_nodes.near, "which does not read it"
+    assert not baseline.preparation.local_nodes.is_neighbor, "which does not read it"
 
 
 def test_the_estimate_counts_them(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
     config = config_of(rows="all")
-    plain = config.model_copy(update={"local_nodes": LocalNodesConfig(k=9), "labels": LabelContextsConfig()})
+    plain = config.model_copy(
+        update={"local_nodes": LocalNodesConfig(k=9), "neighbor_label_hops": 0, "local_label_histograms": False}
+    )
     more = estimate(store, config)
     prepared = prepare(store, config)
     assert more.disk_bytes - estimate(store, plain).disk_bytes == prepared.label_counts.nbytes
     assert more.stages[0].disk_bytes == sum(
-        prepared.array(name).nbytes for name in ("local_rows", "near", "token_nodes")
+        prepared.array(name).nbytes for name in ("local_rows", "is_neighbor", "token_nodes")
     )
     assert "label surroundings" in {stage.name for stage in more.stages}
