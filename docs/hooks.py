@@ -19,7 +19,7 @@ from largegt.cli import app
 from largegt.cli.app import _ORDER
 from largegt.config.describe import describe_settings
 from largegt.config.recipes import recipes_by_dataset
-from largegt.config.schema import Config, IngestConfig
+from largegt.config.schema import Config, IngestConfig, describe_config
 
 _SHOWN = {"sources": ("arrays", "files", "pyg"), "pyg": ("Loader", "LargeGTTransform", "model_for", "token_batch")}
 """Of the modules among the public names: what is for users, in this order."""
@@ -178,7 +178,7 @@ def _markup(text: str) -> str:
 def settings_page() -> str:
     """Every setting with its default, what the default recipe has instead, and every recipe."""
     usual = Config.from_recipe("default", []).model_dump(mode="json")
-    every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
+    every = [*describe_settings(IngestConfig, "ingest."), *describe_config()]
     parts = [
         "# Settings and recipes",
         "A setting is named by its table and its name, and given with `--set train.epochs=5` on the command line, as "
@@ -186,16 +186,16 @@ def settings_page() -> str:
         "`none` empties a setting that can be empty. `largegt config` prints the same list; this page is made from "
         "the settings themselves.",
         "What trains without `--recipe` is the recipe `default`: where it has another value than the setting's own "
-        "default, both are told. Settings of `ingest` are given to `largegt ingest` (`--set undirected=true`).",
+        "default, both are shown. Settings of `ingest` are given to `largegt ingest` (`--set undirected=true`).",
     ]
     section = ""
-    for name, default, text in every:
+    for name, default, text, _ in every:
         table = name.rpartition(".")[0]
         if table != section:
             section = table
             parts.append(f"## {table}")
-        chosen = _at(usual, name)
-        differs = not name.startswith("ingest.") and chosen != _plain(default)
+        chosen = _at(usual, name, _plain(default))
+        differs = chosen != _plain(default)
         note = f"`{_shown(default)}`" + (f" · recipe default: `{_shown(chosen)}`" if differs else "")
         parts.append(f"`{name}` = {note}\n\n:   {text}\n")
     parts += [
@@ -211,10 +211,12 @@ def settings_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _at(tree: Any, name: str) -> Any:
-    for part in name.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+def _at(tree: dict[str, Any], name: str, default: Any) -> Any:
+    """The value of a setting in a tree; `default` where it is not there, a setting of another model or of ingest."""
+    table, _, rest = name.partition(".")
+    if table not in tree:
+        return default
+    return _at(tree[table], rest, default) if rest else tree[table]
 
 
 def _plain(value: Any) -> Any:

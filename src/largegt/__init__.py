@@ -28,7 +28,11 @@ _HOMES = {
     "Prepared": ".preprocessing.prepared",
     "PrepareConfig": ".config.schema",
     "IngestConfig": ".config.schema",
-    "ModelConfig": ".config.schema",
+    "ModelConfig": ".config.models",
+    "model_config": ".config.models",
+    "register_model": ".config.models",
+    "NodeModel": ".models.base",
+    "NodeOutput": ".models.base",
     "TrainConfig": ".config.schema",
     "Config": ".config.schema",
     "TokenBatch": ".loader.batch",
@@ -60,7 +64,7 @@ _MODULES = ("sources", "pyg")
 if TYPE_CHECKING:
     from .auto.choose import auto_config
     from .auto.tuning.tune import tune
-    from .config.schema import Config, IngestConfig, ModelConfig, PrepareConfig, TrainConfig
+    from .config.schema import Config, IngestConfig, PrepareConfig, TrainConfig
     from .data import sources
     from .data.append import append
     from .data.ingest import ingest

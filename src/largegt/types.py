@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -15,13 +15,6 @@ Task = Literal["multiclass", "binary", "multilabel", "regression"]
 Normalization = Literal["per_feature", "global", "none", "auto"]
 TablePlace = Literal["auto", "cuda", "pinned", "mmap"]
 SplitName = Literal["train", "valid", "test"]
-
-ModelName = Literal[
-    "largegt-full", "largegt-local", "largegt-global", "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse",
-    "nagphormer", "goat-local", "goat-global", "goat-full",
-]  # fmt: skip
-
-MODEL_NAMES: tuple[str, ...] = get_args(ModelName)
 
 
 def sides_of(directed: bool) -> tuple[Direction, ...]:

@@ -34,9 +34,9 @@ def _literal(text: str) -> str:
 
 
 def models(incomplete: str) -> Offers:
-    from largegt.types import MODEL_NAMES
+    from largegt.config.models import model_specs
 
-    return _beginning(incomplete, [(name, "") for name in MODEL_NAMES])
+    return _beginning(incomplete, [(spec.name, spec.title) for spec in model_specs()])
 
 
 def datasets(incomplete: str) -> Offers:
@@ -47,22 +47,19 @@ def datasets(incomplete: str) -> Offers:
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
-    from largegt.config.describe import describe_settings
-    from largegt.config.schema import Config, IngestConfig
+    from largegt.config.describe import describe_settings, text_of
+    from largegt.config.schema import IngestConfig, describe_config
 
-    cls: Any = IngestConfig if context.info_name in ("ingest", "generate") else Config
-    prefix = "ingest." if cls is IngestConfig and incomplete.startswith("ingest.") else ""
+    is_ingest = context.info_name in ("ingest", "generate")
+    prefix = "ingest." if is_ingest and incomplete.startswith("ingest.") else ""
     wanted, equals, _ = incomplete.partition("=")
-    every = [(prefix + name, default, about) for name, default, about in describe_settings(cls)]
-    chosen = [one for one in every if (one[0] == wanted if equals else one[0].startswith(wanted))]
+    every = describe_settings(IngestConfig, prefix) if is_ingest else describe_config()
+    chosen = [one for one in every if (one.name == wanted if equals else one.name.startswith(wanted))]
     if len(chosen) != 1:
-        return [(f"{name}={_written(default)}", about) for name, default, about in chosen]
-    name, default, about = chosen[0]
-    *tables, leaf = name.removeprefix(prefix).split(".")
-    for table in tables:
-        cls = type(cls.model_fields[table].default)
-    values = _words_of(cls.model_fields[leaf].annotation) or [_written(default)]
-    return _beginning(incomplete, [(f"{name}={value}", about) for value in values])
+        return [(f"{one.name}={text_of(one.default)}", one.help) for one in chosen]
+    one = chosen[0]
+    values = _words_of(one.kind) or [text_of(one.default)]
+    return _beginning(incomplete, [(f"{one.name}={value}", one.help) for value in values])
 
 
 def _words_of(kind: Any) -> list[str]:
@@ -70,12 +67,3 @@ def _words_of(kind: Any) -> list[str]:
     if kind is bool:
         return ["true", "false"]
     return [kind] if isinstance(kind, str) else [word for each in get_args(kind) for word in _words_of(each)]
-
-
-def _written(value: Any) -> str:
-    """A value as --set reads it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -178,7 +178,7 @@ def doctor(*, quick: bool = False) -> Result:
 
 
 @verb()
-def config(section: str | None = None, *, recipes: bool = False) -> Result:
+def config(section: str | None = None, *, model: str | None = None, recipes: bool = False) -> Result:
     """List every setting with its default and what it means.
 
     --recipes lists what --recipe of train and prepare takes. A recipe of your own is a .toml file; with a line such as
@@ -186,11 +186,12 @@ def config(section: str | None = None, *, recipes: bool = False) -> Result:
 
     Args:
         section: Only names that begin so: train, model, prepare, ingest.
+        model: Only the settings that this model reads.
         recipes: List the recipes that come with the package.
     """
-    from largegt.config.describe import describe_settings
+    from largegt.config.describe import describe_settings, text_of
     from largegt.config.recipes import recipe_about, recipes_by_dataset
-    from largegt.config.schema import Config, IngestConfig
+    from largegt.config.schema import IngestConfig, describe_config
 
     if recipes:
         heads = ("name", "what it is")
@@ -199,10 +200,10 @@ def config(section: str | None = None, *, recipes: bool = False) -> Result:
             for dataset, about in recipes_by_dataset().items()
         ]
         return Result(recipe_about(), tables)
-    every = [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]
-    chosen = [item for item in every if item[0].startswith(section or "")]
+    every = [*describe_settings(IngestConfig, "ingest."), *describe_config(model)]
+    chosen = [one for one in every if one.name.startswith(section or "")]
     if not chosen:
-        raise ConfigError(f"no setting begins with {section!r}{nearest(section or '', [name for name, _, _ in every])}")
-    rows = [(name, show.plain(default), text) for name, default, text in chosen]
-    value = {name: {"default": default, "help": text} for name, default, text in chosen}
+        raise ConfigError(f"no setting begins with {section!r}{nearest(section or '', [one.name for one in every])}")
+    rows = [(one.name, text_of(one.default), one.help) for one in chosen]
+    value = {one.name: {"default": one.default, "help": one.help} for one in chosen}
     return Result(value, [show.Table("Settings", ("name", "default", "meaning"), rows, left=("meaning",))])

@@ -9,13 +9,17 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from largegt.errors import ConfigError, nearest
 
+from .renamed import RENAMED
+
 _LONGEST_S = 1e10
+LARGEST_WIDTH, LARGEST_COUNT = 1 << 16, 1 << 20
+"""The most that a width and a count may be: a larger one is a slip of the finger, and would end for lack of memory."""
 
 
 class Settings(BaseModel):
@@ -60,23 +64,24 @@ def several(values: Any) -> Any:
     return values if isinstance(values, list | tuple) else (values,)
 
 
-def build(cls: type[SettingsT], tree: Mapping[str, Any]) -> SettingsT:
-    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`."""
+def build(cls: type[SettingsT], tree: Mapping[str, Any], prefix: str = "") -> SettingsT:
+    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`. `prefix` is what the settings'
+    names begin with."""
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        raise _config_error(cls, error) from None
+        raise _config_error(cls, error, prefix) from None
 
 
-def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
+def _config_error(cls: type[Settings], error: ValidationError, prefix: str) -> ConfigError:
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    path = [*prefix.split(".")[:-1], *(str(part) for part in first["loc"])]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
-        known = setting_names(cls)
+        known = setting_names(cls, prefix)
         names = [other.split(".") for other in known]
         same_table = [".".join(parts[: len(path)]) for parts in names if parts[: len(path) - 1] == path[:-1]]
-        hint = nearest(name, same_table) or nearest(name, known)
+        hint = f" (its name is {RENAMED[name]})" if name in RENAMED else nearest(name, same_table) or nearest(name, known)
         return ConfigError(f"unknown setting {name!r}{hint}; largegt config lists all")
     if first["type"] == "value_error":
         return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")
@@ -88,19 +93,32 @@ def _config_error(cls: type[Settings], error: ValidationError) -> ConfigError:
     return ConfigError(f"setting {name} cannot be {first.get('input')!r}: {first['msg'].lower()}")
 
 
+class Setting(NamedTuple):
+    """One setting, to be listed."""
+
+    name: str
+    """Its dotted name."""
+    default: Any
+    help: str
+    kind: Any
+    """The type of its values."""
+
+
 def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
     """Dotted names of every setting below `cls`."""
-    return [name for name, _, _ in describe_settings(cls, prefix)]
+    return [setting.name for setting in describe_settings(cls, prefix)]
 
 
-def describe_settings(cls: type[Settings], prefix: str = "") -> list[tuple[str, Any, str]]:
-    """(dotted name, default, help) of every setting below `cls`."""
-    found: list[tuple[str, Any, str]] = []
+def describe_settings(cls: type[Settings], prefix: str = "") -> list[Setting]:
+    """Every setting below `cls`."""
+    found: list[Setting] = []
     for name, field in cls.model_fields.items():
         if isinstance(field.default, Settings):
             found += describe_settings(type(field.default), f"{prefix}{name}.")
         else:
-            found.append((prefix + name, field.default, field.description or ""))
+            bases = (base.model_fields.get(name) for base in cls.__mro__ if issubclass(base, Settings))
+            text = next((base.description for base in bases if base and base.description), "")  # its own, or inherited
+            found.append(Setting(prefix + name, field.get_default(), text, field.annotation))
     return found
 
 
@@ -143,6 +161,16 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         for key, value in above.items()
     }
     return {**below, **both}
+
+
+def text_of(value: Any) -> str:
+    """A value as `--set` takes it."""
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return f"[{','.join(map(text_of, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def seconds(duration: str) -> float:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from largegt.errors import ConfigError, first_line, nearest
-from largegt.types import MODEL_NAMES, PathLike
+from largegt.types import PathLike
 
 from .describe import merged
+from .models import model_names, settings_read
 
 AUTO = "auto"
 """The recipe that is made for a store when it is asked for (auto.py)."""
@@ -53,16 +54,16 @@ def _included() -> dict[str, dict[str, Any]]:
 def recipe_for(model: str, original: bool = False) -> str:
     """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
     one. LargeGT has the default recipe."""
-    known = recipe_names()
-    if model not in MODEL_NAMES:
+    known, models = recipe_names(), model_names()
+    if model not in models:
         form = model.lower().removesuffix("-original")
-        is_form = form in MODEL_NAMES and form != model.lower()
-        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, MODEL_NAMES)
-        raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(MODEL_NAMES)}")
+        is_form = form in models and form != model.lower()
+        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, models)
+        raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(models)}")
     if not original:
         return model if model in known else "default"
     if f"{model}-original" not in known:
-        others = [name for name in MODEL_NAMES if f"{name}-original" in known]
+        others = [name for name in models if f"{name}-original" in known]
         raise ConfigError(f"{model} has no other original form: leave out --original, which {', '.join(others)} have")
     return f"{model}-original"
 
@@ -78,7 +79,7 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
         tree.pop("data", None)  # a run's config.toml is a recipe too
         trees.append(tree)
         if base is None:
-            return reduce(merged, reversed(trees))
+            return reduce(on_top, reversed(trees))
         try:
             if not isinstance(base, str):
                 raise ConfigError("give one name of a recipe or one .toml file")
@@ -87,6 +88,19 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
             raise ConfigError(f"recipe {here} extends {base!r}: {error}") from None
         if len({_identity(one) for one in chain}) < len(chain):
             raise ConfigError(f"recipes extend each other in a circle: {' → '.join(map(str, chain))}")
+
+
+def on_top(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` on top of a recipe. Where they name another model, only what that model reads is kept of the settings
+    of the recipe's model."""
+    model, other = tree.get("model"), changes.get("model")
+    if (
+        isinstance(model, dict)
+        and isinstance(other, dict)
+        and other.get("name", model.get("name")) != model.get("name")
+    ):
+        tree = {**tree, "model": settings_read(model, str(other["name"]))}
+    return merged(tree, changes)
 
 
 def _find_recipe(recipe: str, folder: Path) -> str | Path:

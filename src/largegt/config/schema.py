@@ -5,21 +5,39 @@ Enters: a recipe's name or file (recipe.py), and `--set a.b=c` overrides. Leaves
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from largegt.errors import ConfigError
-from largegt.types import MISSING_MARKERS, Direction, ModelName, Normalization, PathLike, TablePlace, Task
+from largegt.types import MISSING_MARKERS, Direction, Normalization, PathLike, TablePlace, Task
 
-from .describe import Settings, apply_override, build, seconds, several, to_toml
-from .recipes import read_recipe
+from .describe import (
+    LARGEST_COUNT,
+    LARGEST_WIDTH,
+    Setting,
+    Settings,
+    apply_override,
+    build,
+    describe_settings,
+    seconds,
+    several,
+    to_toml,
+)
+from .models import (
+    LargeGTConfig,
+    LocalInputsConfig,
+    ModelConfig,
+    ModelSpec,
+    NodeLabelsConfig,
+    model_spec,
+    model_specs,
+    read_model,
+)
+from .recipes import on_top, read_recipe
 
 Seed = Field(default=0, ge=0, lt=2**63)
-
-_WIDE, _MANY = 1 << 16, 1 << 20
-"""The most that a width and a count may be: beyond it is a slip of the finger, and would end for lack of memory."""
 
 
 class IngestConfig(Settings):
@@ -61,7 +79,7 @@ class IngestConfig(Settings):
 class LocalNodesConfig(Settings):
     """The paper's LocalNodes (Algorithm 1)."""
 
-    k: int = Field(default=50, ge=1, le=_MANY)
+    k: int = Field(default=50, ge=1, le=LARGEST_COUNT)
     """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
     direction: Direction = "both"
     """Which edges lead to neighbours: out, in, or both (the undirected view)."""
@@ -107,23 +125,23 @@ class PositionalEncodingConfig(Settings):
 
     method: Literal["random_projection", "node2vec", "laplacian", "none"] = "random_projection"
     """random_projection: of adjacency powers, fast. node2vec: the paper's, slow. laplacian: eigenvectors."""
-    dim: int = Field(default=64, ge=1, le=_WIDE)
+    dim: int = Field(default=64, ge=1, le=LARGEST_WIDTH)
     """Width of the encoding."""
     seed: int = Seed
     """Seed of the projection or of the walks and the skip-gram."""
     projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
     """random_projection: weight of each power of the adjacency, from the first on."""
-    walk_length: int = Field(default=40, ge=2, le=_MANY)
+    walk_length: int = Field(default=40, ge=2, le=LARGEST_COUNT)
     """node2vec: nodes in a walk."""
-    context_size: int = Field(default=20, ge=2, le=_MANY)
+    context_size: int = Field(default=20, ge=2, le=LARGEST_COUNT)
     """node2vec: nodes in a window of the walk."""
-    walks_per_node: int = Field(default=10, ge=1, le=_MANY)
+    walks_per_node: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """node2vec: walks that start at each node."""
     p: float = Field(default=1.0, gt=0)
     """node2vec: return parameter; small values go back often."""
     q: float = Field(default=1.0, gt=0)
     """node2vec: in-out parameter; small values go outwards."""
-    num_negative_samples: int = Field(default=1, ge=1, le=_MANY)
+    num_negative_samples: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """node2vec: random walks contrasted with each real one."""
     epochs: int = Field(default=1, ge=1)
     """node2vec: passes over all walks."""
@@ -164,15 +182,15 @@ class PrepareConfig(Settings):
         """The same with a row for every node."""
         return self._with(local_nodes={"target_nodes": "all"})
 
-    def for_model(self, name: ModelName) -> PrepareConfig:
-        """What a model of this name needs, and as set here where it can do with anything."""
-        return self._with(**_NEEDS.get(name, {}))
+    def for_model(self, spec: ModelSpec) -> PrepareConfig:
+        """What this model needs, and as set here where it can do with anything."""
+        return self._with(**spec.needs)
 
-    def serves(self, name: ModelName) -> bool:
-        """Whether a model of this name can be trained on what is prepared so. More local nodes or hops than it reads
-        do no harm; rows that are not there do."""
-        needed = _NEEDS.get(name, {}).get("tokens", {}).get("precompute_for", self.tokens.precompute_for)
-        return bool(self.tokens.precompute_for == needed)
+    def serves(self, spec: ModelSpec) -> bool:
+        """Whether the model can be trained on what is prepared so. More local nodes or hops than it reads do no harm;
+        missing rows do."""
+        wanted = spec.needs.get("tokens", {}).get("precompute_for", self.tokens.precompute_for)
+        return bool(self.tokens.precompute_for == wanted)
 
     def _with(self, **tables: dict[str, Any]) -> PrepareConfig:
         changed = {table: getattr(self, table).model_copy(update=update) for table, update in tables.items()}
@@ -188,131 +206,6 @@ class ResolvedPrepareConfig(PrepareConfig):
     """Count the training labels around every node that has a token row."""
 
 
-class CodebookConfig(Settings):
-    """The GlobalModule's codebook and its attention (Algorithm 3)."""
-
-    num_centroids: int = Field(default=1024, ge=1, le=2**24)
-    """Size of the codebook (the paper's B, 4096 there)."""
-    dim: int = Field(default=64, ge=1, le=_WIDE)
-    """Width of MLP_a's output, the feature half of a centroid."""
-    num_heads: int = Field(default=2, ge=1, le=_WIDE)
-    """Attention heads over the codebook."""
-    head_dim: int | None = Field(default=None, ge=1, le=_WIDE)
-    """Width of a head; hidden_dim / num_heads when not given."""
-    ema_decay: float = Field(default=0.99, gt=0, lt=1)
-    """Decay of the EMA k-means."""
-    eps: float = Field(default=1e-5, gt=0)
-    """Laplace smoothing of the cluster sizes."""
-    dead_code_threshold: float = Field(default=0.05, ge=0)
-    """A centroid whose EMA size falls below this moves to a random node of the batch. 0, as published: never."""
-    variant: Literal["largegt", "goat"] = "largegt"
-    """goat: GOAT's own attention and start of the codebook, for goat-global and goat-full; never revives centroids."""
-
-
-_OWN_ROW: dict[str, dict[str, Any]] = {"local_nodes": {"k": 1}}
-_OWN_FEATURES = _OWN_ROW | {"tokens": {"num_hops": 0}}
-_ALL_FEATURES = _OWN_ROW | {"tokens": {"num_hops": 0, "precompute_for": "all"}}
-
-_NEEDS: dict[ModelName, dict[str, dict[str, Any]]] = {
-    "largegt-local": {"positional_encoding": {"method": "none"}},
-    "largegt-global": _OWN_ROW,
-    "mlp": _OWN_ROW,
-    "sgc": _OWN_ROW | {"tokens": {"separate_directions": False}},
-    "sign": _OWN_ROW,
-    "nagphormer": _OWN_ROW,
-    "goat-global": _OWN_ROW,
-    "linkx": _OWN_FEATURES,
-    "graphsage": _ALL_FEATURES,
-    "gat": _ALL_FEATURES,
-    "gt-sparse": _ALL_FEATURES,
-    "goat-local": _ALL_FEATURES,
-    "goat-full": _ALL_FEATURES,
-}
-"""What a model needs of a preparation, where it cannot do with any: models that read a node's own row alone need no
-sample, and those that draw neighbours themselves need the features of every node. The local half reads no positions."""
-
-
-class ModelConfig(Settings):
-    """The network."""
-
-    name: ModelName = "largegt-full"
-    """largegt-full, largegt-local (no GlobalModule), largegt-global (no LocalModule), or one of the baselines."""
-    hidden_dim: int = Field(default=128, ge=1, le=_WIDE)
-    """Hidden width."""
-    num_heads: int = Field(default=2, ge=1, le=_WIDE)
-    """Attention heads of the LocalModule, and of the baselines that attend."""
-    head_dim: int | None = Field(default=None, ge=1, le=_WIDE)
-    """Width of each head; hidden_dim / num_heads when not given. The published configuration has hidden_dim."""
-    num_layers: int = Field(default=1, ge=1, le=1000)
-    """Encoder layers of the LocalModule and of nagphormer; hidden layers of sign's head, one fewer than mlp's."""
-    fanouts: tuple[int, ...] = (20, 10)
-    """Neighbours drawn per hop, from the node outwards; its length is the number of layers; -1 takes all."""
-    ffn_ratio: float = Field(default=2.0, ge=0, le=1000)
-    """Width of the encoder's feed-forward part as a multiple of hidden_dim; 0 leaves it out, as published."""
-    hop_embedding: bool = True
-    """Add a learned vector to each token that says its hop and whether it is the node's own. Off as published."""
-    encoder_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout on what the encoder's layers add."""
-    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
-    input_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the features that enter LargeGT's local half, graphsage, gat, gt-sparse and sgc."""
-    dropout: float = Field(default=0.3, ge=0, lt=1)
-    """Dropout in the FFN that joins local and global, and between the layers of baselines."""
-    norm: Literal["layer", "batch", "none"] = "layer"
-    """Norm of the FFN block, of Eqn 6 and between the layers of baselines. none: no norm."""
-    residual: bool = True
-    """Add the node's own projected features (Eqn 6). gat: a linear skip; without it, the form of its first paper."""
-    init: Literal["default", "normal"] = "default"
-    """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
-    neighbor_label_hops: int = Field(default=0, ge=0, le=2)
-    """LargeGT: input the label distribution of the training nodes within this many hops, without the node's own label."""
-    label_embeddings: bool = False
-    """LargeGT: embed the labels of local nodes that are training nodes; never the node's own."""
-    local_label_histograms: bool = False
-    """LargeGT: input the label distribution around each local node, without the node's own label."""
-    hop_distance_embedding: bool = False
-    """LargeGT: embed whether a local node is one or two hops away."""
-    local_node_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """LargeGT: fraction of the local nodes that a training step drops, never the node itself."""
-    codebook: CodebookConfig = CodebookConfig()
-
-    @property
-    def has_local_module(self) -> bool:
-        """Whether the model has a LocalModule, which takes inputs per local node."""
-        return self.name in ("largegt-full", "largegt-local")
-
-    @field_validator("fanouts", mode="before")
-    @classmethod
-    def _read_fanouts(cls, fanouts: Any) -> Any:
-        return several(fanouts)
-
-    @field_validator("fanouts")
-    @classmethod
-    def _check_fanouts(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
-        if not 1 <= len(fanouts) <= 100 or any((fanout < 1 and fanout != -1) or fanout > _MANY for fanout in fanouts):
-            raise ValueError(
-                f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
-            )
-        return fanouts
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> ModelConfig:
-        for owner, prefix in ((self, ""), (self.codebook, "codebook.")):
-            if owner.head_dim is None and self.hidden_dim % owner.num_heads:
-                raise ValueError(
-                    f"hidden_dim ({self.hidden_dim}) must be a multiple of {prefix}num_heads ({owner.num_heads}), "
-                    f"or give {prefix}head_dim"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_variant(self) -> ModelConfig:
-        if self.codebook.variant == "goat" and self.name in ("largegt-full", "largegt-global"):
-            raise ValueError(f"codebook.variant=goat is for goat-global and goat-full, not for {self.name}")
-        return self
-
-
 class TrainConfig(Settings):
     """The training loop."""
 
@@ -326,7 +219,7 @@ class TrainConfig(Settings):
     """Nodes per step of evaluation and prediction."""
     resample: Literal["never", "epoch"] = "never"
     """epoch: sample new local nodes every epoch, in the background. Needs the store while training."""
-    num_eval_samples: int = Field(default=1, ge=1, le=_MANY)
+    num_eval_samples: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """Average test scores and predictions over this many samples of local nodes; validation uses one."""
     ema_decay: float = Field(default=0.0, ge=0, lt=1)
     """Validate, save and predict with a moving average of the weights, with this decay per step; 0: off."""
@@ -404,33 +297,52 @@ class Config(Settings):
     """A whole run: what to prepare, which model, how to train."""
 
     prepare: PrepareConfig = PrepareConfig()
-    model: ModelConfig = ModelConfig()
+    model: SerializeAsAny[ModelConfig] = LargeGTConfig()
     train: TrainConfig = TrainConfig()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _read_model(cls, model: Any) -> Any:
+        return read_model(model) if isinstance(model, Mapping) else model
 
     @classmethod
     def from_recipe(cls, recipe: PathLike | Config = "default", overrides: Iterable[str] = ()) -> Config:
         """The recipe of this name (`recipe_names()` lists them), TOML file or a whole configuration, with `a.b=c`
         overrides on top."""
         tree = recipe.model_dump(mode="json") if isinstance(recipe, Config) else read_recipe(recipe)
+        changes: dict[str, Any] = {}
         for override in overrides:
-            apply_override(tree, override)
-        return build(cls, tree)
+            apply_override(changes, override)
+        return build(cls, on_top(tree, changes))
 
     @property
     def preparation(self) -> ResolvedPrepareConfig:
         """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
         scoring samples again."""
-        model, needed = self.model, self.prepare.for_model(self.model.name)
+        model, needed = self.model, self.prepare.for_model(self.model.spec)
         if self.train.resample == "epoch" or self.train.num_eval_samples > 1:
             needed = needed.reachable()
         return ResolvedPrepareConfig(
             local_nodes=needed.local_nodes,
             tokens=needed.tokens,
             positional_encoding=needed.positional_encoding,
-            neighbor_label_hops=model.neighbor_label_hops,
-            local_label_histograms=model.has_local_module and model.local_label_histograms,
+            neighbor_label_hops=model.neighbor_label_hops if isinstance(model, NodeLabelsConfig) else 0,
+            local_label_histograms=isinstance(model, LocalInputsConfig) and model.local_label_histograms,
         )
 
     def to_toml(self) -> str:
         """The whole configuration as TOML: enough to run it again."""
         return to_toml(self.model_dump(mode="json"))
+
+
+def describe_config(model: str | None = None) -> list[Setting]:
+    """Every setting of a run: of one model, or of all models."""
+    specs = model_specs() if model is None else [model_spec(model)]
+    of_models: dict[str, Setting] = {}
+    for spec in specs:
+        for item in describe_settings(spec.settings, "model."):
+            of_models.setdefault(item.name, item)
+    every = describe_settings(Config)
+    at = next(place for place, item in enumerate(every) if item.name.startswith("model."))
+    others = [item for item in every if not item.name.startswith("model.")]
+    return [*others[:at], *of_models.values(), *others[at:]]

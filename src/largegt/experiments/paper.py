@@ -6,13 +6,6 @@ DELTA_MODELS = ("graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "go
 OUR_MODELS = ("largegt-local", "largegt-full")
 K_VALUES = (20, 40, 50, 60, 80, 100, 150, 200)
 
-TITLES = {
-    "mlp": "MLP", "sgc": "SGC", "sign": "SIGN", "linkx": "LINKX", "graphsage": "GraphSAGE", "gat": "GAT",
-    "gt-sparse": "GT-sparse", "nagphormer": "NAGphormer", "goat-local": "GOAT-local", "goat-global": "GOAT-global",
-    "goat-full": "GOAT-full", "largegt-local": "LargeGT-local", "largegt-global": "LargeGT-global",
-    "largegt-full": "LargeGT-full",
-}  # fmt: skip
-
 TEST_ACCURACY: dict[str, dict[str, tuple[float, float]]] = {
     "ogbn-products": {
         "graphsage": (76.62, 0.93), "gat": (77.38, 0.59), "gt-sparse": (60.76, 0.00), "nagphormer": (75.28, 0.04),

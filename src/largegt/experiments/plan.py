@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from largegt.config.describe import setting_names
+from largegt.config.models import model_spec
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
@@ -20,7 +22,7 @@ from largegt.training.run import Run
 from largegt.training.trainer import Watch, train
 from largegt.types import PathLike
 
-from .paper import DATASETS, DELTA_MODELS, OUR_MODELS, TITLES
+from .paper import DATASETS, DELTA_MODELS, OUR_MODELS
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ class Experiment:
 
     def config(self, model: str, original: bool = False, seed: int = 0, extra: Iterable[str] = ()) -> Config:
         """The settings of one run: the recipe of the model for this data, and the overrides."""
-        if model not in TITLES:
-            raise ConfigError(f"no model {model!r}; there are: {', '.join(TITLES)}")
+        spec = model_spec(model)
         found = recipe_of(self.family, model, original)
         if found is None:
             form, of = "original form" if original else "recipe", f" for {self.family}" if self.family else ""
             raise ConfigError(f"{model} has no {form}{of}")
-        return Config.from_recipe(found[0], [*found[1], *self.overrides, *extra, f"train.seed={seed}"])
+        own = {f"model.{name}" for name in setting_names(spec.settings)}
+        read = [one for one in self.overrides if not one.startswith("model.") or one.partition("=")[0].strip() in own]
+        return Config.from_recipe(found[0], [*found[1], *read, *extra, f"train.seed={seed}"])
 
     def run(
         self, model: str, seed: int, original: bool = False, extra: Iterable[str] = (), label: str = "",
@@ -113,7 +116,11 @@ def recipe_of(family: str, model: str, original: bool = False) -> tuple[str, lis
     name = f"{prefix}{model}{'-original' if original else ''}"
     if name in known:
         return name, []
-    if original or not model.startswith("largegt"):
+    if original:
+        return None
+    if model not in (*DELTA_MODELS, *OUR_MODELS, *known) and not model.startswith("largegt"):
+        return "base", [f"model.name={model}"]  # a registered one
+    if not model.startswith("largegt"):
         return None
     if not family:
         return "default", [f"model.name={model}"]

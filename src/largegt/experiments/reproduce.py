@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from largegt.config.models import model_spec
 from largegt.errors import ConfigError, nearest
 from largegt.io.atomic import write_text_atomically
 from largegt.models.base import NodeModel
@@ -30,7 +31,7 @@ from largegt.types import PathLike
 
 from .figures import Panel, save_figure
 from .page import curve_lines, page
-from .paper import DATASETS, EPOCH_SECONDS, K_VALUES, ORIGINALS, OUR_MODELS, TEST_ACCURACY, TITLES
+from .paper import DATASETS, DELTA_MODELS, EPOCH_SECONDS, K_VALUES, ORIGINALS, TEST_ACCURACY
 from .plan import Experiment, recipe_of
 
 Runs = Sequence[Run]
@@ -102,7 +103,7 @@ def table_extended(experiment: Experiment) -> list[Path]:
     metric = _metric(next(iter(delta.values())))
     rows: list[list[Cell]] = []
     for model, runs in delta.items():
-        row: list[Cell] = [TITLES[model]]
+        row: list[Cell] = [model_spec(model).title]
         for form in (original.get(model), runs):
             row += [_spread(form, metric), f"{_epoch_s(form):.3g} s"] if form else [None, None]
         if name in ORIGINALS:
@@ -139,7 +140,7 @@ def fig_k(experiment: Experiment) -> list[Path]:
     model = "largegt-full"
     found = {k: experiment.seeds(model, extra=[f"prepare.local_nodes.k={k}"], label=f"k{k}") for k in K_VALUES}
     metric = _metric(found[K_VALUES[0]])
-    title = f"{experiment.dataset}: {TITLES[model]} by K"
+    title = f"{experiment.dataset}: {model_spec(model).title} by K"
     rows = [[str(k), _spread(runs, metric), f"{_epoch_s(runs):.4g}"] for k, runs in found.items()]
     caption = f"{title}, {_made_of(experiment, chain(*found.values()))}."
     table = Table(caption, ["K", f"Test {metric}", "Seconds of an epoch"], rows)
@@ -232,8 +233,7 @@ def _spread(runs: Runs, metric: str, split: str = "test") -> str:
 
 
 def _title(model: str) -> str:
-    is_ours_or_plain = model in OUR_MODELS or model in ("mlp", "largegt-global")
-    return TITLES[model] if is_ours_or_plain else f"{TITLES[model]}-δ"
+    return model_spec(model).title + ("-δ" if model in DELTA_MODELS else "")
 
 
 def _epoch_s(runs: Runs) -> float:

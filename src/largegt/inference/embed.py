@@ -94,7 +94,7 @@ class Embedding(Predictor):
     def open_model(self) -> tuple[NodeModel, TaskHead]:
         model = self.run.load_model(self.prepared)
         assert isinstance(model, LargeGT)
-        return Embedder(model, self.layer), vectors_head(self.run.config.model.hidden_dim)
+        return Embedder(model, self.layer), vectors_head(model.hidden_dim)
 
     def row_width(self) -> int:
         return self.head.num_outputs

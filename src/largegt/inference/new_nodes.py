@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from largegt.config.models import model_specs
 from largegt.data.additions import Additions, additions_in_files, ingest_config, refuse_payload
 from largegt.data.ids import is_text
 from largegt.data.labels import unlabelled
@@ -65,10 +66,6 @@ from .predictor import PredictOptions, Predictor, first_not_finite, prediction_t
 MakeRows = Callable[[Array], Array]
 _OPTIONS = {field.name for field in fields(PredictOptions)} - {"out", "ids", "split"}
 _SEGMENT_NODES = 1 << 14
-_WITHOUT_POSITIONS = ("largegt-local", "mlp", "sgc", "sign")
-"""Models that are given positional encodings and do not look."""
-_DRAWN = ("linkx", "graphsage", "gat", "gt-sparse", "goat-local", "goat-global", "goat-full")
-"""Models that go to the store for neighbours themselves, or have weights for each node."""
 
 
 def predict_new(
@@ -97,11 +94,12 @@ class NewNodes(Predictor):
         super().__init__(run, options)
 
     def check_run(self) -> None:
-        if (name := self.run.config.model.name) in _DRAWN:
+        spec = self.run.config.model.spec
+        if "neighbors" in spec.inputs or not spec.new_nodes:
+            able = [one.name for one in model_specs() if "neighbors" not in one.inputs and one.new_nodes]
             raise ConfigError(
-                f"{self.run.path} is a {name}, which reads neighbours from the store itself: append the new nodes to "
-                "the store (largegt append), then predict; LargeGT, mlp, sgc, sign and nagphormer predict them as they "
-                "come"
+                f"{self.run.path} is a {spec.name}, which reads neighbours from the store itself: append the new nodes "
+                f"to the store (largegt append), then predict. New nodes are predicted by {', '.join(able)}"
             )
 
     def join_ranks(self) -> Ranks:
@@ -121,7 +119,7 @@ class NewNodes(Predictor):
 
     def open_rows(self) -> None:
         self.model.eval()
-        self.reads_positions = self.run.config.model.name not in _WITHOUT_POSITIONS
+        self.reads_positions = "positions" in self.run.config.model.spec.inputs
         self.num_eval_samples = num_samples(self.model, self.config, self.num_eval_samples)
         self.local_labels = LocalLabels.of_training_nodes(self.prepared) if self.model.reads_labels else None
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import torch
 
 from largegt.config.describe import build
-from largegt.config.schema import IngestConfig, ModelConfig, PrepareConfig
+from largegt.config.models import AnyLargeGTConfig
+from largegt.config.schema import IngestConfig, PrepareConfig
 from largegt.data import precision, sources
 from largegt.data.ingest import ingest
 from largegt.data.labels import Encoded, encode_as, labelled, no_labels
@@ -161,7 +162,7 @@ class Loader:
         seed = self.seed if self.shuffle else None
         return self._loader.batches(self.nodes, self.batch_size, seed, self.epoch - 1)  # row i of prepared is node i
 
-    def model(self, config: ModelConfig | None = None) -> LargeGT:
+    def model(self, config: AnyLargeGTConfig | None = None) -> LargeGT:
         """A LargeGT for these batches; its outputs are the classes 0 to max(data.y), the labels, or one value."""
         if not self.prepared.meta["num_outputs"]:
             raise InputError("the Data has no y, which says how many classes there are: make lg.LargeGT(…) yourself")
@@ -215,7 +216,7 @@ def token_batch(data: Any, nodes: Any) -> TokenBatch:
     )
 
 
-def model_for(data: Any, num_outputs: int, config: ModelConfig | None = None) -> LargeGT:
+def model_for(data: Any, num_outputs: int, config: AnyLargeGTConfig | None = None) -> LargeGT:
     """A LargeGT for batches of a transformed `Data`."""
     _check_transformed(data)
     num_nodes, hops, width = data.token_rows.shape

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from largegt.config.describe import build
-from largegt.config.schema import ModelConfig, PrepareConfig, ResolvedPrepareConfig
+from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
+from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.splits import SPLIT_CODES
 from largegt.data.store import GraphStore
 from largegt.data.versions import State
@@ -26,7 +27,7 @@ from largegt.io import remote
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.checksums import is_checker
 from largegt.runtime.progress import Progress
-from largegt.types import Array, ModelName, PathLike
+from largegt.types import Array, PathLike
 
 from .cache_key import directions_of, directions_read, resolve_config
 from .context import context_names
@@ -232,22 +233,23 @@ class Prepared:
                 "prepare with --set prepare.tokens.precompute_for=reachable"
             )
 
-    def check_serves(self, name: ModelName) -> None:
+    def check_serves(self, spec: ModelSpec) -> None:
         """Refuse a model that reads rows of nodes that have none here."""
-        if not self.config.serves(name):
+        if not self.config.serves(spec):
             raise ConfigError(
-                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {name} reads those of all: "
+                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those of all: "
                 "train from the store, or prepare with --set prepare.tokens.precompute_for=all"
             )
-        if name == "sgc" and self.config.tokens.separate_directions:
+        if spec.needs.get("tokens", {}).get("separate_directions") is False and self.config.tokens.separate_directions:
             raise ConfigError(
-                f"{self.path} has two contexts after the last hop, along and against the edges, and sgc reads one: "
+                f"{self.path} has two contexts after each hop, along and against the edges, and {spec.name} reads one: "
                 "prepare with --set prepare.tokens.separate_directions=false"
             )
 
     def check_inputs(self, model: ModelConfig) -> None:
         """Refuse a model that reads label inputs that were not prepared."""
-        hops, histograms = model.neighbor_label_hops, model.has_local_module and model.local_label_histograms
+        hops = model.neighbor_label_hops if isinstance(model, NodeLabelsConfig) else 0
+        histograms = isinstance(model, LocalInputsConfig) and model.local_label_histograms
         for is_missing, setting in (
             (hops > self.config.neighbor_label_hops, f"neighbor_label_hops={hops}"),
             (histograms and not self.config.local_label_histograms, "local_label_histograms=true"),

@@ -121,7 +121,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     }  # fmt: skip
     if isinstance(scorer.model, LargeGT):
         some = _spread(rows, MAX_POINTS)
-        embedder = replace(scorer, model=Embedder(scorer.model), head=vectors_head(run.config.model.hidden_dim))
+        embedder = replace(scorer, model=Embedder(scorer.model), head=vectors_head(scorer.model.hidden_dim))
         vectors = embedder.logits(scorer.loaders(some, config.num_eval_samples), some, progress, stage)
         vectors_nd = np.concatenate([each.float().cpu().numpy() for _, each, _ in vectors])
         found["map"] = node_map(store, np.asarray(prepared.nodes[some], dtype=np.int64), vectors_nd)

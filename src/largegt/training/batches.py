@@ -28,7 +28,7 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
 from largegt.types import Array
 
-from .setup import Loader, kind_of
+from .setup import Loader
 
 _RAMP = 0.25
 """Share of all steps over which the weight of consistency grows."""
@@ -38,7 +38,7 @@ def check_consistency(config: Config, ranks: Ranks, prepared: Prepared | None = 
     """Refuse consistency for a model, a number of processes or a preparation that it is not for."""
     if not config.train.consistency_weight:
         return
-    if kind_of(config.model).reads != "tokens":
+    if config.model.spec.load().reads != "tokens":
         raise ConfigError(
             f"train.consistency_weight is for LargeGT and the baselines that read token rows, which {config.model.name} does "
             "not: leave it out"

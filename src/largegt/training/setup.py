@@ -17,7 +17,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from largegt.config.schema import ModelConfig, TrainConfig
+from largegt.config.models import ModelConfig
+from largegt.config.schema import TrainConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.hardware.abilities import ability, usable
@@ -25,24 +26,12 @@ from largegt.loader.label_inputs import LocalLabels
 from largegt.loader.loader import TokenLoader
 from largegt.loader.table import TokenForm, TokenTable
 from largegt.models.base import NodeModel
-from largegt.models.baselines.feature_models import MLP, SGC, SIGN
-from largegt.models.baselines.gat import GAT
-from largegt.models.baselines.goat import GOAT
-from largegt.models.baselines.graphsage import GraphSAGE
-from largegt.models.baselines.gt_sparse import GTSparse
-from largegt.models.baselines.linkx import LINKX
 from largegt.models.baselines.loader import NeighborLoader
-from largegt.models.baselines.nagphormer import NAGphormer
-from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.types import TablePlace
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_BASELINES = {
-    "mlp": MLP, "sgc": SGC, "sign": SIGN, "linkx": LINKX, "graphsage": GraphSAGE, "gat": GAT, "gt-sparse": GTSparse,
-    "nagphormer": NAGphormer, "goat-local": GOAT, "goat-global": GOAT, "goat-full": GOAT,
-}  # fmt: skip
 _FEATURES_PER_TILE = 64
 _STEPS_WORTH_COMPILING = 4000
 
@@ -107,14 +96,9 @@ def precision_of(config: TrainConfig, device_type: str, trains: bool = False) ->
     return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"
 
 
-def kind_of(config: ModelConfig) -> Any:
-    """The class that `config.name` names."""
-    return _BASELINES.get(config.name, LargeGT)
-
-
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
     """The model that `config.name` names, in the shape that fits the data."""
-    model: NodeModel = kind_of(config).for_prepared(prepared, config)
+    model: NodeModel = config.spec.load().for_prepared(prepared, config)
     return model
 
 

@@ -34,6 +34,7 @@ from largegt.io.remote import refuse_url
 from largegt.loader.loader import shuffled
 from largegt.loader.table import check_place
 from largegt.models.base import NodeModel
+from largegt.models.largegt.model import BatchNorm
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks, is_first_here
@@ -91,9 +92,9 @@ def train(
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config})
         store = data.store()
-        data.check_serves(config.model.name)
+        data.check_serves(config.model.spec)
         data.check_inputs(config.model)
-        if config.preparation != data.config.for_model(config.model.name):  # fresh samples will be drawn
+        if config.preparation != data.config.for_model(config.model.spec):  # fresh samples will be drawn
             data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
@@ -162,7 +163,7 @@ class Trainer:
 
     def _compile(self) -> None:
         """Compile the model where that pays; sums over ranks are not compiled."""
-        if self.ranks.size > 1 and self.run.config.model.norm == "batch":
+        if self.ranks.size > 1 and any(isinstance(module, BatchNorm) for module in self.model.modules()):
             return
         if is_worth_compiling(self.config, self.device, self.num_steps):
             sizes = {size + self.batches.num_others for size in self.ranks.shares(self.config.batch_size)}

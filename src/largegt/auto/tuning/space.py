@@ -11,51 +11,59 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from largegt.config.describe import setting_names, text_of
+from largegt.config.models import ModelSpec
 from largegt.config.schema import Config
 from largegt.errors import ConfigError
-from largegt.types import MODEL_NAMES, PathLike, Task
+from largegt.types import PathLike, Task
 
 Value = str | int | float
 
-_LARGEGT = ("largegt-full", "largegt-local")
-_CODEBOOK = ("largegt-full", "largegt-global", "goat-global", "goat-full")
-_MESSAGES = ("graphsage", "gat", "gt-sparse")
-_BLOCKS = tuple(name for name in MODEL_NAMES if name not in ("sgc", "nagphormer"))
-_TABLE: tuple[tuple[str, str, Collection[str]], ...] = (
-    ("train.learning_rate", "1e-4..2e-2:log", MODEL_NAMES),
-    ("train.weight_decay", "1e-5..1e-1:log", MODEL_NAMES),
-    ("train.label_smoothing", "0,0.1,0.2", MODEL_NAMES),
-    ("model.hidden_dim", "64,128,256", (*_BLOCKS, "nagphormer")),
-    ("model.dropout", "0..0.6", _BLOCKS),
-    ("model.norm", "layer,batch,none", _BLOCKS),
-    ("model.num_layers", "1,2,3", (*_LARGEGT, "nagphormer", "mlp", "sign", "linkx")),
-    ("model.ffn_ratio", "0,1,2,4", (*_LARGEGT, "nagphormer")),
-    ("model.encoder_dropout", "0..0.4", (*_LARGEGT, "nagphormer")),
-    ("prepare.local_nodes.k", "16,32,50,100", _LARGEGT),
-    ("prepare.local_nodes.hop1_fraction", "none,0.25,0.5,0.75,1", _LARGEGT),
-    ("prepare.tokens.add_degrees", "false,true", _LARGEGT),
-    ("prepare.tokens.normalize", "false,true,whole", _LARGEGT),
-    ("train.resample", "never,epoch", _LARGEGT),
-    ("model.neighbor_label_hops", "0,1,2", _LARGEGT),
-    ("model.label_embeddings", "false,true", _LARGEGT),
-    ("model.local_label_histograms", "false,true", _LARGEGT),
-    ("model.hop_distance_embedding", "false,true", _LARGEGT),
-    ("model.local_node_dropout", "0,0.1,0.3", _LARGEGT),
-    ("model.input_dropout", "0..0.5", (*_LARGEGT, *_MESSAGES, "sgc")),
-    ("model.codebook.num_centroids", "256,1024,4096", _CODEBOOK),
-    ("prepare.tokens.num_hops", "1,2,3", ("sgc", "sign", "nagphormer")),
-    ("model.fanouts", "[10,5],[20,10],[30,20],[10,5,5],[15,10,5],[20,15,10]",
-     (*_MESSAGES, "goat-local", "goat-full")),
-)  # fmt: skip
-SPACES = {model: {name: text for name, text, models in _TABLE if model in models} for model in MODEL_NAMES}
-"""What is searched when nothing is said: the settings that a model reads and that are worth a trial."""
+_COMMON = {
+    "train.learning_rate": "1e-4..2e-2:log",
+    "train.weight_decay": "1e-5..1e-1:log",
+    "train.label_smoothing": "0,0.1,0.2",
+    "model.hidden_dim": "64,128,256",
+    "model.dropout": "0..0.6",
+    "model.norm": "layer,batch,none",
+    "model.num_layers": "1,2,3",
+    "model.ffn_ratio": "0,1,2,4",
+    "model.encoder_dropout": "0..0.4",
+    "model.neighbor_label_hops": "0,1,2",
+    "model.label_embeddings": "false,true",
+    "model.local_label_histograms": "false,true",
+    "model.hop_distance_embedding": "false,true",
+    "model.local_node_dropout": "0,0.1,0.3",
+    "model.input_dropout": "0..0.5",
+    "model.codebook.num_centroids": "256,1024,4096",
+    "model.fanouts": "[10,5],[20,10],[30,20],[10,5,5],[15,10,5],[20,15,10]",
+}
+_OF_LOCAL_NODES = {
+    "prepare.local_nodes.k": "16,32,50,100",
+    "prepare.local_nodes.hop1_fraction": "none,0.25,0.5,0.75,1",
+    "prepare.tokens.add_degrees": "false,true",
+    "prepare.tokens.normalize": "none,per_feature,global",
+    "train.resample": "never,epoch",
+}
+
+
+def search_space(spec: ModelSpec) -> dict[str, str]:
+    """What is searched when nothing is said: the settings that a model reads and that are worth a trial."""
+    own = {f"model.{name}" for name in setting_names(spec.settings)}
+    space = {name: text for name, text in _COMMON.items() if name in own or not name.startswith("model.")}
+    if "local_nodes" in spec.inputs:
+        space |= _OF_LOCAL_NODES
+    elif "contexts" in spec.inputs:
+        space["prepare.tokens.num_hops"] = "1,2,3"
+    return {**space, **spec.search}
+
 
 Number = IntDistribution | FloatDistribution
 
@@ -97,7 +105,7 @@ def make_space(
     left_out = {override.partition("=")[0].strip() for override in overrides} | given.keys()
     if task == "regression":  # it has no classes
         left_out.add("train.label_smoothing")
-    table = {} if only else {name: text for name, text in SPACES[base.model.name].items() if name not in left_out}
+    table = {} if only else {name: text for name, text in search_space(base.model.spec).items() if name not in left_out}
     widened = {name: _of_table(empty, base, name, text) for name, text in table.items()}
     axes = {name: axis for name, axis in widened.items() if axis is not None}
     axes |= {name: _of_user(empty, name, text) for name, text in given.items()}
@@ -115,16 +123,6 @@ def value_of(config: Config, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part)
     return value
-
-
-def text_of(value: Any) -> str:
-    """A value as `--set` takes it."""
-    if value is None or isinstance(value, bool):
-        return "none" if value is None else str(value).lower()
-    if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
-    return f"[{','.join(map(text_of, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _nearest(axis: BaseDistribution, value: Any) -> Value:
@@ -155,7 +153,7 @@ def _split(item: str) -> tuple[str, str]:
 
 def _of_table(space: Space, base: Config, name: str, text: str) -> BaseDistribution | None:
     """The table's entry with the recipe's value in it, and without values that do not fit the recipe."""
-    value, axis = value_of(base, name), _parse(name, text)
+    value, axis = value_of(base, name), _parse(base, name, text)
     if isinstance(axis, Number):
         if axis.log and not value:  # zero has no logarithm: the powers of ten beside it
             powers = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
@@ -174,8 +172,8 @@ def _of_table(space: Space, base: Config, name: str, text: str) -> BaseDistribut
 def _of_user(space: Space, name: str, text: str) -> BaseDistribution:
     """What `--search` says, every value of it tried on Config, whose errors name the setting that was meant."""
     first = re.split(r"\.\.|,", text)[0] if not text.startswith("[") else text.partition("]")[0] + "]"
-    space.config({name: first})  # an unknown name is said before anything about its values
-    axis = _parse(name, text)
+    base = space.config({name: first})  # an unknown name is said before anything about its values
+    axis = _parse(base, name, text)
     if isinstance(axis, CategoricalDistribution):
         values = [text_of(value_of(space.config({name: str(one)}), name)) for one in axis.choices]
         return CategoricalDistribution(list(dict.fromkeys(values)))
@@ -184,13 +182,13 @@ def _of_user(space: Space, name: str, text: str) -> BaseDistribution:
     return axis
 
 
-def _parse(name: str, text: str) -> CategoricalDistribution | Number:
+def _parse(config: Config, name: str, text: str) -> CategoricalDistribution | Number:
     if ".." not in text:
         parts = [part.strip() for part in re.findall(r"\[[^\]]*\]|[^,\[\]]+", text) if part.strip()]
         return CategoricalDistribution(parts)
     ends, _, scale = text.partition(":")
     low, _, high = (part.strip() for part in ends.partition(".."))
-    kinds = _kinds(name)
+    kinds = _kinds(config, name)
     if not {int, float} & kinds:
         raise ConfigError(f"--search {name}={text}: it is no number, so list its values: {name}=this,that")
     if not _is_number(low) or not _is_number(high) or scale not in ("", "log"):
@@ -204,11 +202,10 @@ def _parse(name: str, text: str) -> CategoricalDistribution | Number:
     return IntDistribution(round(float(low)), round(float(high)), log=scale == "log")
 
 
-def _kinds(name: str) -> set[Any]:
+def _kinds(config: Config, name: str) -> set[Any]:
     """The types that a setting's values may have."""
-    annotation: Any = Config
-    for part in name.split("."):
-        annotation = annotation.model_fields[part].annotation
+    table, _, field = name.rpartition(".")
+    annotation = type(value_of(config, table)).model_fields[field].annotation
     return {annotation, *get_args(annotation)}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import BlockConfig, MLPConfig, SGCConfig
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape, NodeModel, NodeOutput
 from largegt.models.largegt.model import make_norm
@@ -22,7 +22,7 @@ class MLP(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: MLPConfig) -> None:
         super().__init__()
         self.body = hidden_layers(shape.num_features, config, config.num_layers + 1)
         self.head = PaddedLinear(config.hidden_dim, shape.num_outputs)
@@ -38,7 +38,7 @@ class SGC(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: SGCConfig) -> None:
         super().__init__()
         self.hops = shape.hops
         self.drop = nn.Dropout(config.input_dropout)
@@ -55,7 +55,7 @@ class SIGN(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: MLPConfig) -> None:
         super().__init__()
         self.hops = nn.ModuleList(hidden_layers(shape.num_features, config, 1) for _ in range(shape.hops + 1))
         self.body = hidden_layers((shape.hops + 1) * config.hidden_dim, config, config.num_layers)
@@ -67,7 +67,7 @@ class SIGN(NodeModel):
         return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes)
 
 
-def hidden_layers(width: int, config: ModelConfig, num_layers: int) -> nn.Sequential:
+def hidden_layers(width: int, config: BlockConfig, num_layers: int) -> nn.Sequential:
     """So many layers of `config.hidden_dim` from an input of this width: linear, norm, ReLU, dropout."""
     layers: list[nn.Module] = []
     for _ in range(num_layers):

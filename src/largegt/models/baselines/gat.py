@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import GATConfig
 from largegt.models.base import DataShape
 
 from .message_passing import MessagePassing, edge_weights, gather, is_less_projected, layers_of_heads, over_neighbors
@@ -30,7 +30,7 @@ _SLOPE = 0.2
 class GatLayer(nn.Module):
     """Heads side by side (`average`: their mean) plus a linear skip, or attention to the target too."""
 
-    def __init__(self, width_in: int, head_dim: int, average: bool, config: ModelConfig) -> None:
+    def __init__(self, width_in: int, head_dim: int, average: bool, config: GATConfig) -> None:
         super().__init__()
         heads = config.num_heads
         self.average, self.dropout = average, config.attention_dropout
@@ -94,5 +94,5 @@ def with_own(block: Block) -> Block:
 class GAT(MessagePassing):
     """As many layers as fan-outs, ELU between them; the last one averages its heads into logits."""
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: GATConfig) -> None:
         super().__init__(*layers_of_heads(GatLayer, shape, config), F.elu, config)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import CodebookConfig, ModelConfig
+from largegt.config.models import CodebookConfig, GOATGlobalConfig, GOATLocalConfig
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape, NodeModel, NodeOutput
 from largegt.models.largegt.codebook import NORM_EPSILON, NORM_MOMENTUM, Codebook
@@ -38,7 +38,7 @@ from .message_passing import gather
 class NeighborhoodAttention(nn.Module):
     """Features [u, f] and neighbourhoods → H_local [b, h·w], the heads side by side."""
 
-    def __init__(self, num_features: int, config: ModelConfig) -> None:
+    def __init__(self, num_features: int, config: GOATLocalConfig) -> None:
         super().__init__()
         width, self.num_heads, self.dropout = config.hidden_dim, config.num_heads, config.attention_dropout
         self.head_dim = config.head_dim or max(1, width // config.num_heads)
@@ -129,7 +129,7 @@ class GOATGlobalModule(GlobalModule):
 
     codebook_class = GOATCodebook
 
-    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
+    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: GOATGlobalConfig) -> None:
         super().__init__(num_features, num_positions, num_nodes, config)
         self.out_width = self.query.out_features
         self.mlp_b, self.norm = nn.Identity(), nn.Identity()
@@ -141,18 +141,19 @@ class GOAT(NodeModel):
     num_local_nodes = 1
     reads = "neighborhoods"
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: GOATLocalConfig | GOATGlobalConfig) -> None:
         super().__init__()
-        if config.name == "goat-global":
+        if isinstance(config, GOATLocalConfig):
+            self.fanouts = config.fanouts
+        else:
             self.reads = "tokens"
-        self.fanouts = config.fanouts
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None
         width, joined = config.hidden_dim, 0
-        if config.name != "goat-global":
+        if isinstance(config, GOATLocalConfig):
             self.local_module = NeighborhoodAttention(shape.num_features, config)
             joined += self.local_module.out_width
-        if config.name != "goat-local":
+        if isinstance(config, GOATGlobalConfig):
             make = GOATGlobalModule if config.codebook.variant == "goat" else GlobalModule
             self.global_module = make(shape.num_features, shape.num_positions, shape.num_nodes, config)
             joined += self.global_module.out_width

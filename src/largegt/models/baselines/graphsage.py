@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import GraphSAGEConfig
 from largegt.models.base import DataShape
 
 from .message_passing import MessagePassing, is_less_projected, layer_widths, neighbor_mean
@@ -37,6 +37,6 @@ class SageLayer(nn.Module):
 class GraphSAGE(MessagePassing):
     """As many layers as fan-outs, ReLU between them."""
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: GraphSAGEConfig) -> None:
         widths = layer_widths(shape, config.hidden_dim, config)
         super().__init__((SageLayer(*pair) for pair in pairwise(widths)), widths[1:], F.relu, config)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import GTSparseConfig
 from largegt.models.base import DataShape
 
 from .message_passing import MessagePassing, edge_weights, gather, layers_of_heads, over_neighbors
@@ -27,7 +27,7 @@ from .neighbors import Block
 class TransformerLayer(nn.Module):
     """Heads side by side (`average`: their mean) plus a linear skip from the target."""
 
-    def __init__(self, width_in: int, head_dim: int, average: bool, config: ModelConfig) -> None:
+    def __init__(self, width_in: int, head_dim: int, average: bool, config: GTSparseConfig) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.average = config.num_heads, head_dim, average
         self.dropout = config.attention_dropout
@@ -64,5 +64,5 @@ class TransformerLayer(nn.Module):
 class GTSparse(MessagePassing):
     """As many layers as fan-outs, ReLU between them; the last one averages its heads into logits."""
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: GTSparseConfig) -> None:
         super().__init__(*layers_of_heads(TransformerLayer, shape, config), F.relu, config)

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import GraphSAGEConfig, GTSparseConfig
 from largegt.models.base import DataShape, NodeModel, NodeOutput
 from largegt.models.largegt.model import make_norm
 
 from .batch import NeighborBatch
 from .neighbors import Block
+
+ConfigT = TypeVar("ConfigT", bound=GTSparseConfig)
 
 
 class MessagePassing(NodeModel):
@@ -37,7 +40,7 @@ class MessagePassing(NodeModel):
         layers: Iterable[nn.Module],
         widths: list[int],
         activation: Callable[[Tensor], Tensor],
-        config: ModelConfig,
+        config: GraphSAGEConfig,
     ) -> None:
         """`widths` are those of the layers' outputs."""
         super().__init__()
@@ -71,13 +74,13 @@ class MessagePassing(NodeModel):
         return NodeOutput(logits=logits, hidden=h_nd[: len(batch)], nodes=batch.nodes)
 
 
-def layer_widths(shape: DataShape, hidden: int, config: ModelConfig) -> list[int]:
+def layer_widths(shape: DataShape, hidden: int, config: GraphSAGEConfig) -> list[int]:
     """Widths before, between and after as many layers as there are hops."""
     return [shape.num_features, *[hidden] * (len(config.fanouts) - 1), shape.num_outputs]
 
 
 def layers_of_heads(
-    make: Callable[[int, int, bool, ModelConfig], nn.Module], shape: DataShape, config: ModelConfig
+    make: Callable[[int, int, bool, ConfigT], nn.Module], shape: DataShape, config: ConfigT
 ) -> tuple[list[nn.Module], list[int]]:
     """`make(width_in, head_dim, average, config)` for each layer, and the widths of their outputs: heads side by
     side, and averaged into logits by the last one."""

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import NAGphormerConfig
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape, NodeModel, NodeOutput
 from largegt.models.largegt.attention import EncoderLayer
@@ -32,7 +32,7 @@ class NAGphormer(NodeModel):
     num_local_nodes = 1
     takes_padding = True
 
-    def __init__(self, shape: DataShape, config: ModelConfig) -> None:
+    def __init__(self, shape: DataShape, config: NAGphormerConfig) -> None:
         super().__init__()
         width = config.hidden_dim
         self.hops = shape.hops

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from largegt.config.schema import CodebookConfig
+from largegt.config.models import CodebookConfig
 from largegt.runtime.distributed import ALONE, Ranks
 
 from .fused import Fused

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import CodebookModelConfig
 
 from .codebook import Codebook
 from .padding import PaddedLinear
@@ -24,7 +24,7 @@ class GlobalModule(nn.Module):
 
     codebook_class = Codebook
 
-    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: ModelConfig) -> None:
+    def __init__(self, num_features: int, num_positions: int, num_nodes: int, config: CodebookModelConfig) -> None:
         super().__init__()
         settings = config.codebook
         self.num_heads = settings.num_heads

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import LargeGTLocalConfig
 
 from .attention import EncoderLayer
 from .fused_readout import can_fuse, fused_readout
@@ -43,7 +43,7 @@ class LocalNodeInputs(NamedTuple):
 class LocalModule(nn.Module):
     """Tokens [b, h·k, f] → H_local [b, d]."""
 
-    def __init__(self, num_features: int, config: ModelConfig, hops: int = 2, num_labels: int = 0) -> None:
+    def __init__(self, num_features: int, config: LargeGTLocalConfig, hops: int = 2, num_labels: int = 0) -> None:
         """num_labels: classes, or numbers in a label, where the module reads labels of local nodes; 0: it does not."""
         super().__init__()
         width = config.hidden_dim

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import (
+    AnyLargeGTConfig,
+    BlockConfig,
+    CodebookModelConfig,
+    LargeGTConfig,
+    LargeGTLocalConfig,
+)
 from largegt.data.labels import num_label_columns
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
@@ -67,23 +73,22 @@ class LargeGT(NodeModel):
         num_outputs: int,
         num_nodes: int,
         num_positions: int = 0,
-        config: ModelConfig | None = None,
+        config: AnyLargeGTConfig | None = None,
         hops: int = 2,
         task: Task = "multiclass",
     ) -> None:
         super().__init__()
-        config = config or ModelConfig()
-        if config.name not in ("largegt-full", "largegt-local", "largegt-global"):
-            raise ConfigError(f"model.name={config.name} is not a LargeGT: choose largegt-full, -local or -global")
+        config = config or LargeGTConfig()
+        self.hidden_dim = config.hidden_dim
         self.local_module: LocalModule | None = None
         self.global_module: GlobalModule | None = None
         width, num_labels = config.hidden_dim, num_label_columns(task, num_outputs)
-        if config.name != "largegt-global":
+        if isinstance(config, LargeGTLocalConfig):
             self.local_module = LocalModule(num_features, config, hops, num_labels)
             self.reads_labels, self.local_node_dropout = config.label_embeddings, config.local_node_dropout
         else:
             self.num_local_nodes = 1
-        if config.name != "largegt-local":
+        if isinstance(config, CodebookModelConfig):
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
         self.label_width = config.neighbor_label_hops * (1 + num_labels)
         self.labels = label_encoder(self.label_width, config) if self.label_width else None
@@ -98,7 +103,7 @@ class LargeGT(NodeModel):
         self._fused: Fused | None = None
 
     @classmethod
-    def for_prepared(cls, prepared: Prepared, config: ModelConfig | None = None) -> LargeGT:
+    def for_prepared(cls, prepared: Prepared, config: AnyLargeGTConfig | None = None) -> LargeGT:
         """A model whose shapes fit a Prepared."""
         meta = prepared.meta
         if config is not None:
@@ -199,7 +204,7 @@ def _required(values: Tensor | None, setting: str, made_by: str = "prepare(store
     return values
 
 
-def label_encoder(width_in: int, config: ModelConfig) -> nn.Module:
+def label_encoder(width_in: int, config: BlockConfig) -> nn.Module:
     """Shares of labels [b, w] → [b, d]."""
     width = config.hidden_dim
     return nn.Sequential(PaddedLinear(width_in, width), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, width))

@@ -1,0 +1,409 @@
+"""The models: one entry each, with its class, its settings and what it reads of a preparation.
+
+A new model is a class (models/), a settings class and an entry here, or `@register_model` in a package of its own. The
+classes are named, not imported: reading a configuration does not load torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from largegt.errors import ConfigError, nearest
+
+from .describe import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
+
+Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
+"""What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or
+neighbours that it samples from the store itself."""
+
+
+class ModelConfig(Settings):
+    """The settings of a model. Each model has a subclass, with the settings that it reads."""
+
+    name: str
+    """The model; `largegt train --help` lists them."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return model_spec(self.name)
+
+
+class HiddenConfig(ModelConfig):
+    """A model with a hidden width."""
+
+    hidden_dim: int = Field(default=128, ge=1, le=LARGEST_WIDTH)
+    """Hidden width."""
+
+
+class BlockConfig(HiddenConfig):
+    """Hidden layers with norm and dropout."""
+
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """Dropout between hidden layers; LargeGT: in the FFN that joins local and global."""
+    norm: Literal["layer", "batch", "none"] = "layer"
+    """Norm between hidden layers; LargeGT: of the FFN block and of Eqn 6. none: no norm."""
+
+
+class AttentionConfig(HiddenConfig):
+    """Multi-head attention."""
+
+    num_heads: int = Field(default=2, ge=1, le=LARGEST_WIDTH)
+    """Attention heads; LargeGT: of the LocalModule."""
+    head_dim: int | None = Field(default=None, ge=1, le=LARGEST_WIDTH)
+    """Width of each head; hidden_dim / num_heads when not given. The published configuration has hidden_dim."""
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> AttentionConfig:
+        _check_heads(self.hidden_dim, self.num_heads, self.head_dim)
+        return self
+
+
+class EncoderConfig(AttentionConfig):
+    """A Transformer encoder over tokens."""
+
+    num_layers: int = Field(default=1, ge=1, le=1000)
+    """Encoder layers."""
+    ffn_ratio: float = Field(default=2.0, ge=0, le=1000)
+    """Width of the encoder's feed-forward part as a multiple of hidden_dim; 0 leaves it out, as published."""
+    encoder_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout on the outputs of attention and feed-forward part."""
+    init: Literal["default", "normal"] = "default"
+    """normal: N(0, 0.02) weights and zero biases in the encoder, as published."""
+
+
+class SampledNeighborsConfig(BlockConfig):
+    """Message passing over sampled neighbours."""
+
+    fanouts: tuple[int, ...] = (20, 10)
+    """Neighbours sampled per hop, from the node outwards; its length is the number of layers; -1 takes all."""
+
+    @field_validator("fanouts", mode="before")
+    @classmethod
+    def _read_fanouts(cls, fanouts: Any) -> Any:
+        return several(fanouts)
+
+    @field_validator("fanouts")
+    @classmethod
+    def _check_fanouts(cls, fanouts: tuple[int, ...]) -> tuple[int, ...]:
+        if not 1 <= len(fanouts) <= 100 or any((one < 1 and one != -1) or one > LARGEST_COUNT for one in fanouts):
+            raise ValueError(
+                f"{','.join(map(str, fanouts)) or 'nothing'}: give a number per hop, -1 for all neighbours"
+            )
+        return fanouts
+
+
+class CodebookConfig(Settings):
+    """The GlobalModule's codebook and its attention (Algorithm 3)."""
+
+    num_centroids: int = Field(default=1024, ge=1, le=2**24)
+    """Size of the codebook (the paper's B, 4096 there)."""
+    dim: int = Field(default=64, ge=1, le=LARGEST_WIDTH)
+    """Width of MLP_a's output, the feature half of a centroid."""
+    num_heads: int = Field(default=2, ge=1, le=LARGEST_WIDTH)
+    """Attention heads over the codebook."""
+    head_dim: int | None = Field(default=None, ge=1, le=LARGEST_WIDTH)
+    """Width of a head; hidden_dim / num_heads when not given."""
+    ema_decay: float = Field(default=0.99, gt=0, lt=1)
+    """Decay of the EMA k-means."""
+    eps: float = Field(default=1e-5, gt=0)
+    """Laplace smoothing of the cluster sizes."""
+    dead_code_threshold: float = Field(default=0.05, ge=0)
+    """A centroid whose EMA size falls below this moves to a random node of the batch. 0, as published: never."""
+
+
+class CodebookModelConfig(HiddenConfig):
+    """A model with a codebook."""
+
+    codebook: CodebookConfig = CodebookConfig()
+
+    @model_validator(mode="after")
+    def _check_codebook_heads(self) -> CodebookModelConfig:
+        _check_heads(self.hidden_dim, self.codebook.num_heads, self.codebook.head_dim, "codebook.")
+        return self
+
+
+class NodeLabelsConfig(ModelConfig):
+    """Training labels around a node as an input."""
+
+    neighbor_label_hops: int = Field(default=0, ge=0, le=2)
+    """Input the label distribution of the training nodes within so many hops, never the node's own label. Paper: 0."""
+
+
+class LocalInputsConfig(ModelConfig):
+    """Inputs per local node, beside its tokens."""
+
+    hop_embedding: bool = True
+    """Add a learned vector to each token: its hop, and whether it is the node's own. Off as published."""
+    hop_distance_embedding: bool = False
+    """Add a learned vector to the tokens of direct neighbours. Off as published."""
+    label_embeddings: bool = False
+    """Embed the labels of local nodes that are training nodes, never the node's own label. Off as published."""
+    local_label_histograms: bool = False
+    """Input the label distribution around each local node, never the node's own label. Off as published."""
+    local_node_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of the local nodes that a training step drops, never the node itself."""
+
+
+class LargeGTGlobalConfig(BlockConfig, CodebookModelConfig, NodeLabelsConfig):
+    """LargeGT without the LocalModule."""
+
+    name: str = "largegt-global"
+    residual: bool = True
+    """Add the node's own projected features (Eqn 6)."""
+
+
+class LargeGTLocalConfig(BlockConfig, EncoderConfig, LocalInputsConfig, NodeLabelsConfig):
+    """LargeGT without the GlobalModule."""
+
+    name: str = "largegt-local"
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the embedded tokens."""
+    residual: bool = True
+    """Add the node's own projected features (Eqn 6)."""
+
+
+class LargeGTConfig(LargeGTLocalConfig, CodebookModelConfig):
+    """LargeGT with both modules."""
+
+    name: str = "largegt-full"
+
+
+AnyLargeGTConfig = LargeGTLocalConfig | LargeGTGlobalConfig
+
+
+class MLPConfig(BlockConfig):
+    """mlp, sign, linkx."""
+
+    name: str = "mlp"
+    num_layers: int = Field(default=1, ge=1, le=1000)
+    """Hidden layers of the head; mlp has one more."""
+
+
+class SGCConfig(ModelConfig):
+    """sgc."""
+
+    name: str = "sgc"
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the features."""
+
+
+class GraphSAGEConfig(SampledNeighborsConfig):
+    """graphsage."""
+
+    name: str = "graphsage"
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the features."""
+
+
+class GTSparseConfig(GraphSAGEConfig, AttentionConfig):
+    """gt-sparse."""
+
+    name: str = "gt-sparse"
+
+
+class GATConfig(GTSparseConfig):
+    """gat."""
+
+    name: str = "gat"
+    residual: bool = True
+    """A linear skip from the target; false: the form of the first paper, with attention to the target itself."""
+
+
+class NAGphormerConfig(EncoderConfig):
+    """nagphormer."""
+
+    name: str = "nagphormer"
+
+
+class GOATLocalConfig(SampledNeighborsConfig, AttentionConfig):
+    """GOAT without the codebook."""
+
+    name: str = "goat-local"
+
+
+class GOATCodebookConfig(CodebookConfig):
+    """The codebook of GOAT."""
+
+    variant: Literal["largegt", "goat"] = "largegt"
+    """goat: GOAT's own attention and start of the codebook, which never moves dead centroids."""
+
+
+class GOATGlobalConfig(BlockConfig, CodebookModelConfig):
+    """GOAT without the neighbourhood."""
+
+    name: str = "goat-global"
+    codebook: GOATCodebookConfig = GOATCodebookConfig()
+
+
+class GOATConfig(GOATLocalConfig, GOATGlobalConfig):
+    """GOAT with both halves."""
+
+    name: str = "goat-full"
+
+
+def _check_heads(hidden_dim: int, num_heads: int, head_dim: int | None, prefix: str = "") -> None:
+    if head_dim is None and hidden_dim % num_heads:
+        raise ValueError(
+            f"hidden_dim ({hidden_dim}) must be a multiple of {prefix}num_heads ({num_heads}), or give {prefix}head_dim"
+        )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model."""
+
+    name: str
+    cls: type | str
+    """The class, a NodeModel, or where it is: "package.module:Class"."""
+    settings: type[ModelConfig]
+    """Its settings: each field is `model.FIELD`."""
+    title: str
+    """Its name in tables."""
+    inputs: tuple[Input, ...] = ()
+    """What it reads beside the node's features."""
+    prepare: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of the preparation that it cannot do without: {"tokens": {"separate_directions": False}}."""
+    search: Mapping[str, str] = field(default_factory=dict)
+    """What a tuning searches beside the common settings: {"model.my_setting": "1,2,3"}."""
+    new_nodes: bool = True
+    """Whether it predicts nodes that are not in the store."""
+
+    def load(self) -> Any:
+        """The class."""
+        if not isinstance(self.cls, str):
+            return self.cls
+        module, _, name = self.cls.partition(":")
+        return getattr(import_module(module), name)
+
+    @property
+    def needs(self) -> dict[str, dict[str, Any]]:
+        """What of a preparation is not free: without local nodes nothing is sampled, and a model that samples
+        neighbours itself needs the features of all nodes."""
+        needs: dict[str, dict[str, Any]] = {name: dict(settings) for name, settings in self.prepare.items()}
+        for is_needed, table, setting, value in (
+            ("local_nodes" not in self.inputs, "local_nodes", "k", 1),
+            (not {"local_nodes", "contexts"} & {*self.inputs}, "tokens", "num_hops", 0),
+            ("neighbors" in self.inputs, "tokens", "precompute_for", "all"),
+            ("positions" not in self.inputs, "positional_encoding", "method", "none"),
+        ):
+            if is_needed:
+                needs.setdefault(table, {})[setting] = value
+        return needs
+
+
+_BASELINES = "largegt.models.baselines"
+_GOAT, _LARGEGT = f"{_BASELINES}.goat:GOAT", "largegt.models.largegt.model:LargeGT"
+_MODELS = {spec.name: spec for spec in (
+    ModelSpec("largegt-full", _LARGEGT, LargeGTConfig, "LargeGT-full", ("local_nodes", "contexts", "positions")),
+    ModelSpec("largegt-local", _LARGEGT, LargeGTLocalConfig, "LargeGT-local", ("local_nodes", "contexts")),
+    ModelSpec("largegt-global", _LARGEGT, LargeGTGlobalConfig, "LargeGT-global", ("positions",)),
+    ModelSpec("mlp", f"{_BASELINES}.feature_models:MLP", MLPConfig, "MLP"),
+    ModelSpec("sgc", f"{_BASELINES}.feature_models:SGC", SGCConfig, "SGC", ("contexts",),
+              {"tokens": {"separate_directions": False}}),
+    ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",)),
+    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", MLPConfig, "LINKX", new_nodes=False),
+    ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",)),
+    ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",)),
+    ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",)),
+    ModelSpec("nagphormer", f"{_BASELINES}.nagphormer:NAGphormer", NAGphormerConfig, "NAGphormer",
+              ("contexts", "positions")),
+    ModelSpec("goat-local", _GOAT, GOATLocalConfig, "GOAT-local", ("neighbors",)),
+    ModelSpec("goat-global", _GOAT, GOATGlobalConfig, "GOAT-global", ("positions",), new_nodes=False),
+    ModelSpec("goat-full", _GOAT, GOATConfig, "GOAT-full", ("neighbors", "positions")),
+)}  # fmt: skip
+
+Model = TypeVar("Model", bound=type)
+
+
+def register_model(
+    name: str, settings: type[ModelConfig], *, title: str = "", inputs: tuple[Input, ...] = (), **more: Any
+) -> Callable[[Model], Model]:
+    """A class decorator that makes a `NodeModel` known by this name, in every verb and function.
+
+    Args:
+        name: its name, for `--model` and `model.name`.
+        settings: its settings, a subclass of `ModelConfig`: each field is `model.FIELD`.
+        title: its name in tables; `name` when not given.
+        inputs: what it reads beside the node's features: local_nodes, contexts, positions, neighbors.
+        more: other fields of `ModelSpec`: prepare, search, new_nodes.
+
+    A package makes its models known by an entry point of the group `largegt.models` that names the module.
+    """
+
+    def register(cls: Model) -> Model:
+        _MODELS[name] = ModelSpec(name, cls, settings, title or name, inputs, **more)
+        return cls
+
+    return register
+
+
+def model_specs() -> Iterator[ModelSpec]:
+    """Every model: those of this package, and registered ones."""
+    _load_plugins()
+    yield from _MODELS.values()
+
+
+def model_names() -> list[str]:
+    return [spec.name for spec in model_specs()]
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The model of this name."""
+    if name not in _MODELS:
+        _load_plugins()
+    if name not in _MODELS:
+        raise ConfigError(f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}")
+    return _MODELS[name]
+
+
+def _load_plugins() -> None:
+    for plugin in entry_points(group="largegt.models"):
+        plugin.load()
+
+
+def model_config(name: str, **settings: Any) -> ModelConfig:
+    """The settings of a model; what is not given has its default."""
+    return read_model({"name": name, **settings})
+
+
+def read_model(tree: Mapping[str, Any]) -> ModelConfig:
+    """The settings of the model that `tree` names. A setting that this model does not read is refused."""
+    name = tree.get("name", LargeGTConfig().name)
+    spec = model_spec(str(name))
+    own = setting_names(spec.settings)
+    for setting in _leaves(tree):
+        if setting not in own:
+            others = [other.name for other in model_specs() if setting in setting_names(other.settings)]
+            if others:
+                raise ConfigError(f"{name} does not read model.{setting}, a setting of {', '.join(others)}")
+    return build(spec.settings, {**tree, "name": name}, "model.")
+
+
+def settings_read(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Those settings of another model's `tree` that the model `name` reads too."""
+    own = setting_names(model_spec(name).settings)
+
+    def read(below: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {
+            key: read(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+            for key, value in below.items()
+            if any(one == prefix + key or one.startswith(f"{prefix}{key}.") for one in own)
+        }
+
+    return read(tree, "")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
