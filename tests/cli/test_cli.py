@@ -299,7 +299,7 @@ def test_inspect_of_an_unfinished_run(lg: Cli, run: Path, tmp_path: Path) -> Non
     assert lg("inspect", half).code == 0
 
 
-def test_steps_that_are_too_few_are_told(lg: Cli, store: Path, tmp_path: Path) -> None:
+def test_too_few_steps_are_noted(lg: Cli, store: Path, tmp_path: Path) -> None:
     """All training nodes in one batch, thirty epochs: thirty steps. Who asks for few epochs knows that."""
     num_nodes = len(GraphStore.open(store).splits["train"])
     quick = ["--set", "prepare.local_nodes.k=4", "--set", "train.batch_size=512"]
@@ -320,7 +320,7 @@ def test_steps_that_are_too_few_are_told(lg: Cli, store: Path, tmp_path: Path) -
     assert not notes("--epochs", "10", "--model", "mlp", "--json")
 
 
-def test_train_resumes_and_overwrites_when_told(lg: Cli, store: Path, tmp_path: Path) -> None:
+def test_train_resumes_and_overwrites_when_asked(lg: Cli, store: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "r")
     first = lg("train", store, *out, *SET, "--epochs", 1, "--json").json
     refused(lg("train", store, *out, *SET, "--epochs", 1), "--resume", "--overwrite")
@@ -377,13 +377,13 @@ def test_a_missing_file(option: str, lg: Cli, tables: tuple[Path, Path], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "is_neighbor"),
+    ("option", "name", "word"),
     [("--label-column", "colour", "color"), ("--source-column", "sourc", "source"), ("--target-column", "x", "target"),
      ("--id-column", "idd", "id"), ("--split-column", "splitt", "split"), ("--feature-columns", "g*", "f0")],
 )  # fmt: skip
-def test_a_wrong_column(option: str, name: str, near: str, lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_wrong_column(option: str, name: str, word: str, lg: Cli, tables: tuple[Path, Path], tmp_path: Path) -> None:
     before = left_in(tmp_path)
-    refused(lg("ingest", "--edges", tables[0], "--nodes", tables[1], option, name, "--out", tmp_path / "g"), name, near)
+    refused(lg("ingest", "--edges", tables[0], "--nodes", tables[1], option, name, "--out", tmp_path / "g"), name, word)
     assert left_in(tmp_path) == before
 
 
@@ -556,7 +556,7 @@ def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) 
     assert said["peak_disk_bytes"] >= said["disk_bytes"] > 0
     assert any(stage["scratch_bytes"] for stage in said["stages"])
     assert said["memory_bytes"] > 10 << 20
-    stages = {"local nodes", "context features", "positions, projection", "label contexts", "label surroundings"}
+    stages = {"local nodes", "context features", "positions, random_projection", "label contexts", "label surroundings"}
     assert {stage["name"] for stage in said["stages"]} == stages
     shown = lg("prepare", g, *SET, "--dry-run").out
     for word in ("To prepare", "on disk", "scratch", "memory", "rough time", "context features", "all"):
@@ -595,28 +595,16 @@ def test_memory_that_is_none(lg: Cli, store: Path, tmp_path: Path, verb: str) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
 
 
-def test_synthesize_to_a_prediction(lg: Cli, tmp_path: Path) -> None:
+def test_generate_to_a_prediction(lg: Cli, tmp_path: Path) -> None:
     g, r, p = tmp_path / "g", tmp_path / "r", tmp_path / "p.parquet"
     facts = lg("generate", "--like", "snap-patents", "--scale", 0.0002, "--out", g, "--json").json
     assert facts["nodes"] == 585
     assert facts["directed"]
     assert facts["name"] == "snap-patents-like"
-    trained = lg(
-        "train",
-        g,
-        *SET,
-        "--set",
-        "train.token_table=pinned",
-        "--epochs",
-        1,
-        "--out",
-        r,
-        "--memory-limit",
-        "1GiB",
-        "--json",
-    )
+    words = ("--set", "train.token_table=pinned", "--epochs", 1, "--memory-limit", "1GiB")
+    trained = lg("train", g, *SET, *words, "--out", r, "--json")
     assert 0 <= trained.json["valid"]["accuracy"] <= 1
     assert lg("predict", r, "--out", p, "--memory-limit", "1GiB", "--json").json["rows"] == 585
-    refused(lg("train", g, *SET, "--set", "train.token_table=cuda", "--set", "train.device=cpu", "--out", tmp_path / "q"),
-            "train.token_table=auto")  # fmt: skip
+    words = ("--set", "train.token_table=cuda", "--set", "train.device=cpu")
+    refused(lg("train", g, *SET, *words, "--out", tmp_path / "q"), "train.token_table=auto")
     refused(lg("generate", "--like", "ogbn-product", "--out", tmp_path / "h"), "did you mean 'ogbn-products'")

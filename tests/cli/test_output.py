@@ -166,9 +166,7 @@ def _largegt(*words: Any, stdout: Any, **more: Any) -> subprocess.CompletedProce
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize(
-    "verb", ["--version", "--help", "settings", "settings --json", "datasets", "inspect", "predict"]
-)
+@pytest.mark.parametrize("verb", ["--version", "--help", "config", "config --json", "datasets", "inspect", "predict"])
 def test_a_full_disk_behind_standard_output_is_one_line(run: Run, tmp_path: Path, verb: str) -> None:
     words: list[Any] = verb.split()
     if verb in ("inspect", "predict"):
@@ -186,7 +184,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(run: Run, tmp_path: Path
 def test_a_reader_that_has_enough_ends_it_silently() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = _largegt("settings", "--json", stdout=write)
+    done = _largegt("config", "--json", stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
 

@@ -131,9 +131,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     [
         ({}, {}, True),
         ({}, {}, False),
-        ({"weight": "amount", "edge_features": "kind,amount"}, {}, True),
-        ({"weight": "amount"}, {"parallel_edges": "last"}, True),
-        ({"split_group": "city"}, {"kinds": ("age=number",)}, True),
+        ({"weight_column": "amount", "edge_feature_columns": "kind,amount"}, {}, True),
+        ({"weight_column": "amount"}, {"parallel_edges": "last"}, True),
+        ({"split_group": "city"}, {"column_kinds": ("age=number",)}, True),
     ],
 )
 def test_tables_of_a_user_are_read_at_most_twice(
@@ -145,6 +145,6 @@ def test_tables_of_a_user_are_read_at_most_twice(
     source = sources.files(edges, nodes=nodes if with_nodes else None, **options)
     reads.clear()  # of headers and footers
     ingest(source, tmp_path / "g", IngestConfig(**config))
-    is_copied = form == "csv" or "edge_features" in options or "parallel_edges" in config
+    is_copied = form == "csv" or "edge_feature_columns" in options or "parallel_edges" in config
     assert reads["nodes"] == (1 if with_nodes else 0)
     assert reads["edges"] == (1 if is_copied or with_nodes else 2)

@@ -25,8 +25,9 @@ from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 
 QUICK = (
-    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection", "prepare.positional_encoding.dim=3", "model.hidden_dim=8",
-    "model.head_dim=4", "model.num_heads=2", "model.codebook.num_centroids=6", "model.codebook.dim=4",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection",
+    "prepare.positional_encoding.dim=3", "model.hidden_dim=8", "model.head_dim=4", "model.num_heads=2",
+    "model.codebook.num_centroids=6", "model.codebook.dim=4",
     "model.codebook.head_dim=4", "train.epochs=2", "train.batch_size=64", "train.max_time=none",
 )  # fmt: skip
 
@@ -136,7 +137,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(store: GraphStor
         ({"runs": 0}, "at least 1"),
         ({"like": "cora"}, "none of the paper's datasets"),
         ({"overrides": ["train.epoch=1"]}, "train.epochs"),
-        ({"budget": "soon"}, "duration"),
+        ({"max_time": "soon"}, "duration"),
     ):
         with pytest.raises(ConfigError, match=words):
             reproduce(**{"dataset": store.path, "out": tmp_path / "r", **arguments})  # type: ignore[arg-type]

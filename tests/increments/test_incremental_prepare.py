@@ -29,16 +29,28 @@ RAW: dict[str, Any] = {"normalize": "none"}
 NONE: dict[str, Any] = {"method": "none"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "raw": {"local_nodes": K, "tokens": RAW, "positional_encoding": {"dim": 3}},
-    "standardized": {"local_nodes": K, "positional_encoding": NONE},
-    "degrees": {"local_nodes": K, "tokens": {**RAW, "add_degrees": True, "precompute_for": "all"}, "positional_encoding": NONE},
-    "labels": {"local_nodes": {**K, "target_nodes": "all"}, "tokens": RAW, "neighbor_label_hops": 2, "positional_encoding": NONE},
-    "apart": {"local_nodes": {**K, "direction": "out"}, "tokens": {**RAW, "separate_directions": True}, "positional_encoding": NONE},
+    "normalized": {"local_nodes": K, "positional_encoding": NONE},
+    "degrees": {
+        "local_nodes": K, "tokens": {**RAW, "add_degrees": True, "precompute_for": "all"}, "positional_encoding": NONE,
+    },
+    "labels": {
+        "local_nodes": {**K, "target_nodes": "all"}, "tokens": RAW,
+        "neighbor_label_hops": 2, "positional_encoding": NONE,
+    },
+    "separate directions": {
+        "local_nodes": {**K, "direction": "out"}, "tokens": {**RAW, "separate_directions": True},
+        "positional_encoding": NONE,
+    },
     "in": {
         "local_nodes": {**K, "direction": "in", "hop1_fraction": 0.5}, "tokens": {**RAW, "dtype": "float16"},
         "neighbor_label_hops": 1, "positional_encoding": NONE,
     },
-    "reachable": {"local_nodes": K, "tokens": {**RAW, "precompute_for": "reachable", "num_hops": 1}, "positional_encoding": NONE},
-    "own features": {"local_nodes": {"k": 1}, "tokens": {**RAW, "num_hops": 0, "precompute_for": "all"}, "positional_encoding": NONE},
+    "reachable": {
+        "local_nodes": K, "tokens": {**RAW, "precompute_for": "reachable", "num_hops": 1}, "positional_encoding": NONE,
+    },
+    "own features": {
+        "local_nodes": {"k": 1}, "tokens": {**RAW, "num_hops": 0, "precompute_for": "all"}, "positional_encoding": NONE,
+    },
 }  # fmt: skip
 
 
@@ -64,8 +76,8 @@ def test_the_bytes_of_a_preparation_from_nothing(tmp_path: Path, name: str, undi
     prepared = prepare(store, config(name), threads=1)
     assert_same(prepared, prepare(graph.store(tmp_path, "all"), config(name), threads=1))
     expected = {"local nodes"} if SETTINGS[name]["local_nodes"]["k"] > 1 else set()
-    expected |= set() if name == "standardized" else {"token rows"}
-    expected |= {"label contexts"} if "labels" in SETTINGS[name] else set()
+    expected |= set() if name == "normalized" else {"token rows"}
+    expected |= {"label contexts"} if "neighbor_label_hops" in SETTINGS[name] else set()
     assert set(prepared.reused) == expected
     assert all(kept > made > 0 for kept, made in prepared.reused.values()), "most rows were kept, some were not"
 
@@ -198,7 +210,7 @@ def feature_scale_of(prepared: Prepared) -> list[list[float]]:
 def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: bool) -> None:
     graph = grown(undirected=undirected)
     settings = build(
-        ResolvedPrepareConfig, {**SETTINGS["standardized"], "tokens": {"add_degrees": True, "precompute_for": "all"}}
+        ResolvedPrepareConfig, {**SETTINGS["normalized"], "tokens": {"add_degrees": True, "precompute_for": "all"}}
     )
     old = graph.store(tmp_path)
     before = prepare(old, settings, threads=1)

@@ -32,7 +32,7 @@ def trained(graph: Grown, folder: Path, *overrides: str) -> Run:
 
 
 def rows_of(run: Run, source: Any, folder: Path) -> tuple[Any, Prepared, list[Any]]:
-    """(what predicts, the rows it makes of the new nodes, further draws)."""
+    """(what predicts, the rows it makes of the new nodes, further samples)."""
     opened = NewNodes(run, PredictOptions(), source)
     nodes = np.arange(opened.graph.num_old, opened.graph.num_nodes)
     return opened, *opened.prepared_rows(nodes, folder / "rows")
@@ -43,16 +43,20 @@ CASES = {
     "out, degrees, labels": (
         "prepare.local_nodes.direction=out", "prepare.tokens.add_degrees=true", "model.neighbor_label_hops=2",
     ),
-    "apart, draws, told labels": ("prepare.tokens.separate_directions=true", "model.label_embeddings=true", "train.num_eval_samples=3"),
+    "separate directions, samples, label embeddings": (
+        "prepare.tokens.separate_directions=true", "model.label_embeddings=true", "train.num_eval_samples=3",
+    ),
     "in, shares, half precision": (
         "prepare.local_nodes.direction=in", "prepare.local_nodes.hop1_fraction=0.5", "prepare.tokens.dtype=float16",
         "prepare.tokens.normalize=global",
     ),
-    "surroundings": (
-        "model.local_label_histograms=true", "model.hop_distance_embedding=true", "model.neighbor_label_hops=1", "train.num_eval_samples=2",
-        "prepare.local_nodes.direction=out",
+    "local label histograms": (
+        "model.local_label_histograms=true", "model.hop_distance_embedding=true", "model.neighbor_label_hops=1",
+        "train.num_eval_samples=2", "prepare.local_nodes.direction=out",
     ),
-    "surroundings of few": ("model.local_label_histograms=true", "prepare.tokens.precompute_for=sampled", "prepare.local_nodes.k=4"),
+    "local label histograms of few": (
+        "model.local_label_histograms=true", "prepare.tokens.precompute_for=sampled", "prepare.local_nodes.k=4",
+    ),
     "many local nodes": ("prepare.local_nodes.k=60", "prepare.tokens.precompute_for=all", "prepare.tokens.num_hops=1"),
 }  # fmt: skip
 
@@ -105,11 +109,12 @@ def test_predictions_are_those_of_everything_where_nothing_old_changes(tmp_path:
             np.testing.assert_allclose(np.asarray(found[column]), np.asarray(expected[column]), atol=1e-6)
 
 
-def test_labels_told_and_values_are_on_the_scale_of_the_training(tmp_path: Path) -> None:
+def test_input_labels_and_values_are_on_the_scale_of_the_training(tmp_path: Path) -> None:
     graph = grown(undirected=False, to_old=True)
     graph.labels = np.random.default_rng(0).normal(3.0, 2.0, 170)
-    run = trained(graph, tmp_path, "model.label_embeddings=true", "model.neighbor_label_hops=2", "train.num_eval_samples=2",
-                  "prepare.local_nodes.direction=out", "prepare.tokens.num_hops=0")  # fmt: skip
+    run = trained(graph, tmp_path, "model.label_embeddings=true", "model.neighbor_label_hops=2",
+                  "train.num_eval_samples=2", "prepare.local_nodes.direction=out",
+                  "prepare.tokens.num_hops=0")  # fmt: skip
     source = sources.arrays(graph.new_edges, graph.features[150:], num_nodes=20)
     found = predict_new(run, source)
     append(tmp_path / "old", source, threads=1)

@@ -214,7 +214,7 @@ def test_a_run_keeps_its_labels_and_reads_the_new_features(tmp_path: Path, what:
     graph = grown("string", num_old=300)
     graph.split[graph.split == 3] = 0
     old = graph.begin(tmp_path)
-    settings = small("train.epochs=2", "prepare.labels.hops=2", "prepare.labels.local=true",
+    settings = small("train.epochs=2", "model.neighbor_label_hops=2", "model.local_label_histograms=true",
                      "prepare.local_nodes.target_nodes=all")  # fmt: skip
     run = train(old, settings, tmp_path / "run")
     before = predict(run)

@@ -328,7 +328,7 @@ def test_the_command_line_takes_odd_words(lg: Cli, tmp_path: Path) -> None:
     for words in (
         ["inspect", "x" * 5000],
         ["inspect", "a\nb"],
-        ["settings", "\u202e"],
+        ["config", "\u202e"],
         ["train", "--recipe", "y" * 5000],
     ):
         result = lg(*words)

@@ -155,7 +155,7 @@ def test_the_place_of_the_store_may_be_changed_and_nothing_else(copy: Path) -> N
     assert Run.open(copy / "run").store().num_nodes == 150
     found = verify(copy / "run")
     assert found.damaged == []
-    config.write_text(config.read_text().replace("hidden = 8", "hidden = 9"))
+    config.write_text(config.read_text().replace("hidden_dim = 8", "hidden_dim = 9"))
     with pytest.raises(FormatError, match=r"delete .*checksums\.json if you changed it on purpose"):
         Run.open(copy / "run")
 

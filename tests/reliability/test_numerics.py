@@ -33,8 +33,8 @@ from run_helpers import Cli, easy_store, history, homophilous, one_thread, refus
 
 NUM_NODES = 60
 QUICK = (
-    "model.name=largegt-full", "model.neighbor_label_hops=0", "train.resample=never", "train.num_eval_samples=1", "train.epochs=2",
-    "train.batch_size=16", "prepare.tokens.add_degrees=false",
+    "model.name=largegt-full", "model.neighbor_label_hops=0", "train.resample=never", "train.num_eval_samples=1",
+    "train.epochs=2", "train.batch_size=16", "prepare.tokens.add_degrees=false",
 )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ streaming: Any = sys.modules[predict.__module__]
 
 NUM_NODES = 150
 SMALL_BATCHES = (
-    "train.eval_batch_size=8", "train.epochs=1", "train.num_eval_samples=1", "train.resample=never", "model.neighbor_label_hops=0",
-    "model.name=largegt-full", "prepare.tokens.precompute_for=reachable",
+    "train.eval_batch_size=8", "train.epochs=1", "train.num_eval_samples=1", "train.resample=never",
+    "model.neighbor_label_hops=0", "model.name=largegt-full", "prepare.tokens.precompute_for=reachable",
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_the_same_rows_for_any_cut(
 @pytest.mark.parametrize(
     "which", [{"split": "test"}, {"num_eval_samples": 3}, {"ids": ["node 149xxxx", "node 2", "node 2"]}]
 )
-def test_splits_draws_and_named_nodes_too(
+def test_splits_samples_and_named_nodes_too(
     which: dict[str, Any], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = predict(run, **which)

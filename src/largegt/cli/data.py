@@ -29,7 +29,7 @@ def ingest(
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
 
-    With edge weights:  largegt ingest --edges transfers.parquet --weight-column amount --nodes accounts.parquet --out data/g
+    With edge weights:  largegt ingest --edges transfers.parquet --weight-column amount --nodes nodes.parquet --out data/g
 
     From a database:  largegt ingest --database crm.duckdb --edges transfers --nodes customers --out data/g
 
@@ -40,7 +40,7 @@ def ingest(
     become features: numbers, booleans, categories, dates, text and vectors. The
     printed table shows the kind of each column, and the reason for each ignored
     one. Without a split, labelled nodes are split at random. Settings (--set):
-    undirected, task, split, split_seed, stratify, feature_dtype, unknown_ids,
+    undirected, task, split_fractions, split_seed, stratify, feature_dtype, unknown_ids,
     missing_values, parallel_edges; `largegt config` explains them.
 
     Files may be larger than memory. After a kill or a full disk, the same command
@@ -162,7 +162,8 @@ def prepare(
     On a Ray cluster that sees the store:  largegt prepare s3://bucket/g --engine ray --address auto
 
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
-    With --engine ray, --memory-limit is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    With --engine ray, --memory-limit is what each task may hold, 1 GiB if not given. The result is the same on any
+    engine.
 
     Args:
         store: The store: a folder or a URL.
