@@ -81,12 +81,12 @@ def test_another_seed_gives_another_run(prepared: Prepared, tmp_path: Path) -> N
     assert history(tmp_path / "a") != history(tmp_path / "b")
 
 
-def test_distinct_tokens_change_nothing_but_the_work(prepared: Prepared, tmp_path: Path) -> None:
-    """Without dropout, `distinct` is the same computation; batches hold the same nodes in another order."""
-    for choice in ("yes", "no"):
+def test_deduplicated_tokens_change_nothing_but_the_work(prepared: Prepared, tmp_path: Path) -> None:
+    """Without dropout it is the same computation; batches hold the same nodes in another order."""
+    for choice in ("true", "false"):
         train(prepared, small("model.name=largegt-local", "model.dropout=0", "model.encoder_dropout=0",
                               f"train.deduplicate_tokens={choice}"), tmp_path / choice)  # fmt: skip
-    for one, other in zip(history(tmp_path / "yes"), history(tmp_path / "no"), strict=True):
+    for one, other in zip(history(tmp_path / "true"), history(tmp_path / "false"), strict=True):
         assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-3)
 
 
@@ -137,7 +137,7 @@ def test_patience_stops_after_so_many_epochs_without_a_better_score(prepared: Pr
     assert metrics["valid"]["accuracy"] == max(scores)
 
 
-def test_a_budget_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: Path) -> None:
+def test_max_time_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: Path) -> None:
     run = train(
         prepared, small("train.epochs=100000", "train.max_time=1s", "train.lr_scheduler=constant"), tmp_path / "run"
     )
@@ -176,8 +176,8 @@ def test_the_monitor_picks_the_best_epoch(monitor: str, prepared: Prepared, tmp_
     ("setting", "told"),
     [
         ("train.monitor=acuracy", "monitor.*accuracy"), ("train.monitor=rmse", "monitor.*multiclass"),
-        ("train.monitor=", "monitor.*accuracy"), ("train.max_time=soon", "budget|duration"),
-        ("train.max_time=-5s", "budget|duration"), ("train.max_time=1d", "budget|duration"),
+        ("train.monitor=", "monitor.*accuracy"), ("train.max_time=soon", "max_time.*duration"),
+        ("train.max_time=-5s", "max_time.*duration"), ("train.max_time=1d", "max_time.*duration"),
         ("train.wandb_project=project", "wandb"),
     ],
 )  # fmt: skip

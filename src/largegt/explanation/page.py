@@ -43,7 +43,7 @@ def page(found: Explanation) -> str:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
     lead = (
-        f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} draws of its local nodes."
+        f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} samples of its local nodes."
     )
     return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
