@@ -341,7 +341,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the product's own train")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--tables", nargs="*", default=[], help="places of the token table to compare: cuda pinned mmap")
+    parser.add_argument(
+        "--tables", nargs="*", default=[], help="places of the token table to compare: cuda pinned mmap"
+    )
     parser.add_argument("--steps", type=int, default=20, help="steps of the parts and of the plain version")
     parser.add_argument("--workers", type=int, default=8, help="worker processes of the plain version's DataLoader")
     parser.add_argument("--predict", type=int, default=400_000, help="nodes to predict")

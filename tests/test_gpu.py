@@ -114,7 +114,9 @@ def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: TablePl
 
 def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: TablePlace) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    config = config_of("prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"train.token_table={place}")
+    config = config_of(
+        "prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"train.token_table={place}"
+    )
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
 
 

@@ -186,9 +186,9 @@ def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
     assert not {"local nodes", "context C0"} & set(seen), "stages that did not change are taken from what is there"
     more = ResolvedPrepareConfig(**dict(changed), local_label_histograms=True)
     another_machine()
-    there = prepare(f"{bucket}/g", more)
-    assert there.is_neighbor.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
-    assert np.array_equal(there.label_counts, prepare(here, more).label_counts)
+    extended = prepare(f"{bucket}/g", more)
+    assert extended.is_neighbor.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
+    assert np.array_equal(extended.label_counts, prepare(here, more).label_counts)
 
 
 def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> None:

@@ -118,7 +118,7 @@ def test_mixed_precision_on_the_cpu(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_label_smoothing_raises_the_floor_of_the_loss(prepared: Prepared, tmp_path: Path) -> None:
-    plain = train(prepared, small("train.epochs=8"), tmp_path / "base")
+    plain = train(prepared, small("train.epochs=8"), tmp_path / "plain")
     smooth = train(prepared, small("train.epochs=8", "train.label_smoothing=0.3"), tmp_path / "smooth")
     assert smooth.history[-1]["train"]["loss"] > plain.history[-1]["train"]["loss"]
 

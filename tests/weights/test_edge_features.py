@@ -77,7 +77,7 @@ def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, normalize: str
 
 def test_settings_leave_them_out_and_models_take_them(graph: Any, tmp_path: Path) -> None:
     store = ingest(source_of(graph), tmp_path / "g")
-    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "base")
+    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "plain")
     without = prepare(store, Config.from_recipe("base", [*SETTINGS, "prepare.tokens.use_edge_features=false"]).prepare)
     expected = prepare(plain, Config.from_recipe("base", SETTINGS).prepare)
     assert np.array_equal(without.tokens, expected.tokens)

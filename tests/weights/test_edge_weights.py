@@ -235,8 +235,8 @@ def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     assert facts["least_weight"] == pytest.approx(store.weights.min())
     assert facts["largest_weight"] == pytest.approx(store.weights.max())
     assert facts["mean_weight"] == pytest.approx(store.weights.mean())
-    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "base")
-    assert "mean_weight" not in inspect(tmp_path / "base")
+    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "plain")
+    assert "mean_weight" not in inspect(tmp_path / "plain")
     with pytest.raises(InputError, match="no edge weights"):
         _ = plain.weights
     file = GraphStore.open(tmp_path / "g").folder.file("both_weights")

@@ -37,7 +37,7 @@ def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
     assert torch.equal(back.edge_weight, torch.from_numpy(np.array(store.weights)))
     again = lg.from_pyg(back, tmp_path / "again")
     assert np.array_equal(again.weights, store.weights)
-    plain = lg.from_pyg(given, tmp_path / "base", edge_weights=False, edge_features=False)
+    plain = lg.from_pyg(given, tmp_path / "plain", edge_weights=False, edge_features=False)
     assert not plain.weighted
     assert not plain.num_edge_features
     assert getattr(lg.to_pyg(plain), "edge_weight", None) is None
