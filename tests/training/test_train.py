@@ -144,7 +144,7 @@ def test_max_time_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: 
     metrics = run.metrics
     scores = [entry["valid"]["accuracy"] for entry in run.history]
     assert 1 <= metrics["epochs"] < 100000
-    assert "budget" in metrics["stopped"]
+    assert metrics["stopped"] == "the time is used up"
     assert metrics["valid"]["accuracy"] == max(scores)
     assert metrics["best_epoch"] == 1 + int(np.argmax(scores))
     assert evaluate(run.path) == metrics["test"]
@@ -378,7 +378,7 @@ def test_train_takes_a_path_a_store_or_a_prepared(store: GraphStore, prepared: P
         == final(tmp_path / "store")
         == final(tmp_path / "prepared")
     )
-    assert Run.open(tmp_path / "prepared").config.prepare == prepared.config
+    assert Run.open(tmp_path / "prepared").config.prepare == prepared.config.settings
 
 
 def test_evaluate_and_predict_take_the_run_that_train_returned(done: Run) -> None:
@@ -509,7 +509,7 @@ def test_damaged_files_are_named(
 
 def test_weights_of_another_shape(copy: Path) -> None:
     file = copy / "config.toml"
-    file.write_text(file.read_text().replace("hidden = 8", "hidden = 12"))
+    file.write_text(file.read_text().replace("hidden_dim = 8", "hidden_dim = 12"))
     (copy / "checksums.json").unlink()
     with pytest.raises(FormatError, match="does not fit"):
         evaluate(copy)

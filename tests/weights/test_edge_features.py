@@ -154,9 +154,9 @@ def test_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
     broken = graph.edge_features.copy()
     broken[200, 1] = np.inf
     cases: list[tuple[Any, str]] = [
-        (lambda: ingested(edges=tmp_path / "e.csv", edge_features="g*"), "no column like 'g"),
-        (lambda: ingested(edges=tmp_path / "e.csv", edge_features="u"), "no column is left"),
-        (lambda: ingested(edges=tmp_path / "e.npy", edge_features="f1"), "no columns"),
+        (lambda: ingested(edges=tmp_path / "e.csv", edge_feature_columns="g*"), "no column like 'g"),
+        (lambda: ingested(edges=tmp_path / "e.csv", edge_feature_columns="u"), "no column is left"),
+        (lambda: ingested(edges=tmp_path / "e.npy", edge_feature_columns="f1"), "no columns"),
         (lambda: sources.arrays(graph.edges, edge_features=broken[:-1]), "259 rows, but there are 260 edges"),
         (lambda: ingest(sources.arrays(graph.edges, edge_features=broken), tmp_path / "g"), "row 200, .*infinite"),
     ]
