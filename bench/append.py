@@ -27,7 +27,8 @@ from largegt.training.run import Run
 
 T = TypeVar("T")
 PREPARE: dict[str, Any] = {
-    "local_nodes": {"k": 16, "target_nodes": "all"}, "tokens": {"precompute_for": "all", "normalize": "none", "dtype": "float16"},
+    "local_nodes": {"k": 16, "target_nodes": "all"},
+    "tokens": {"precompute_for": "all", "normalize": "none", "dtype": "float16"},
     "positional_encoding": {"method": "none"},
 }  # fmt: skip
 
@@ -90,8 +91,8 @@ def main() -> None:
         print(f"\n{parts.num_nodes - num_old:,} new nodes, {int((last >= num_old).sum()):,} new edges")
         if args.predict and share == args.share[0]:
             recipe = Config.from_recipe("base", [
-                "model.hidden_dim=32", "train.epochs=1", "prepare.local_nodes.k=16", "prepare.positional_encoding.dim=16",
-                "prepare.tokens.precompute_for=all",
+                "model.hidden_dim=32", "train.epochs=1", "prepare.local_nodes.k=16",
+                "prepare.positional_encoding.dim=16", "prepare.tokens.precompute_for=all",
             ])  # fmt: skip
             for name in ("largegt-local", "largegt-full"):
                 config = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})

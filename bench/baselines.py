@@ -65,8 +65,8 @@ SETTINGS: dict[tuple[str, str], str] = {
         model.hidden_dim=128 model.fanouts=-1,-1,-1 model.dropout=0.6 model.norm=layer train.learning_rate=2e-3
         train.weight_decay=5e-5 train.epochs=300""",
     ("amazon-photo", "gat"): """
-        model.hidden_dim=128 model.num_heads=4 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer train.learning_rate=2e-3
-        train.weight_decay=5e-5 train.epochs=200""",
+        model.hidden_dim=128 model.num_heads=4 model.fanouts=-1,-1 model.dropout=0.5 model.norm=layer
+        train.learning_rate=2e-3 train.weight_decay=5e-5 train.epochs=200""",
     ("coauthor-physics", "nagphormer"): f"""
         {_NAGPHORMER} prepare.tokens.num_hops=3 prepare.tokens.normalize=none model.encoder_dropout=0.5
         train.epochs=40 train.patience=12""",

@@ -322,9 +322,9 @@ def _die_in_commit(step: int) -> None:
 # what is killed ---------------------------------------------------------------------------------------------------
 
 _MODEL = (
-    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8", "model.codebook.num_centroids=6",
-    "model.codebook.dim=4", "train.batch_size=16", "train.learning_rate=0.02", "model.dropout=0.2",
-    "train.device=cpu",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8",
+    "model.codebook.num_centroids=6", "model.codebook.dim=4", "train.batch_size=16", "train.learning_rate=0.02",
+    "model.dropout=0.2", "train.device=cpu",
 )  # fmt: skip
 Content = dict[str, Any]
 

@@ -35,9 +35,9 @@ def main() -> None:
         for precision, scores in found.items():
             config = lg.Config.from_recipe(
                 "ogbn-products-largegt-full",
-                ["prepare.positional_encoding.method=random_projection", f"train.epochs={args.epochs}", f"train.seed={seed}",
-                 f"train.precision={precision}", f"train.compile={compiles if precision != '32-true' else 'no'}",
-                 *args.overrides],
+                ["prepare.positional_encoding.method=random_projection", f"train.epochs={args.epochs}",
+                 f"train.seed={seed}", f"train.precision={precision}",
+                 f"train.compile={compiles if precision != '32-true' else 'false'}", *args.overrides],
             )  # fmt: skip
             run = lg.train(args.out / "store", config, args.out / f"{precision}-{seed}", overwrite=True)
             scores.append([run.metrics["valid"]["accuracy"], run.metrics["test"]["accuracy"]])

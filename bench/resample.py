@@ -28,8 +28,9 @@ def main() -> None:
     start = time.perf_counter()
     store = generate("ogbn-products", args.out / "g", args.scale, overwrite=True)
     print(f"{store.num_nodes:,} nodes, {store.num_edges:,} entries: made in {time.perf_counter() - start:.0f} s")
-    settings = ["prepare.positional_encoding.method=random_projection", "prepare.tokens.precompute_for=reachable", "train.label_smoothing=0",
-                f"train.epochs={args.epochs}", "train.max_time=none", *args.set]  # fmt: skip
+    settings = ["prepare.positional_encoding.method=random_projection", "prepare.tokens.precompute_for=reachable",
+                "train.label_smoothing=0", f"train.epochs={args.epochs}", "train.max_time=none",
+                *args.set]  # fmt: skip
     start = time.perf_counter()
     config = lg.Config.from_recipe("ogbn-products-largegt-full", settings)
     prepared = lg.prepare(store, config.prepare)

@@ -26,8 +26,9 @@ from largegt.runtime.memory import format_bytes, held_bytes, parse_bytes
 
 MODELS = ("largegt-full", "graphsage", "mlp")
 SETTINGS = (
-    "prepare.local_nodes.k=8", "prepare.positional_encoding.dim=8", "model.hidden_dim=16", "model.codebook.num_centroids=32",
-    "model.neighbor_label_hops=0", "train.epochs=1", "train.batch_size=256", "train.resample=never", "train.num_eval_samples=1",
+    "prepare.local_nodes.k=8", "prepare.positional_encoding.dim=8", "model.hidden_dim=16",
+    "model.codebook.num_centroids=32", "model.neighbor_label_hops=0", "train.epochs=1", "train.batch_size=256",
+    "train.resample=never", "train.num_eval_samples=1",
 )  # fmt: skip
 
 

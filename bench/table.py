@@ -1,7 +1,7 @@
-"""What the token table's place costs: time per training step with tokens.table = gpu, host and disk, in one run.
+"""What the token table's place costs: time per training step with train.token_table = cuda, pinned and mmap.
 
     python bench/table.py --out /tmp/table                               # ogbn-products' size; wants a GPU
-    python bench/table.py --scale 0.02 --k 20 --steps 5 --out /tmp/table       # anywhere; no gpu table on a CPU
+    python bench/table.py --scale 0.02 --k 20 --steps 5 --out /tmp/table       # anywhere; no table on a GPU here
 
 A graph like ogbn-products (`largegt generate`); the model is the paper's LargeGT-full for it (hidden 256).
 `gather` is the loader alone. `cold` is the first ten steps after the table's file was put out of the page cache.

@@ -173,8 +173,7 @@ def tables(prepared: Prepared, config: lg.Config, places: list[str]) -> dict[str
     """Milliseconds of a bare step, and of gathering its batch alone, with the token table in each place."""
     found: dict[str, float] = {}
     for place in places:
-        table = lg.Config.from_recipe("default", [f"tokens.table={place}"]).tokens
-        bare = Bare(prepared, config.model_copy(update={"tokens": table}))
+        bare = Bare(prepared, lg.Config.from_recipe(config, [f"train.token_table={place}"]))
         bare.ms_per_step(0)
         found[place] = min(bare.ms_per_step(epoch) for epoch in (1, 2))
         begin = time.perf_counter()
@@ -271,7 +270,7 @@ class PlainModel(nn.Module):
         self.register_buffer("where", torch.zeros(num_rows, dtype=torch.long))
 
     def attend(self, q: Any, k: Any, v: Any, bias: Any = 0.0) -> Any:
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for x in (q, k, v))
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3) for x in (q, k, v))
         weight = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias).softmax(-1)
         return (self.drop(weight) @ v).transpose(-2, -3).flatten(-2)
 
@@ -284,7 +283,7 @@ class PlainModel(nn.Module):
         local = own[:, 0] + (weight * rest).sum(1)
         joined = torch.cat([self.mlp_a(tokens[:, 0]), positions], dim=1)
         counts = torch.bincount(self.where, minlength=len(self.book)).clamp(min=1).float().log()
-        values = self.gv(self.book[:, : self.width])
+        values = self.gv(self.book[:, : self.dim])
         globally = self.mlp_b(self.attend(self.gq(joined), self.gk(self.book), values, counts))
         with torch.no_grad():
             one_hot = F.one_hot(torch.cdist(joined, self.book).argmin(1), len(self.book)).float()
@@ -342,7 +341,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the product's own train")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--tables", nargs="*", default=[], help="places of the token table to compare: gpu host disk")
+    parser.add_argument(
+        "--tables", nargs="*", default=[], help="places of the token table to compare: cuda pinned mmap"
+    )
     parser.add_argument("--steps", type=int, default=20, help="steps of the parts and of the plain version")
     parser.add_argument("--workers", type=int, default=8, help="worker processes of the plain version's DataLoader")
     parser.add_argument("--predict", type=int, default=400_000, help="nodes to predict")
@@ -388,8 +389,8 @@ def main() -> None:
     if args.tables:
         result["tables"] = tables(prepared, config, args.tables)
     if args.plain:
-        result["base"] = plain(prepared, config, args.steps, args.workers)
-        for name, ms in result["base"].items():
+        result["plain"] = plain(prepared, config, args.steps, args.workers)
+        for name, ms in result["plain"].items():
             print(f"  {name:<44} {ms:8.2f} ms ({ms / train_ms:.1f}x)", flush=True)
     (args.out / "train_step.json").write_text(json.dumps(result, indent=1))
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.runtime.memory import format_bytes
 
 OPTIONS = {
-    "base": [], "weights": ["weight=amount"], "features": ["edge_features=f*"],
-    "both": ["weight=amount", "edge_features=f*"],
+    "edges": [], "weights": ["weight_column=amount"], "features": ["edge_feature_columns=f*"],
+    "both": ["weight_column=amount", "edge_feature_columns=f*"],
 }  # fmt: skip
 
 
@@ -75,9 +76,9 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=3_000_000)
     parser.add_argument("--memory-limit", default="512MiB")
     parser.add_argument("--k", type=int, default=50)
-    parser.add_argument("--kinds", nargs="*", default=["base", "weights", "features"], help="to ingest beside both")
+    parser.add_argument("--kinds", nargs="*", default=["edges", "weights", "features"], help="to ingest beside both")
     parser.add_argument("--ingest", nargs=2, help="for the bench itself: a file and a store")
-    parser.add_argument("--option", nargs="*", default=[], help="for the bench itself: weight=amount")
+    parser.add_argument("--option", nargs="*", default=[], help="for the bench itself: weight_column=amount")
     given = parser.parse_args()
     if given.ingest:
         options = dict(option.split("=", 1) for option in given.option)
@@ -95,16 +96,16 @@ def main() -> None:
         store = GraphStore.open(f"{folder}/both")
         nodes = np.random.default_rng(1).permutation(given.nodes)[:50_000]
         print(f"local nodes of {len(nodes):,} nodes, K={given.k}:")
-        for share in (None, 0.5):
+        for fraction in (None, 0.5):
             for weighted in (False, True):
-                name = f"hop1_fraction={share}, {'weighted' if weighted else 'uniform'}"
-                work = lambda s=share, w=weighted: local_nodes(store, nodes, given.k, hop1_fraction=s, weighted=w)  # noqa: E731
+                name = f"hop1_fraction={fraction}, {'weighted' if weighted else 'uniform'}"
+                work = partial(local_nodes, store, nodes, given.k, hop1_fraction=fraction, weighted=weighted)
                 timed(name, work, len(nodes))
         print("contexts of two hops:")
         for choice in ("false", "true"):
-            settings = [f"prepare.tokens.{name}={choice}" for name in ("weighted", "edge_features")]
-            config = Config.from_recipe("base", [*settings, "prepare.local_nodes.k=1", "prepare.tokens.precompute_for=all",
-                                                  "prepare.positional_encoding.method=none"]).prepare  # fmt: skip
+            settings = [f"prepare.tokens.{name}={choice}" for name in ("use_edge_weights", "use_edge_features")]
+            settings += ["prepare.local_nodes.k=1", "prepare.positional_encoding.method=none"]
+            config = Config.from_recipe("base", [*settings, "prepare.tokens.precompute_for=all"]).prepare
             start = time.perf_counter()
             prepare(store, config)
             print(f"  weighted, with edge features: {choice:5s} {time.perf_counter() - start:6.2f} s")

@@ -29,8 +29,9 @@ pq.write_table(accounts, "accounts.parquet")
 
 # What you write begins here. Who pays whom says more than a column does, so no feature needs to be made of it.
 tables = lg.sources.files(
-    "transfers.parquet", nodes="accounts.parquet", source="payer", target="payee", id="account", label="verdict"
-)
+    "transfers.parquet", nodes="accounts.parquet",
+    source_column="payer", target_column="payee", id_column="account", label_column="verdict",
+)  # fmt: skip
 store = lg.ingest(tables, out="data/transfers", overwrite=True)
 settings = ["model.hidden_dim=32", "train.epochs=10", "train.batch_size=128", "train.learning_rate=5e-3"]
 run = lg.train(store, lg.Config.from_recipe("default", settings), out="runs/transfers", overwrite=True)
@@ -44,5 +45,5 @@ for row in suspects.slice(0, 5).to_pylist():
 print(f"{len(suspects)} suspects among {len(others)} others, {pc.sum(suspects['mule']).as_py()} of them rightly")
 
 why = lg.explain(run, suspects["node"][0].as_py())
-print(why.text(top=5))
+print(why.text(top_k=5))
 Path("why.html").write_text(why.html(), encoding="utf-8")  # a picture of the neighbourhood, for a browser

@@ -16,7 +16,7 @@ adjacency = scipy.sparse.csr_matrix((np.ones(ends.shape[1]), (ends[0], ends[1]))
 features = rng.normal(size=(600, 8)) + 0.5 * labels[:, None]
 
 nodes_train, nodes_test, y_train, y_test = train_test_split(np.arange(600), topics, stratify=topics, random_state=0)
-settings = {"hidden": 32, "epochs": 4, "batch_size": 128, "learning_rate": 0.02, "random_state": 0}
+settings = {"hidden_dim": 32, "epochs": 4, "batch_size": 128, "learning_rate": 0.02, "random_state": 0}
 clf = lg.LargeGTClassifier(graph=adjacency, features=features, **settings)
 search = GridSearchCV(clf, {"k": [8, 16]}, cv=2).fit(nodes_train, y_train)
 print("best:", search.best_params_, f"{search.best_score_:.3f}")

@@ -25,8 +25,9 @@ from largegt.errors import LargeGTError
 from largegt.training.trainer import train
 
 SMALL = (
-    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8", "model.codebook.num_centroids=6",
-    "model.codebook.dim=4", "train.epochs=3", "train.batch_size=32", "train.learning_rate=0.02",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8",
+    "model.codebook.num_centroids=6", "model.codebook.dim=4", "train.epochs=3", "train.batch_size=32",
+    "train.learning_rate=0.02",
 )  # fmt: skip
 """Overrides that make any recipe quick."""
 FULL = (*SMALL, "model.name=largegt-full")

@@ -28,8 +28,9 @@ RUN_ELSEWHERE = {"column_kinds", "company_tables", "ingest_speed", "crash", "fli
 LEFT_OUT = {"killed"}
 """Ten commands, one after another; tests/reliability/test_kills.py kills the same ones."""
 SMALL = (
-    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection", "prepare.positional_encoding.dim=4", "model.hidden_dim=16",
-    "model.num_heads=2", "model.codebook.num_centroids=8", "model.codebook.dim=4", "train.batch_size=32",
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection",
+    "prepare.positional_encoding.dim=4", "model.hidden_dim=16", "model.num_heads=2",
+    "model.codebook.num_centroids=8", "model.codebook.dim=4", "train.batch_size=32",
 )  # fmt: skip
 SMALLEST = {
     "accuracy": "--data {data} --contestants mlp --runs 1 --set train.epochs=1 --out {out}",
@@ -54,7 +55,7 @@ SMALLEST = {
     "soak": "--minutes 0 --nodes 100 --stretches 3 --warm-up 0 --limit 1TiB --out {out}",
     "synthetic_files": "--like ogbn-products --scale 0.0002 --out {out}/new",
     "table": "--scale 0.0002 --k 4 --steps 2 --rounds 1 --set {small} --out {out}/new",
-    "train_step": "--epochs 2 --no-compile --steps 1 --parts --plain --workers 0 --tables disk --predict 50 "
+    "train_step": "--epochs 2 --no-compile --steps 1 --parts --plain --workers 0 --tables mmap --predict 50 "
     "--set {small} --out {out}",
     "weights": "--nodes 300 --edges 2000 --k 4 --kinds",
 }  # fmt: skip

@@ -321,7 +321,7 @@ def test_a_user_s_preparation_is_used(work: Path, stages: list[str]) -> None:
         ({"validation_fraction": 1.0}, [0, 1], [0, 1], "validation_fraction"),
         ({"settings": "model.num_heads=2"}, [0, 1], [0, 1], "a dict or a list"),
         ({"settings": {"model.hats": 2}}, [0, 1], [0, 1], "model.hats"),
-        ({"hidden_dim": 7}, [0, 1], [0, 1], "multiple of heads"),
+        ({"hidden_dim": 7}, [0, 1], [0, 1], "multiple of num_heads"),
         ({"work_dir": "s3://bucket/x"}, [0, 1], [0, 1], "cannot lie at a URL"),
     ],
 )

@@ -72,8 +72,8 @@ class Said:
     """The slow, obvious way: the model itself, on the node's tokens written out, with some local nodes left out."""
 
     def __init__(self, run: Run, num_eval_samples: int) -> None:
-        self.num_eval_samples, self.store = draws, run.store()
-        self.prepared = run.prepared(reachable=draws > 1)
+        self.num_eval_samples, self.store = num_eval_samples, run.store()
+        self.prepared = run.prepared(reachable=num_eval_samples > 1)
         self.model = run.load_model(self.prepared).double()
         self.labels = LocalLabels.of_training_nodes(self.prepared)
 
@@ -127,13 +127,13 @@ class Said:
         return mean
 
 
-@pytest.mark.parametrize(("settings", "num_eval_samples"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "base"])
+@pytest.mark.parametrize(("settings", "num_eval_samples"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "plain"])
 def test_what_a_node_is_worth_is_what_the_model_says_without_it(
     settings: tuple[str, ...], num_eval_samples: int, run: Run, tmp_path: Path
 ) -> None:
     one = run if settings is EVERYTHING else trained(tmp_path, "multiclass", *settings)
     found = explain(one, 7)
-    said = Said(one, draws)
+    said = Said(one, num_eval_samples)
     target = said.store.classes.index(found.target)
     whole = log_odds(said.probabilities(7)[target])
     assert found.score == pytest.approx(whole, abs=1e-6)
@@ -204,7 +204,8 @@ def test_without_a_column_is_what_the_model_says_of_the_mean(tmp_path: Path) -> 
         for some in (real, tokens):
             batch = TokenBatch(
                 nodes=torch.tensor([number]), tokens=some.view(1, -1, some.shape[2]), multiplicity=None,
-                positions=torch.zeros(1, 0).double(), labels=torch.tensor([0]), neighbor_label_histogram=None, local_labels=None,
+                positions=torch.zeros(1, 0).double(), labels=torch.tensor([0]), neighbor_label_histogram=None,
+                local_labels=None,
             )  # fmt: skip
             with torch.no_grad():
                 scores.append(log_odds(float(said.model(batch).logits[0].softmax(dim=0)[target])))

@@ -83,9 +83,9 @@ def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("distinct", ["yes", "no"])
-def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, distinct: str) -> None:
-    config = config_of("train.epochs=15", f"train.precision={precision}", f"train.deduplicate_tokens={distinct}")
+@pytest.mark.parametrize("deduplicates", ["true", "false"])
+def test_training_learns(prepared: lg.Prepared, tmp_path: Path, precision: str, deduplicates: str) -> None:
+    config = config_of("train.epochs=15", f"train.precision={precision}", f"train.deduplicate_tokens={deduplicates}")
     metrics = lg.train(prepared, config, tmp_path / "run").metrics
     assert metrics["test"]["accuracy"] > 0.8
     assert metrics["peak_gpu_bytes"] > 0
@@ -114,7 +114,9 @@ def test_every_table_rounds_and_pads_alike(prepared: lg.Prepared, place: TablePl
 
 def test_fresh_neighbourhoods_from_every_table(prepared: lg.Prepared, tmp_path: Path, place: TablePlace) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
-    config = config_of("prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"tokens.table={place}")
+    config = config_of(
+        "prepare.local_nodes.k=12", "train.epochs=6", "train.resample=epoch", f"train.token_table={place}"
+    )
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.6
 
 
@@ -212,7 +214,7 @@ def test_a_recorded_step_is_a_step(prepared: lg.Prepared) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("compiles", ["no", "yes"])
+@pytest.mark.parametrize("compiles", ["false", "true"])
 def test_two_views_learn(prepared: lg.Prepared, tmp_path: Path, compiles: str) -> None:
     """One by one, and compiled, recorded and replayed."""
     settings = ("train.consistency_weight=1", "train.consistency_batch_size=40", f"train.compile={compiles}")
@@ -380,8 +382,9 @@ def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_dim: 
 def test_predictions_vectors_and_explanations_as_on_the_cpu(prepared: lg.Prepared, tmp_path: Path, name: str) -> None:
     store = lg.GraphStore.open(prepared.path.parent.parent)
     config = config_of(
-        "prepare.local_nodes.k=12", "train.epochs=6", "model.label_embeddings=true", "model.local_label_histograms=true",
-        "model.hop_distance_embedding=true", "model.input_dropout=0.1", f"model.name={name}", recipe="default",
+        "prepare.local_nodes.k=12", "train.epochs=6", "model.label_embeddings=true",
+        "model.local_label_histograms=true", "model.hop_distance_embedding=true", "model.input_dropout=0.1",
+        f"model.name={name}", recipe="default",
     )  # fmt: skip
     run = lg.train(store, config, tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.6
@@ -457,18 +460,18 @@ AS_GIVEN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("compile", ["no", "yes"])
-def test_the_first_bad_step_is_named(compile: str, tmp_path: Path) -> None:
-    """Recorded steps (`yes`) and steps as they come. Compiled norms make zeros of what is too large: the weights are
+@pytest.mark.parametrize("compiles", ["false", "true"])
+def test_the_first_bad_step_is_named(compiles: str, tmp_path: Path) -> None:
+    """Recorded steps (`true`) and steps as they come. Compiled norms make zeros of what is too large: the weights are
     spoilt by that step all the same, and a loss within the next ones is."""
     store = store_with(tmp_path, 1.0, huge=300)
-    config = config_of(*AS_GIVEN, f"train.compile={compile}", "train.precision=32-true")
+    config = config_of(*AS_GIVEN, f"train.compile={compiles}", "train.precision=32-true")
     order = np.random.default_rng([0, 0]).permutation(700)
     step = 1 + int(np.flatnonzero(order // 2 == 150)[0]) // 4
     with pytest.raises(ConfigError, match=r"the loss of step \d+ in epoch 1 .* as large as") as caught:
         lg.train(store, config, tmp_path / "run")
     told = int(str(caught.value).split("step ")[1].split()[0])
-    assert step <= told <= step + (3 if compile == "yes" else 0)
+    assert step <= told <= step + (3 if compiles == "true" else 0)
 
 
 def test_float16_overflow_says_so(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Pat
     labels = homophilous()[2].astype(float)
     labels[::5] = np.nan
     store = easy_store(tmp_path / "g", labels)
-    config = small("prepare.positional_encoding.method=node2vec", "prepare.positional_encoding.walks_per_node=1",
-                   "prepare.positional_encoding.walk_length=5", "prepare.positional_encoding.context_size=3", "train.epochs=1")  # fmt: skip
+    quick = ("method=node2vec", "walks_per_node=1", "walk_length=5", "context_size=3")
+    config = small(*(f"prepare.positional_encoding.{setting}" for setting in quick), "train.epochs=1")
     run = train(store, config, tmp_path / "run")
     alone = predict(run.path, ids=[1, 2, 3])
     among = predict(run.path, ids=[1, 2, 3, 0]).slice(0, 3)

@@ -18,10 +18,10 @@ import largegt as lg
 from bucket_helpers import content, files, forget_connections, local_content
 from largegt.cli.inspection import inspect
 from largegt.config.schema import (
-    LabelContextsConfig,
     LocalNodesConfig,
     PositionalEncodingConfig,
     PrepareConfig,
+    ResolvedPrepareConfig,
     TokensConfig,
 )
 from largegt.data.store import GraphStore
@@ -180,15 +180,15 @@ def test_the_bytes_of_a_path(bucket: str, tmp_path: Path) -> None:
     assert seen == [], "it is there"
     assert np.array_equal(found.tokens, Prepared.open(here.path / "prepared" / found.path.name).tokens)
     assert not list(remote.local_path(f"{bucket}/g").glob("*.npy")), "what is prepared needs nothing of the graph"
-    changed = CONFIG.model_copy(update={"positions": PositionalEncodingConfig(method="none")})
+    changed = CONFIG.model_copy(update={"positional_encoding": PositionalEncodingConfig(method="none")})
     another_machine()
     prepare(f"{bucket}/g", changed, progress=lambda stage, done, total: seen.append(stage))
     assert not {"local nodes", "context C0"} & set(seen), "stages that did not change are taken from what is there"
-    more = changed.model_copy(update={"labels": LabelContextsConfig(local=True)})
+    more = ResolvedPrepareConfig(**dict(changed), local_label_histograms=True)
     another_machine()
-    told = prepare(f"{bucket}/g", more)
-    assert told.is_neighbor.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
-    assert np.array_equal(told.label_counts, prepare(here, more).label_counts)
+    extended = prepare(f"{bucket}/g", more)
+    assert extended.is_neighbor.shape == (len(found.nodes), 1), "and those that nobody asked for before are made"
+    assert np.array_equal(extended.label_counts, prepare(here, more).label_counts)
 
 
 def test_train_evaluate_and_predict(bucket: str, tmp_path: Path, lg: Any) -> None:

@@ -14,7 +14,7 @@ from largegt.runtime.text import latex, markdown, printable, quoted
 
 STEERING = ["\x1b[31m", "\x1b]0;title\x07", "\x9b31m", "\x00", "\r", "\x08", "\u202e", "\u2066", "\u200f", "\u2028"]
 NAMES = [
-    "base", "two words", "it's", '"q"', "$HOME", "`id`", "$(id)", "a;b", "-x", "--out", "a\nb", "\x1b[31m", "né",
+    "plain", "two words", "it's", '"q"', "$HOME", "`id`", "$(id)", "a;b", "-x", "--out", "a\nb", "\x1b[31m", "né",
     "back\\slash", "\udcff", "*", "~", "!1", "a'\x07'b",
 ]  # fmt: skip
 

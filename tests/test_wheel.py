@@ -78,7 +78,7 @@ def test_it_works_where_the_repository_is_not(python: Path, tmp_path: Path) -> N
     assert Path(where).is_relative_to(python.parents[1]), "this is not the wheel's"
     assert done([command, "--version"], tmp_path).split() == ["largegt", largegt.__version__]
     assert json.loads(done([command, "doctor", "--quick", "--json"], tmp_path))["works"] is True
-    assert "ogbn-products-largegt-full" in json.loads(done([command, "settings", "--recipes", "--json"], tmp_path))
+    assert "ogbn-products-largegt-full" in json.loads(done([command, "config", "--recipes", "--json"], tmp_path))
     name = "from largegt.datasets.demo import demo_source; print(demo_source().name)"
     assert done([python, "-c", name], tmp_path).strip() == "wordnet31-lite"
 

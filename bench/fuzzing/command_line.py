@@ -69,8 +69,8 @@ class CommandTarget:
 
     def _base(self, rng: random.Random) -> list[str]:
         light = [
-            ["inspect", "store"], ["inspect", "run", "--json"], ["inspect", "store", "--verify"], ["settings"],
-            ["settings", "train", "--json"], ["settings", "--recipes"], ["datasets"], ["datasets", "--json"],
+            ["inspect", "store"], ["inspect", "run", "--json"], ["inspect", "store", "--verify"], ["config"],
+            ["config", "train", "--json"], ["config", "--recipes"], ["datasets"], ["datasets", "--json"],
             ["--version"],
             ["datasets", "ingest", "ogbn-products", "--root", "nowhere", "--out", "new"], ["--help"],
             ["ingest", "--edges", "edges.csv", "--nodes", "nodes.csv", "--out", "new"],

@@ -360,7 +360,7 @@ def test_many_runs_with_long_histories_stay_small(runs: list[Path], tmp_path: Pa
         path = Path(shutil.copytree(runs[number % 4], tmp_path / f"run{number}"))
         text = (path / "config.toml").read_text()
         (path / "checksums.json").unlink()
-        (path / "config.toml").write_text(text.replace("hidden = 8", f"hidden = {8 + 2 * number}"))
+        (path / "config.toml").write_text(text.replace("hidden_dim = 8", f"hidden_dim = {8 + 2 * number}"))
         entry = Run.open(path).history[-1]
         lines = [
             {**entry, "epoch": e + 1, "elapsed_s": 60.0 * e, "train": {"loss": rng.random()},

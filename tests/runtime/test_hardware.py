@@ -113,7 +113,7 @@ def test_the_real_probe_agrees_with_this_cpu() -> None:
 
 
 def test_a_model_is_not_compiled_where_that_fails(use_probe: UseProbe) -> None:
-    config, device = TrainConfig(compile="yes"), torch.device("cpu")
+    config, device = TrainConfig(compile=True), torch.device("cpu")
     use_probe("raise RuntimeError('no C++ compiler')")
     with pytest.warns(UserWarning, match=r"the model is not compiled, since that fails: RuntimeError: no C\+\+ compi"):
         assert not is_worth_compiling(config, device, 10)
@@ -123,7 +123,7 @@ def test_a_model_is_not_compiled_where_that_fails(use_probe: UseProbe) -> None:
 
 def test_no_probe_is_started_where_nothing_needs_one(use_probe: UseProbe) -> None:
     calls = use_probe(WORKS).with_name("calls")
-    assert not is_worth_compiling(TrainConfig(compile="no"), torch.device("cpu"), 10**6)
+    assert not is_worth_compiling(TrainConfig(compile=False), torch.device("cpu"), 10**6)
     assert not is_worth_compiling(TrainConfig(), torch.device("cpu"), 10**6)
     assert not calls.exists()
 

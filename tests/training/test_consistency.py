@@ -224,7 +224,7 @@ def test_the_training_loss_is_that_of_training_nodes(store: lg.GraphStore, tmp_p
 
 def test_refusals(store: lg.GraphStore, tmp_path: Path) -> None:
     every = few_labels(tmp_path / "every", train=150)
-    with pytest.raises(ConfigError, match=r"all that are prepared have one.*nodes=all"):
+    with pytest.raises(ConfigError, match=r"all that are prepared have one.*target_nodes=all"):
         lg.train(every, small(*WITH), tmp_path / "run")
     for name in ("graphsage", "gat", "gt-sparse", "linkx", "goat-local", "goat-global", "goat-full"):
         with pytest.raises(ConfigError, match=f"token rows, which {name} does not"):

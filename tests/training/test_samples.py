@@ -135,8 +135,8 @@ def test_models_that_draw_nothing_have_one(
     settings = (f"model.name={name}", "model.fanouts=3,3", "train.epochs=1", extra)
     run = train(store, small(*settings, "train.num_eval_samples=2"), tmp_path / "run")
     one = train(store, small(*settings), tmp_path / "one")
-    assert run.metrics["num_eval_samples"] == draws
-    assert (run.metrics["test"]["loss"] == one.metrics["test"]["loss"]) == (draws == 1)
+    assert run.metrics["num_eval_samples"] == num_eval_samples
+    assert (run.metrics["test"]["loss"] == one.metrics["test"]["loss"]) == (num_eval_samples == 1)
     assert evaluate(run) == pytest.approx(run.metrics["test"])
 
 
@@ -157,12 +157,12 @@ def test_no_test_nodes(tmp_path: Path) -> None:
 def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path: Path) -> None:
     page = str(listing(open_runs([run.path])).html)
     head, row = (re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", part) for part in re.findall(r"<tr>(.*?)</tr>", page)[:2])
-    assert dict(zip(head, row, strict=True))["num_eval_samples"] == str(DRAWS)
-    for draws, expected in ((1, False), (2, True)):
-        files = reproduce("table-main", store.path, tmp_path / str(draws), runs=1, models=["mlp", "largegt-local"],
-                          overrides=[*SMALL, "train.epochs=1", f"train.num_eval_samples={draws}"])  # fmt: skip
+    assert dict(zip(head, row, strict=True))["eval samples"] == str(DRAWS)
+    for samples, expected in ((1, False), (2, True)):
+        files = reproduce("table-main", store.path, tmp_path / str(samples), runs=1, models=["mlp", "largegt-local"],
+                          overrides=[*SMALL, "train.epochs=1", f"train.num_eval_samples={samples}"])  # fmt: skip
         text = next(file for file in files if file.suffix == ".md").read_text()
-        assert ("averaged over 2 draws" in text) == expected
+        assert ("averaged over 2 samples" in text) == expected
 
 
 def test_every_epoch_trains_on_another_sample(store: GraphStore, tmp_path: Path, monkeypatch: Any) -> None:

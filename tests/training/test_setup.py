@@ -49,7 +49,7 @@ def test_one_cycle_against_a_table() -> None:
 
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("num_steps", [1, 2, 7, 100])
-def test_one_cycle_rises_then_falls_and_is_never_idle(warmup: float, num_steps: int) -> None:
+def test_cosine_rises_then_falls_and_is_never_idle(warmup: float, num_steps: int) -> None:
     got = rates(TrainConfig(learning_rate=1.0, warmup_ratio=warmup), num_steps)
     top = int(np.argmax(got))
     assert all(0 < rate <= 1.0 for rate in got)
@@ -102,9 +102,9 @@ def test_a_name_stands_for_a_model(name: str, prepared: Prepared) -> None:
     assert carried == 3 if name in ("largegt-global", "mlp") else carried > 3
 
 
-def test_distinct_is_chosen_by_the_device(prepared: Prepared) -> None:
+def test_whether_tokens_are_deduplicated_is_chosen_by_the_device(prepared: Prepared) -> None:
     model = build_model(ModelConfig(name="largegt-local", hidden_dim=8), prepared)
-    for choice, device, expected in (("auto", "cpu", True), ("no", "cpu", False), ("yes", "cpu", True)):
+    for choice, device, expected in (("auto", "cpu", True), (False, "cpu", False), (True, "cpu", True)):
         loader = make_loader(prepared, model, TrainConfig(deduplicate_tokens=choice), torch.device(device))  # type: ignore[arg-type]
         assert loader.distinct is expected
 

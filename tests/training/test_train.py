@@ -81,12 +81,12 @@ def test_another_seed_gives_another_run(prepared: Prepared, tmp_path: Path) -> N
     assert history(tmp_path / "a") != history(tmp_path / "b")
 
 
-def test_distinct_tokens_change_nothing_but_the_work(prepared: Prepared, tmp_path: Path) -> None:
-    """Without dropout, `distinct` is the same computation; batches hold the same nodes in another order."""
-    for choice in ("yes", "no"):
+def test_deduplicated_tokens_change_nothing_but_the_work(prepared: Prepared, tmp_path: Path) -> None:
+    """Without dropout it is the same computation; batches hold the same nodes in another order."""
+    for choice in ("true", "false"):
         train(prepared, small("model.name=largegt-local", "model.dropout=0", "model.encoder_dropout=0",
                               f"train.deduplicate_tokens={choice}"), tmp_path / choice)  # fmt: skip
-    for one, other in zip(history(tmp_path / "yes"), history(tmp_path / "no"), strict=True):
+    for one, other in zip(history(tmp_path / "true"), history(tmp_path / "false"), strict=True):
         assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-3)
 
 
@@ -118,7 +118,7 @@ def test_mixed_precision_on_the_cpu(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_label_smoothing_raises_the_floor_of_the_loss(prepared: Prepared, tmp_path: Path) -> None:
-    plain = train(prepared, small("train.epochs=8"), tmp_path / "base")
+    plain = train(prepared, small("train.epochs=8"), tmp_path / "plain")
     smooth = train(prepared, small("train.epochs=8", "train.label_smoothing=0.3"), tmp_path / "smooth")
     assert smooth.history[-1]["train"]["loss"] > plain.history[-1]["train"]["loss"]
 
@@ -137,14 +137,14 @@ def test_patience_stops_after_so_many_epochs_without_a_better_score(prepared: Pr
     assert metrics["valid"]["accuracy"] == max(scores)
 
 
-def test_a_budget_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: Path) -> None:
+def test_max_time_ends_cleanly_with_the_best_kept(prepared: Prepared, tmp_path: Path) -> None:
     run = train(
         prepared, small("train.epochs=100000", "train.max_time=1s", "train.lr_scheduler=constant"), tmp_path / "run"
     )
     metrics = run.metrics
     scores = [entry["valid"]["accuracy"] for entry in run.history]
     assert 1 <= metrics["epochs"] < 100000
-    assert "budget" in metrics["stopped"]
+    assert metrics["stopped"] == "the time is used up"
     assert metrics["valid"]["accuracy"] == max(scores)
     assert metrics["best_epoch"] == 1 + int(np.argmax(scores))
     assert evaluate(run.path) == metrics["test"]
@@ -176,8 +176,8 @@ def test_the_monitor_picks_the_best_epoch(monitor: str, prepared: Prepared, tmp_
     ("setting", "told"),
     [
         ("train.monitor=acuracy", "monitor.*accuracy"), ("train.monitor=rmse", "monitor.*multiclass"),
-        ("train.monitor=", "monitor.*accuracy"), ("train.max_time=soon", "budget|duration"),
-        ("train.max_time=-5s", "budget|duration"), ("train.max_time=1d", "budget|duration"),
+        ("train.monitor=", "monitor.*accuracy"), ("train.max_time=soon", "max_time.*duration"),
+        ("train.max_time=-5s", "max_time.*duration"), ("train.max_time=1d", "max_time.*duration"),
         ("train.wandb_project=project", "wandb"),
     ],
 )  # fmt: skip
@@ -378,7 +378,7 @@ def test_train_takes_a_path_a_store_or_a_prepared(store: GraphStore, prepared: P
         == final(tmp_path / "store")
         == final(tmp_path / "prepared")
     )
-    assert Run.open(tmp_path / "prepared").config.prepare == prepared.config
+    assert Run.open(tmp_path / "prepared").config.prepare == prepared.config.settings
 
 
 def test_evaluate_and_predict_take_the_run_that_train_returned(done: Run) -> None:
@@ -509,7 +509,7 @@ def test_damaged_files_are_named(
 
 def test_weights_of_another_shape(copy: Path) -> None:
     file = copy / "config.toml"
-    file.write_text(file.read_text().replace("hidden = 8", "hidden = 12"))
+    file.write_text(file.read_text().replace("hidden_dim = 8", "hidden_dim = 12"))
     (copy / "checksums.json").unlink()
     with pytest.raises(FormatError, match="does not fit"):
         evaluate(copy)

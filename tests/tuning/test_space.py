@@ -41,9 +41,9 @@ def test_the_language(search: str, axis: BaseDistribution) -> None:
 
 @pytest.mark.parametrize(("search", "words"), [
     ("train.lerning_rate=1e-4..1e-2:log", "did you mean 'train.learning_rate'"),
-    ("hidden=3,4", "did you mean 'model.hidden_dim'"),
+    ("hidden_dim=3,4", "did you mean 'model.hidden_dim'"),
     ("model.hidden_dim=64,-1", "greater than or equal to 1"),
-    ("model.hidden_dim=64,65", "multiple of heads"),
+    ("model.hidden_dim=64,65", "multiple of num_heads"),
     ("model.dropout=0..1", "less than 1"),
     ("model.norm=layer,bach", "did you mean 'batch'"),
     ("model.norm=layer..batch", "list its values"),

@@ -243,13 +243,13 @@ def test_a_trial_that_cannot_be_trained_is_no_end(
     assert not (tmp_path / "u").exists(), "the recipe itself does not work: nothing is left behind"
 
 
-def test_the_budget_is_for_all_trials(store: GraphStore, tmp_path: Path) -> None:
-    found = small_tune(store, tmp_path / "t", budget="0.001s")
-    assert found.stopped == "the budget is used up"
+def test_max_time_is_for_all_trials(store: GraphStore, tmp_path: Path) -> None:
+    found = small_tune(store, tmp_path / "t", max_time="0.001s")
+    assert found.stopped == "the time is used up"
     assert [(trial.state, trial.epochs) for trial in found.trials] == [("finished", 1)], "the trial is cut, and counts"
-    assert found.config.train.max_time is None, "the rest of the budget is not part of the recipe"
-    assert len(small_tune(store, tmp_path / "t", budget="0.001s").trials) == 1
-    assert len(small_tune(store, tmp_path / "t", budget="1h").trials) == 3
+    assert found.config.train.max_time is None, "the rest of the time is not part of the recipe"
+    assert len(small_tune(store, tmp_path / "t", max_time="0.001s").trials) == 1
+    assert len(small_tune(store, tmp_path / "t", max_time="1h").trials) == 3
 
 
 def test_preparations_are_counted_and_shared(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def studied(store: GraphStore, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_what_is_wrong_is_said_before_anything_is_trained(store: GraphStore, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"trials": 0}, "trials is 0"),
-        ({"budget": "soon"}, "duration"),
+        ({"max_time": "soon"}, "duration"),
         ({"model": "grafsage"}, "no model"),
         ({"search": ["model.hiden=3"]}, "model.hidden_dim"),
         ({"overrides": ["train.monitor=accurcy"]}, "accuracy"),

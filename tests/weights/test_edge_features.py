@@ -46,21 +46,24 @@ def test_means_at_each_node(graph: Any, tmp_path: Path, undirected: bool) -> Non
 
 @pytest.mark.parametrize(
     ("way", "normalize", "hops"),
-    [("both", True, 1), ("out", False, 3), ("in", True, 2), ("apart", True, 2), ("apart", False, 1)],
-)
+    [
+        ("both", "per_feature", 1), ("out", "none", 3), ("in", "per_feature", 2), ("separate", "per_feature", 2),
+        ("separate", "none", 1),
+    ],
+)  # fmt: skip
 def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, normalize: str, hops: int) -> None:
     """H is [H, 0], C⁰ is [ÃH, e], C¹ is [Ã²H, Ãe]."""
     store = ingest(source_of(graph), tmp_path / "g")
-    direction = "both" if way == "apart" else way
+    direction = "both" if way == "separate" else way
     given = [f"prepare.tokens.normalize={normalize}", f"prepare.local_nodes.direction={direction}"]
-    given += ["prepare.tokens.separate_directions=true"] if way == "apart" else []
+    given += ["prepare.tokens.separate_directions=true"] if way == "separate" else []
     found = prepare(store, Config.from_recipe("base", [*SETTINGS, *given, f"prepare.tokens.num_hops={hops}"]).prepare)
 
     def scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
         return (values - by.mean(axis=0)) / by.std(axis=0) if normalize == "per_feature" else values
 
     h = scaled(FEATURES.astype(np.float64), FEATURES.astype(np.float64))
-    sides = ("out", "in") if way == "apart" else (direction,)
+    sides = ("out", "in") if way == "separate" else (direction,)
     expected = [np.hstack([h, np.zeros((30, 3))])]
     for hop in range(1, hops + 1):
         for side in sides:
@@ -74,7 +77,7 @@ def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, normalize: str
 
 def test_settings_leave_them_out_and_models_take_them(graph: Any, tmp_path: Path) -> None:
     store = ingest(source_of(graph), tmp_path / "g")
-    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "base")
+    plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "plain")
     without = prepare(store, Config.from_recipe("base", [*SETTINGS, "prepare.tokens.use_edge_features=false"]).prepare)
     expected = prepare(plain, Config.from_recipe("base", SETTINGS).prepare)
     assert np.array_equal(without.tokens, expected.tokens)
@@ -91,16 +94,16 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
     if kind == "npy":
         np.save(folder / "e.npy", graph.edges)
         np.save(folder / "f.npy", graph.edge_features)
-        return {"edges": folder / "e.npy", "edge_features": str(folder / "f.npy"), "num_nodes": 30}
+        return {"edges": folder / "e.npy", "edge_feature_columns": str(folder / "f.npy"), "num_nodes": 30}
     ids = {end: pa.array([f"n{value:02d}" for value in graph.edges[at]]) for at, end in enumerate("uv")}
     if kind == "csv":
         columns = {f"f{at}": graph.edge_features[:, at] for at in range(3)}
         pacsv.write_csv(pa.table({**ids, "w": graph.weights, **columns}), folder / "e.csv")
-        return {"edges": folder / "e.csv", "edge_features": "f*", "weight": "w"}
+        return {"edges": folder / "e.csv", "edge_feature_columns": "f*", "weight_column": "w"}
     vectors = pa.array(graph.edge_features[:, 1:].tolist(), pa.list_(pa.float64(), 2))
     pq.write_table(pa.table({**ids, "a": graph.edge_features[:, 0], "v2": vectors}), folder / "e.parquet",
                    row_group_size=70)  # fmt: skip
-    return {"edges": folder / "e.parquet", "edge_features": "a,v2"}
+    return {"edges": folder / "e.parquet", "edge_feature_columns": "a,v2"}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
@@ -151,9 +154,9 @@ def test_faults_are_one_line(graph: Any, tmp_path: Path) -> None:
     broken = graph.edge_features.copy()
     broken[200, 1] = np.inf
     cases: list[tuple[Any, str]] = [
-        (lambda: ingested(edges=tmp_path / "e.csv", edge_features="g*"), "no column like 'g"),
-        (lambda: ingested(edges=tmp_path / "e.csv", edge_features="u"), "no column is left"),
-        (lambda: ingested(edges=tmp_path / "e.npy", edge_features="f1"), "no columns"),
+        (lambda: ingested(edges=tmp_path / "e.csv", edge_feature_columns="g*"), "no column like 'g"),
+        (lambda: ingested(edges=tmp_path / "e.csv", edge_feature_columns="u"), "no column is left"),
+        (lambda: ingested(edges=tmp_path / "e.npy", edge_feature_columns="f1"), "no columns"),
         (lambda: sources.arrays(graph.edges, edge_features=broken[:-1]), "259 rows, but there are 260 edges"),
         (lambda: ingest(sources.arrays(graph.edges, edge_features=broken), tmp_path / "g"), "row 200, .*infinite"),
     ]

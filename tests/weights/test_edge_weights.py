@@ -95,13 +95,13 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
         np.save(folder / "a.npy", graph.edges[:, :100])
         np.save(folder / "b.npy", graph.edges[:, 100:])
         np.save(folder / "w.npy", columns["amount"])
-        return {"edges": [folder / "a.npy", folder / "b.npy"], "weight": str(folder / "w.npy"), "num_nodes": 30}
+        return {"edges": [folder / "a.npy", folder / "b.npy"], "weight_column": str(folder / "w.npy"), "num_nodes": 30}
     if kind == "csv":
         pacsv.write_csv(pa.table(columns), folder / "e.csv")
     else:
         columns |= {end: pa.array([f"n{value:02d}" for value in columns[end]]) for end in "uv"}
         pq.write_table(pa.table(columns), folder / "e.parquet", row_group_size=70)
-    return {"edges": folder / f"e.{kind}", "weight": "amount"}
+    return {"edges": folder / f"e.{kind}", "weight_column": "amount"}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
@@ -183,11 +183,11 @@ def test_what_is_no_weight_is_refused_by_its_row(
     weights = graph.weights.copy()
     weights[[150, 170]] = value
     columns = {"u": graph.edges[0], "v": graph.edges[1], "w": weights}
-    files: dict[str, Any] = {"edges": tmp_path / f"e.{kind}", "weight": "w"}
+    files: dict[str, Any] = {"edges": tmp_path / f"e.{kind}", "weight_column": "w"}
     if kind == "npy":
         np.save(tmp_path / "e.npy", graph.edges)
         np.save(tmp_path / "w.npy", weights)
-        files["weight"] = str(tmp_path / "w.npy")
+        files["weight_column"] = str(tmp_path / "w.npy")
     elif kind == "csv":
         pacsv.write_csv(pa.table(columns), tmp_path / "e.csv")
     else:
@@ -235,8 +235,8 @@ def test_inspect_and_verify_know_of_weights(graph: Any, tmp_path: Path) -> None:
     assert facts["least_weight"] == pytest.approx(store.weights.min())
     assert facts["largest_weight"] == pytest.approx(store.weights.max())
     assert facts["mean_weight"] == pytest.approx(store.weights.mean())
-    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "base")
-    assert "mean_weight" not in inspect(tmp_path / "base")
+    plain = ingest(sources.arrays(graph.edges, num_nodes=30), tmp_path / "plain")
+    assert "mean_weight" not in inspect(tmp_path / "plain")
     with pytest.raises(InputError, match="no edge weights"):
         _ = plain.weights
     file = GraphStore.open(tmp_path / "g").folder.file("both_weights")

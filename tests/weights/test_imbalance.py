@@ -24,8 +24,8 @@ from largegt.training.metrics import Scores, TaskHead
 from largegt.training.run import Run
 from largegt.training.trainer import train
 
-FAST = ["prepare.local_nodes.k=4", "prepare.positional_encoding.method=none", "model.name=largegt-local", "model.hidden_dim=16",
-        "train.batch_size=256", "train.learning_rate=0.005"]  # fmt: skip
+FAST = ["prepare.local_nodes.k=4", "prepare.positional_encoding.method=none", "model.name=largegt-local",
+        "model.hidden_dim=16", "train.batch_size=256", "train.learning_rate=0.005"]  # fmt: skip
 
 
 def rare_store(folder: Path, num_nodes: int = 1200, share: float = 0.03) -> GraphStore:

@@ -56,7 +56,9 @@ def test_directions_apart(graph: Any, tmp_path: Path) -> None:
 def test_only_differences_between_weights_matter(graph: Any, tmp_path: Path) -> None:
     """Distinct edges that all weigh the same are plain ones, and a unit of weight is nothing."""
     graph = graph._replace(edges=np.unique(graph.edges, axis=1))
-    plain = prepared_of(store_of(graph, tmp_path / "base", None, undirected=False), "prepare.local_nodes.direction=out")
+    plain = prepared_of(
+        store_of(graph, tmp_path / "plain", None, undirected=False), "prepare.local_nodes.direction=out"
+    )
     alike = prepared_of(store_of(graph, tmp_path / "alike", np.full(graph.edges.shape[1], 0.3)),
                         "prepare.local_nodes.direction=out")  # fmt: skip
     np.testing.assert_allclose(alike.tokens, plain.tokens, rtol=1e-5, atol=1e-6)
@@ -74,7 +76,7 @@ def test_any_memory_gives_the_same_bytes(graph: Any, tmp_path: Path) -> None:
 
 
 def test_settings_say_whether_weights_count(graph: Any, tmp_path: Path) -> None:
-    plain, store = store_of(graph, tmp_path / "base", None), store_of(graph, tmp_path / "g", graph.weights)
+    plain, store = store_of(graph, tmp_path / "plain", None), store_of(graph, tmp_path / "g", graph.weights)
     without = prepared_of(store, "prepare.tokens.use_edge_weights=false", "prepare.local_nodes.use_edge_weights=false")
     expected = prepared_of(plain)
     assert np.array_equal(without.tokens, expected.tokens)

@@ -118,7 +118,7 @@ def test_where_there_are_no_weights_it_says_so(store: GraphStore, tmp_path: Path
     plain = ingest(sources.arrays(EDGES), tmp_path / "g")
     with pytest.raises(InputError, match="no edge weights"):
         local_nodes(plain, weighted=True)
-    with pytest.raises(ConfigError, match="weighted=false"):
+    with pytest.raises(ConfigError, match="use_edge_weights=false"):
         local_nodes(MappedCSR.of_store(store, "both"), weighted=True)
     with pytest.raises(InputError, match="positive"):
         local_nodes(sp.csr_array(np.array([[0, -1.0], [1, 0]])), direction="out", weighted=True)

@@ -21,7 +21,7 @@ from largegt.data.store import GraphStore
 from largegt.errors import InputError
 from largegt.integrations.store_cache import read_graph
 
-FAST: dict[str, Any] = {"k": 4, "hidden": 8, "epochs": 1, "recipe": "base", "random_state": 0}
+FAST: dict[str, Any] = {"k": 4, "hidden_dim": 8, "epochs": 1, "recipe": "base", "random_state": 0}
 
 
 def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
     assert torch.equal(back.edge_weight, torch.from_numpy(np.array(store.weights)))
     again = lg.from_pyg(back, tmp_path / "again")
     assert np.array_equal(again.weights, store.weights)
-    plain = lg.from_pyg(given, tmp_path / "base", edge_weights=False, edge_features=False)
+    plain = lg.from_pyg(given, tmp_path / "plain", edge_weights=False, edge_features=False)
     assert not plain.weighted
     assert not plain.num_edge_features
     assert getattr(lg.to_pyg(plain), "edge_weight", None) is None
@@ -89,5 +89,5 @@ def test_command_line(graph: Any, tmp_path: Path) -> None:
     assert facts["mean_weight"] == pytest.approx(GraphStore.open(store).weights.mean())
     assert run("inspect", store, "--verify", "--json")["verified"] is True
     prepared = run("prepare", store, "--recipe", "base", "--set", "prepare.local_nodes.k=4", "--json")
-    assert prepared["config"]["tokens"]["weighted"] is True
+    assert prepared["config"]["tokens"]["use_edge_weights"] is True
     assert prepared["features"] == 2 + 3

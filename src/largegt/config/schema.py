@@ -205,6 +205,13 @@ class ResolvedPrepareConfig(PrepareConfig):
     local_label_histograms: bool = False
     """Count the training labels around every node that has a token row."""
 
+    @property
+    def settings(self) -> PrepareConfig:
+        """The settings alone."""
+        return PrepareConfig(
+            local_nodes=self.local_nodes, tokens=self.tokens, positional_encoding=self.positional_encoding
+        )
+
 
 class TrainConfig(Settings):
     """The training loop."""

@@ -134,11 +134,11 @@ class Explanation:
         """For JSON."""
         return asdict(self)
 
-    def text(self, top: int = 15) -> str:
+    def text(self, top_k: int = 15) -> str:
         """The strongest of everything, to read."""
         from .page import text
 
-        return text(self, top)
+        return text(self, top_k)
 
     def svg(self) -> str:
         """The picture of the neighbourhood, as a file of its own."""

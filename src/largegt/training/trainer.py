@@ -90,11 +90,11 @@ def train(
     refuse_url(out, "a run")
     out, config = Path(out), config or Config()
     if isinstance(data, Prepared):
-        config = config.model_copy(update={"prepare": data.config})
+        config = config.model_copy(update={"prepare": data.config.settings})
         store = data.store()
         data.check_serves(config.model.spec)
         data.check_inputs(config.model)
-        if config.preparation != data.config.for_model(config.model.spec):  # fresh samples will be drawn
+        if config.preparation.tokens != data.config.for_model(config.model.spec).tokens:  # fresh samples will be drawn
             data.check_reachable()
     else:
         store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)

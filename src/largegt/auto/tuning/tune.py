@@ -89,7 +89,7 @@ def tune(
     refuse_url(out, "trials")
     if trials < 1 or final < 0:
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
-    budget_s = seconds(max_time) if max_time else math.inf
+    max_time_s = seconds(max_time) if max_time else math.inf
     opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
     given = [*overrides, *([f"model.name={model}"] if model else [])]
     start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
@@ -105,7 +105,7 @@ def tune(
     }  # fmt: skip
     with open_study(Path(out), space, identity, sign) as study:
         tuning = _Tuning(opened, Path(out), space, study, metric, sign, trials, progress or silent, memory)
-        stopped = tuning.run(budget_s)
+        stopped = tuning.run(max_time_s)
         if not study.ranked():
             raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --max-time")
         return tuning.write(tuning.final(final), stopped)
@@ -125,10 +125,10 @@ class _Tuning:
     num_prepared: int = 0
     """Preparations made on the way."""
 
-    def run(self, budget_s: float) -> str:
+    def run(self, max_time_s: float) -> str:
         """Trials, one after the other, until there are enough or the time is up; why it ended, if by time."""
         while len(self.study.done()) < self.trials:
-            left_s = budget_s - sum(trial.elapsed_s for trial in self.study.trials())
+            left_s = max_time_s - sum(trial.elapsed_s for trial in self.study.trials())
             if left_s <= 0:
                 return "the time is used up"
             self._show()
