@@ -118,7 +118,7 @@ class Attribution:
         return by_part(lambda slope: slope.view(steps, self.num_samples, *slope.shape[1:]).sum(dim=0), by_name)
 
     def _rows_at_once(self) -> int:
-        if self.model.local is None:
+        if self.model.encoder is None:
             return _NUMBERS_AT_ONCE
         t, width = self.inputs["tokens"].shape[1], int(self.model.model.ffn[-1].out_features)  # type: ignore[arg-type]
         return max(1, _NUMBERS_AT_ONCE // (t * max(8 * width, t)))
@@ -131,8 +131,8 @@ class Attribution:
     def without_nodes(self, slots_ndk: Tensor) -> Tensor:
         """[n] how much the score falls without each of some local nodes, as if it had not been drawn: True where it
         stands."""
-        assert self.model.local is not None
-        h = self.model.local.tokens_per_node
+        assert self.model.encoder is not None
+        h = self.model.encoder.tokens_per_node
         logits_vdo = self.logits_do.repeat(len(slots_ndk), 1, 1)
         for some in torch.split(slots_ndk.any(dim=2).nonzero(), self._rows_at_once()):
             numbers, draws = some.unbind(dim=1)

@@ -42,8 +42,8 @@ class LocalNode:
     drawn: float
     """How often it stands among the local nodes, mean over the draws."""
     carried: float
-    told: float
-    """The part of it that is due to the label it told."""
+    from_label: float
+    """The part of it that its label contributes."""
     by_token: dict[str, float]
     """The rest, by its tokens: H and its contexts."""
     without: float

@@ -127,8 +127,8 @@ class Embedder(NodeModel):
     def _half(self, batch: TokenBatch) -> Tensor:
         if self.layer == "local":
             assert self.model.local_module is not None
-            inputs = self.model.local_node_inputs(batch)
-            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
+            embedded = self.model.embed(batch)
+            local_bd: Tensor = self.model.local_module(embedded.tokens, embedded.token_bias)
             return local_bd
         assert self.model.global_module is not None
         global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
