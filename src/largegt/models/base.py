@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
+from largegt.data.labels import num_label_columns
+
 if TYPE_CHECKING:
     from largegt.preprocessing.prepared import Prepared
 
