@@ -353,7 +353,7 @@ def register_model(
 
 def model_specs() -> Iterator[ModelSpec]:
     """Every model: those of this package, and registered ones."""
-    _load_plugins()
+    load_plugins()
     yield from _MODELS.values()
 
 
@@ -364,13 +364,14 @@ def model_names() -> list[str]:
 def model_spec(name: str) -> ModelSpec:
     """The model of this name."""
     if name not in _MODELS:
-        _load_plugins()
+        load_plugins()
     if name not in _MODELS:
         raise ConfigError(f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}")
     return _MODELS[name]
 
 
-def _load_plugins() -> None:
+def load_plugins() -> None:
+    """Import the modules that packages name in the entry points `largegt.models`; they register models and metrics."""
     for plugin in entry_points(group="largegt.models"):
         plugin.load()
 
