@@ -91,8 +91,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
     "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain",
-    "from_pyg", "generate", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
-    "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "from_pyg", "generate", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg",
+    "report", "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 

@@ -556,7 +556,7 @@ def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) 
     assert said["peak_disk_bytes"] >= said["disk_bytes"] > 0
     assert any(stage["scratch_bytes"] for stage in said["stages"])
     assert said["memory_bytes"] > 10 << 20
-    stages = {"local nodes", "context features", "positions, projection", "label contexts", "label surroundings"}
+    stages = {"local nodes", "context features", "positions, projection", "label histograms", "label counts"}
     assert {stage["name"] for stage in said["stages"]} == stages
     shown = lg("prepare", g, *SET, "--dry-run").out
     for word in ("To prepare", "on disk", "scratch", "memory", "rough time", "context features", "all"):

@@ -162,7 +162,7 @@ def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path
         files = reproduce("table-main", store.path, tmp_path / str(draws), runs=1, models=["mlp", "largegt-local"],
                           overrides=[*SMALL, "train.epochs=1", f"train.num_eval_samples={draws}"])  # fmt: skip
         text = next(file for file in files if file.suffix == ".md").read_text()
-        assert ("averaged over 2 draws" in text) == expected
+        assert ("averaged over 2 samples" in text) == expected
 
 
 def test_every_epoch_trains_on_another_sample(store: GraphStore, tmp_path: Path, monkeypatch: Any) -> None:

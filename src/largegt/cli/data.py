@@ -29,7 +29,7 @@ def ingest(
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
 
-    With edge weights:  largegt ingest --edges transfers.parquet --weight-column amount --nodes accounts.parquet --out data/g
+    With edge weights:  largegt ingest --edges edges.parquet --weight-column amount --nodes nodes.parquet --out data/g
 
     From a database:  largegt ingest --database crm.duckdb --edges transfers --nodes customers --out data/g
 
@@ -162,7 +162,8 @@ def prepare(
     On a Ray cluster that sees the store:  largegt prepare s3://bucket/g --engine ray --address auto
 
     The graph may be larger than memory. If it is killed or the disk is full, the same command goes on where it stopped.
-    With --engine ray, --memory-limit is what each task may hold, 1 GiB if not given. The result is the same on any engine.
+    With --engine ray, --memory-limit is what each task may hold, 1 GiB if not given. The result is the same on any
+    engine.
 
     Args:
         store: The store: a folder or a URL.

@@ -48,7 +48,8 @@ _COMMON = {
     "memory": "Memory to use, e.g. 4GiB; half of what is free when not given. The result is the same.",
     "device": "auto, cpu or cuda.",
     "devices": "Processes of this machine to share the work, a GPU each or some cores.",
-    "num_eval_samples": "Average predictions over this many samples of local nodes; the run's train.num_eval_samples if not given.",
+    "num_eval_samples": "Average predictions over this many samples of local nodes; train.num_eval_samples of the run "
+    "when not given.",
     "address": "With --engine ray: the cluster's address; auto finds one, else one starts here.",
     "no_wait": "Stop where another process is making the same preparation, do not wait.",
     "trust_remote": "Open the URL that a run names as its store, or the text model that a store names, even if it was "

@@ -52,8 +52,8 @@ def predict(
     if not is_new and (new_edges or any(vars(columns).values())):
         raise ConfigError("--new-edges and column names go with --new-nodes: name the table of new nodes")
     options = PredictOptions(
-        out=out, ids=node, split=split, all_probabilities=probabilities, device=device, num_eval_samples=num_eval_samples, memory=memory,
-        overwrite=overwrite, csv_safe=csv_safe,
+        out=out, ids=node, split=split, all_probabilities=probabilities, device=device,
+        num_eval_samples=num_eval_samples, memory=memory, overwrite=overwrite, csv_safe=csv_safe,
     )  # fmt: skip
     given = {"nodes": new_nodes, "edges": new_edges or None, "features": new_features, **vars(columns)}
     written = _written(options, devices, lambda o: NewNodes(run, o, **given) if is_new else Predictor(run, o))

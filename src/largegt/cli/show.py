@@ -232,8 +232,8 @@ def note_first_run() -> None:
 
 def note_training(store: Any, config: Any, out: Any) -> None:
     """At a terminal: what begins, where its result will be, how to stop it. The progress bar shows the time left."""
-    most, budget = config.train.epochs, config.train.max_time
-    how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {budget}" if budget else "")
+    most, max_time = config.train.epochs, config.train.max_time
+    how_long = f"{most} epoch{'s' if most > 1 else ''} at most" + (f" or {max_time}" if max_time else "")
     if sys.stderr.isatty():
         _note(
             f"Training {config.model.name} on {store.name}, {len(store.splits['train']):,} training nodes, {how_long}. "

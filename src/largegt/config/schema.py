@@ -266,7 +266,7 @@ class ModelConfig(Settings):
     init: Literal["default", "normal"] = "default"
     """normal: N(0, 0.02) weights and zero biases in the LocalModule and in nagphormer, as published."""
     neighbor_label_hops: int = Field(default=0, ge=0, le=2)
-    """LargeGT: input the label distribution of the training nodes within this many hops, without the node's own label."""
+    """LargeGT: input the label distribution of the training nodes within this many hops, without the node's own."""
     label_embeddings: bool = False
     """LargeGT: embed the labels of local nodes that are training nodes; never the node's own."""
     local_label_histograms: bool = False
@@ -377,7 +377,7 @@ class TrainConfig(Settings):
     wandb_project: str | None = None
     """Weights & Biases project to log to as well; needs the wandb extra."""
     token_table: TablePlace = "auto"
-    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. Results do not depend on it."""
+    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. The results are the same."""
 
     @model_validator(mode="after")
     def _check_end(self) -> TrainConfig:

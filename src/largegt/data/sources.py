@@ -170,7 +170,7 @@ def files(
     split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test).
     split_group: a column; nodes with the same value are in the same part of the split.
     num_nodes: the number of nodes, where ids are 0 to N-1 and no table has them.
-    weight_column: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file with a number per edge.
+    weight_column: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file of them.
     edge_feature_columns: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
     database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
     """
@@ -323,7 +323,8 @@ class FileSource:
         unused = [name for name in table.columns if name not in (first, second, weight, *chosen)]
         if unused:
             self.notes.append(
-                f"{table.where}: {_some(unused)}: not used, as neither weight_column nor edge_feature_columns names them"
+                f"{table.where}: {_some(unused)}: not used, as neither weight_column nor edge_feature_columns names "
+                "them"
             )
         self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
 

@@ -241,8 +241,10 @@ def _epoch_s(runs: Runs) -> float:
 
 
 def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:
-    """`4 runs`, and where test predictions were averaged over several draws, over how many."""
+    """`4 runs`, and where test predictions were averaged over several samples, over how many."""
     count = "one run" if experiment.runs == 1 else f"{experiment.runs} runs"
-    draws = {int(run.metrics.get("num_eval_samples", 1)) for run in runs} - {1}
-    several = " and ".join(map(str, sorted(draws)))
-    return f"{count}, test predictions averaged over {several} draws where a model draws" if draws else count
+    samples = {int(run.metrics.get("num_eval_samples", 1)) for run in runs} - {1}
+    several = " and ".join(map(str, sorted(samples)))
+    return (
+        f"{count}, test predictions averaged over {several} samples of local nodes or neighbours" if samples else count
+    )

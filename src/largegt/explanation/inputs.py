@@ -1,17 +1,17 @@
 """The inputs of a LargeGT, each apart, and the model's answer to them in double precision.
 
-Axes: d draws of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f input
-features, w model width, a heads, c centroids, o outputs.
+Axes: d samples of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f
+input features, w model width, a heads, c centroids, o outputs.
 
 Enters: a model and batches, in which every local node stands for itself, repeated ones too. Leaves: `Inputs`, those
 parts that the model has, by name:
 
-tokens    [d, t, f]
-told      [d, k, 1, w] vectors of the labels that local nodes tell of
-near      [d, k] 1 where a local node is a neighbour. That is as it is: nothing is carried by it
-weights   [d, a, c] how much each head takes of each centroid
-around    [d, ·] training labels around the node
-own       [d, f] the node's own features, past both modules (Eqn 6)
+tokens       [d, t, f]
+told         [d, k, 1, w] vectors of the labels that local nodes tell of
+is_neighbor  [d, k] 1 where a local node is a neighbour. That is as it is: nothing is carried by it
+weights      [d, a, c] how much each head takes of each centroid
+around       [d, ·] training labels around the node
+own          [d, f] the node's own features, past both modules (Eqn 6)
 
 and from those the model's logits. Cost: that of the model's forward.
 """

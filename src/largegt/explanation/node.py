@@ -1,10 +1,10 @@
 """Explain: a run and a node → which columns, local nodes, contexts, labels and centroids carried what is said of it.
 
-Axes: d num_eval_samples of local nodes, k local nodes, h tokens of each, c centroids or classes.
+Axes: d samples of local nodes, k local nodes, h tokens of each, c centroids or classes.
 
 Enters: a LargeGT run and one of the user's own ids; a node that was not prepared is prepared first, as for predict.
 Leaves: an `Explanation`. Cost: opening the run as predict does, then some hundred forwards of one node in double
-precision: seconds (attribution.py). What is explained is the prediction of the run's weights, over as many num_eval_samples of
+precision: seconds (attribution.py). What is explained is the prediction of the run's weights, over as many samples of
 local nodes as the run is set to.
 """
 
@@ -60,7 +60,8 @@ def explain(
             f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with --model largegt"
         )
     prediction = Predictor(opened, PredictOptions(
-        ids=[node], all_probabilities=True, device=device, progress=progress, num_eval_samples=num_eval_samples, memory=memory
+        ids=[node], all_probabilities=True, device=device, progress=progress, memory=memory,
+        num_eval_samples=num_eval_samples,
     ))  # fmt: skip
     model, store, head, prepared = prediction.model, prediction.store, prediction.head, prediction.prepared
     assert isinstance(model, LargeGT)

@@ -192,8 +192,8 @@ def token_batches(
     """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
 
     Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
-    (see the setting tokens.table); the batches are the same. A model with `label_embeddings` reads `local_labels`; a share
-    of the local nodes, `local_node_dropout`, is left out of shuffled batches.
+    (see the setting train.token_table); the batches are the same. A model with `label_embeddings` reads `local_labels`;
+    a fraction of the local nodes, `local_node_dropout`, is left out of shuffled batches.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")

@@ -26,7 +26,7 @@ K = "prepare.local_nodes.k"
 SMALLER_IS_BETTER = ("rmse", "mae", "loss")
 _NO_MATTER = (
     "train.seed", "prepare.local_nodes.seed", "prepare.positional_encoding.seed", "train.device", "train.wandb_project",
-    "train.checkpoint_every_n_epochs", "tokens.table",
+    "train.checkpoint_every_n_epochs", "train.token_table",
 )  # fmt: skip
 """Settings in which runs of one group may differ: the seeds, and those that change no result."""
 

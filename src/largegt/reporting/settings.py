@@ -82,7 +82,7 @@ def listing(runs: Sequence[Opened]) -> Section:
         "seed",
         "best epoch",
         "epochs",
-        "num_eval_samples",
+        "samples",
         "training",
         "parameters",
         "ended",
@@ -94,7 +94,7 @@ def listing(runs: Sequence[Opened]) -> Section:
     ]  # fmt: skip
     lead = (
         "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it. "
-        "Draws: samples of local nodes or neighbours that its test predictions are averaged over."
+        "Samples: those of local nodes or neighbours that test predictions are averaged over."
     )
     return section("runs", "Runs", lead, Table("All runs", head, rows, left=3).html(), *map(_details, runs))
 

@@ -46,8 +46,9 @@ def evaluate(
     device: str | None = None,
     num_eval_samples: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`; with several num_eval_samples, of their averaged predictions. As many as the run
-    is set to (`train.num_eval_samples`) when not given. Under torchrun each process scores a part, and all return the whole."""
+    """Scores of a run's best weights on `split`, of predictions averaged over `num_eval_samples` samples of local nodes
+    (`train.num_eval_samples` of the run when not given). Under torchrun each process scores a part, and all return the
+    whole."""
     opened = Run.open(run)
     config = opened.train_config(device)
     num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples
@@ -100,15 +101,15 @@ class Scorer:
         return cls(model, run.head(prepared), config, accelerator, loader, prepared, store)
 
     def scores(self, rows: Array, num_eval_samples: int = 1, progress: Progress | None = None) -> dict[str, float]:
-        """Scores of these rows, of predictions averaged over so many num_eval_samples. With several ranks each brings rows of its
-        own, and the scores are those of all."""
+        """Scores of these rows, of predictions averaged over so many samples. With several ranks each brings rows of
+        its own, and the scores are those of all."""
         scores = Scores(self.head)
         for _, logits, labels in self.logits(self.loaders(rows, num_eval_samples), rows, progress, "evaluate"):
             scores.add(logits, labels)
         return scores.result(self.accelerator.ranks)
 
     def loaders(self, rows: Array, num_eval_samples: int) -> list[Loader]:
-        """The loader, and others like it with fresh num_eval_samples of local nodes or neighbours for these rows."""
+        """The loader, and others like it with new samples of local nodes or neighbours for these rows."""
         if num_eval_samples < 1:
             raise ConfigError(f"num_eval_samples is {num_eval_samples}: it must be at least 1")
         first, others = self.loader, range(1, num_samples(self.model, self.config, num_eval_samples))
@@ -121,7 +122,7 @@ class Scorer:
     def logits(
         self, loaders: Sequence[Loader], rows: Array, progress: Progress | None = None, stage: str = ""
     ) -> Iterator[Predicted]:
-        """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' num_eval_samples."""
+        """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders."""
         show = progress or silent
         self.model.eval()
         if not len(rows):
