@@ -36,7 +36,7 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
     module = module_of(**settings)
     batch = make_batch(b=2, k=k)
     found = module(batch.tokens)
-    assert found.shape == (2, settings.get("hidden", 8))
+    assert found.shape == (2, settings.get("hidden_dim", 8))
     for row in range(2):
         torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
 

@@ -40,7 +40,7 @@ class LocalNode:
     hop: int
     """1 or 2; 0: the node has no neighbours, so this one was drawn from the whole graph."""
     drawn: float
-    """How often it stands among the local nodes, mean over the draws."""
+    """How often it stands among the local nodes, mean over the samples."""
     carried: float
     from_label: float
     """The part of it that its label contributes."""
@@ -49,7 +49,7 @@ class LocalNode:
     without: float
     """How much the score falls when it is not among the local nodes."""
     weight: float
-    """Attention: the readout's weight of its tokens, mean over the draws."""
+    """Attention: the readout's weight of its tokens, mean over the samples."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The inputs of a LargeGT, each apart, and the model's answer to them in double precision.
 
-Axes: d draws of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f input
-features, w model width, a heads, c centroids, o outputs.
+Axes: d samples of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f
+input features, w model width, a heads, c centroids, o outputs.
 
 Enters: a model and batches, in which every local node stands for itself, repeated ones too. Leaves: `Inputs`, those
 parts that the model has, by name:

@@ -36,6 +36,11 @@ def text(found: Explanation, top_k: int) -> str:
     return "\n\n".join([*map(printable, parts), *(one.text(top_k) for one in tables if one.rows)]) + "\n"
 
 
+def _samples(found: Explanation) -> str:
+    count = found.num_eval_samples
+    return f"{count} sample{'s' if count > 1 else ''} of local nodes"
+
+
 def page(found: Explanation) -> str:
     """The whole page."""
     facts = [(in_words(found.predicted), "predicted"), (in_words(found.label), "its own label")]
