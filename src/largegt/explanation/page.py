@@ -47,7 +47,7 @@ def page(found: Explanation) -> str:
     if found.probability is not None:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
-    lead = f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} samples of its local nodes."
+    lead = f"What {found.run}, a {found.model}, made of this node: the mean over {found.num_eval_samples} samples."
     return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
 
