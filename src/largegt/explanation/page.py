@@ -21,19 +21,23 @@ from .picture import legend_of, picture
 _MOST_ROWS, _MOST_BARS = 60, 15
 
 
-def text(found: Explanation, top_k: int) -> str:
+def text(found: Explanation, top: int) -> str:
     """What is explained, then the strongest rows of every table."""
     said = found.predicted if found.task != "regression" else number(found.predicted)
     sure = "" if found.probability is None else f", probability of {found.target}: {found.probability:.3f}"
     missed = f", but for {found.gap:+.1g} that the integral misses" if abs(found.gap) >= 5e-4 else ""
-    samples = f"{found.num_eval_samples} sample{'s' if found.num_eval_samples > 1 else ''} of local nodes"
     parts = [
         f"{found.run} says of node {found.node}: {in_words(said)}{sure} (its own label: {in_words(found.label)})",
         f"{found.explained}: {number(found.score)}; of inputs that say nothing: {number(found.base_score)}. The pieces "
-        f"below add up to the difference{missed}. Mean of {samples}.",
+        f"below add up to the difference{missed}. Mean of {_samples(found)}.",
     ]
     tables = (_pieces(found), _columns(found), _local_nodes(found), _labels(found), _centroids(found))
-    return "\n\n".join([*map(printable, parts), *(one.text(top_k) for one in tables if one.rows)]) + "\n"
+    return "\n\n".join([*map(printable, parts), *(one.text(top) for one in tables if one.rows)]) + "\n"
+
+
+def _samples(found: Explanation) -> str:
+    count = found.num_eval_samples
+    return f"{count} sample{'s' if count > 1 else ''} of local nodes"
 
 
 def _samples(found: Explanation) -> str:
