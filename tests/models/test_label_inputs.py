@@ -128,7 +128,7 @@ def test_off_is_the_model_without() -> None:
     labelled = TokenBatch(batch.nodes, batch.tokens, None, batch.positions, batch.labels, (), torch.zeros(6, 4).long())
     plain = plain.double().eval()
     assert torch.equal(plain(batch).logits, plain(labelled).logits)
-    with pytest.raises(ConfigError, match="largegt-global does not read model.label_embeddings"):
+    with pytest.raises(ConfigError, match=r"largegt-global does not read model\.label_embeddings"):
         model_config("largegt-global", label_embeddings=True)
 
 

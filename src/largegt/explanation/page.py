@@ -40,11 +40,6 @@ def _samples(found: Explanation) -> str:
     return f"{count} sample{'s' if count > 1 else ''} of local nodes"
 
 
-def _samples(found: Explanation) -> str:
-    count = found.num_eval_samples
-    return f"{count} sample{'s' if count > 1 else ''} of local nodes"
-
-
 def page(found: Explanation) -> str:
     """The whole page."""
     facts = [(in_words(found.predicted), "predicted"), (in_words(found.label), "its own label")]
