@@ -103,7 +103,11 @@ def draw_pipeline(ink: Ink) -> Any:
     stages = [
         ("your files", "edges, features, labels", "Parquet, CSV, npy, PyG, SciPy"),
         ("store", "neighbour lists, features, labels, split", "data/g/"),
-        ("prepared", "K local nodes per node, token rows,\npositional encodings, label distributions", "data/g/prepared/…/"),
+        (
+            "prepared",
+            "K local nodes per node, token rows,\npositional encodings, label distributions",
+            "data/g/prepared/…/",
+        ),
         ("run", "weights of the best epoch, scores", "runs/a/"),
         ("predictions", "your own ids, label, probability", "predictions.parquet"),
     ]
