@@ -131,7 +131,7 @@ def pyg_sage(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=False).double()
+    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=False).double()
     skip = nn.Linear(5, layer.skip.out_features, bias=False).double()
     nn.init.normal_(conv.bias)
     return _WithSkip(conv, skip), [
@@ -141,7 +141,7 @@ def pyg_gat(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_first_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=True).double()
+    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=True).double()
     nn.init.normal_(conv.bias)
     return conv, [
         (layer.weight, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
@@ -159,7 +159,7 @@ class _WithSkip(nn.Module):
 
 
 def pyg_transformer(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.TransformerConv(5, 3, num_heads=2, concat=not layer.average).double()
+    conv = pyg.TransformerConv(5, 3, heads=2, concat=not layer.average).double()
     pairs = [(layer.query, conv.lin_query), (layer.value, conv.lin_value), (layer.skip, conv.lin_skip)]
     weights = [(ours.weight, theirs.weight) for ours, theirs in [*pairs, (layer.key, conv.lin_key)]]
     return conv, weights + [(ours.bias, theirs.bias) for ours, theirs in pairs]

@@ -12,7 +12,7 @@ from model_batches import make_batch
 from largegt.config.schema import ModelConfig
 from largegt.loader.batch import distinct_rows, input_tokens
 from largegt.models.largegt.local_module import LocalModule
-from largegt.models.largegt.padding import PaddedLinear
+from largegt.models.padding import PaddedLinear
 from oracles import attention as oracle
 
 
@@ -36,7 +36,7 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
     module = module_of(**settings)
     batch = make_batch(b=2, k=k)
     found = module(batch.tokens)
-    assert found.shape == (2, settings.get("hidden", 8))
+    assert found.shape == (2, settings.get("hidden_dim", 8))
     for row in range(2):
         torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
 

@@ -179,15 +179,21 @@ class LargeGTConfig(LargeGTLocalConfig, CodebookModelConfig):
 AnyLargeGTConfig = LargeGTLocalConfig | LargeGTGlobalConfig
 
 
-class MLPConfig(BlockConfig):
-    """mlp, sign, linkx."""
+class LINKXConfig(BlockConfig):
+    """linkx."""
 
-    name: str = "mlp"
+    name: str = "linkx"
     num_layers: int = Field(default=1, ge=1, le=1000)
     """Hidden layers of the head; mlp has one more."""
 
 
-class SGCConfig(ModelConfig):
+class MLPConfig(LINKXConfig, NodeLabelsConfig):
+    """mlp, sign."""
+
+    name: str = "mlp"
+
+
+class SGCConfig(NodeLabelsConfig):
     """sgc."""
 
     name: str = "sgc"
@@ -217,7 +223,7 @@ class GATConfig(GTSparseConfig):
     """A linear skip from the target; false: the form of the first paper, with attention to the target itself."""
 
 
-class NAGphormerConfig(EncoderConfig):
+class NAGphormerConfig(EncoderConfig, NodeLabelsConfig):
     """nagphormer."""
 
     name: str = "nagphormer"
@@ -309,7 +315,7 @@ _MODELS = {spec.name: spec for spec in (
     ModelSpec("sgc", f"{_BASELINES}.feature_models:SGC", SGCConfig, "SGC", ("contexts",),
               {"tokens": {"separate_directions": False}}),
     ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",)),
-    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", MLPConfig, "LINKX", new_nodes=False),
+    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", LINKXConfig, "LINKX", new_nodes=False),
     ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",)),
     ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",)),
     ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",)),
@@ -347,7 +353,7 @@ def register_model(
 
 def model_specs() -> Iterator[ModelSpec]:
     """Every model: those of this package, and registered ones."""
-    _load_plugins()
+    load_plugins()
     yield from _MODELS.values()
 
 
@@ -358,13 +364,14 @@ def model_names() -> list[str]:
 def model_spec(name: str) -> ModelSpec:
     """The model of this name."""
     if name not in _MODELS:
-        _load_plugins()
+        load_plugins()
     if name not in _MODELS:
         raise ConfigError(f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}")
     return _MODELS[name]
 
 
-def _load_plugins() -> None:
+def load_plugins() -> None:
+    """Import the modules that packages name in the entry points `largegt.models`; they register models and metrics."""
     for plugin in entry_points(group="largegt.models"):
         plugin.load()
 

@@ -36,15 +36,18 @@ def text(found: Explanation, top_k: int) -> str:
     return "\n\n".join([*map(printable, parts), *(one.text(top_k) for one in tables if one.rows)]) + "\n"
 
 
+def _samples(found: Explanation) -> str:
+    count = found.num_eval_samples
+    return f"{count} sample{'s' if count > 1 else ''} of local nodes"
+
+
 def page(found: Explanation) -> str:
     """The whole page."""
     facts = [(in_words(found.predicted), "predicted"), (in_words(found.label), "its own label")]
     if found.probability is not None:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
-    lead = (
-        f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} samples of its local nodes."
-    )
+    lead = f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} samples of its local nodes."
     return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
 
@@ -118,7 +121,7 @@ def _columns(found: Explanation) -> Table:
 
 def _local_nodes(found: Explanation) -> Table:
     rows = [
-        [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.told),
+        [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.from_label),
          number(one.without), percent(one.weight), f"{one.drawn:.2f}"]
         for one in found.local_nodes
     ]  # fmt: skip
