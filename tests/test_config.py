@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from largegt.config.describe import build, describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.config.models import model_names
 from largegt.config.recipes import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
 from largegt.config.schema import Config, IngestConfig, PrepareConfig
 from largegt.errors import ConfigError
-from largegt.types import MODEL_NAMES
 
 
 def plain(*overrides: str) -> Config:
@@ -181,7 +181,7 @@ OWN_ROW = ("mlp", "sgc", "sign", "nagphormer", "goat-global", "largegt-global")
 ALL_FEATURES = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full")
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", model_names())
 def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
     settings = (
         "prepare.local_nodes.k=9",
@@ -317,7 +317,7 @@ def test_a_recipe_that_cannot_be_extended(tmp_path: Path, value: str, words: tup
 # a recipe for each model
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", model_names())
 def test_the_recipe_of_a_model(name: str) -> None:
     assert recipe_for(name) == ("default" if name.startswith("largegt") else name)
     if f"{name}-original" in recipe_names():
@@ -338,4 +338,4 @@ def test_the_recipe_of_a_model(name: str) -> None:
     ],
 )
 def test_an_unknown_model(name: str, hint: str) -> None:
-    refused(lambda: recipe_for(name), hint, f"there are: {', '.join(MODEL_NAMES)}")
+    refused(lambda: recipe_for(name), hint, f"there are: {', '.join(model_names())}")

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.config.models import model_names
 from largegt.config.recipes import read_recipe, recipe_names
 from largegt.config.schema import Config
 from largegt.inference.predictor import predict
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
-from largegt.types import MODEL_NAMES
 from run_helpers import easy_store, one_thread  # noqa: F401
 
-BASELINES = [name for name in MODEL_NAMES if not name.startswith("largegt")]
+BASELINES = [name for name in model_names() if not name.startswith("largegt")]
 IN_THE_PAPER = ["graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global", "goat-full"]
 
 

@@ -29,6 +29,7 @@ _HOMES = {
     "PrepareConfig": ".config.schema",
     "IngestConfig": ".config.schema",
     "ModelConfig": ".config.models",
+    "LargeGTConfig": ".config.models",
     "model_config": ".config.models",
     "register_model": ".config.models",
     "register_metric": ".training.metrics",
@@ -65,7 +66,7 @@ _MODULES = ("sources", "pyg")
 if TYPE_CHECKING:
     from .auto.choose import auto_config
     from .auto.tuning.tune import tune
-    from .config.models import ModelConfig, model_config, register_model
+    from .config.models import LargeGTConfig, ModelConfig, model_config, register_model
     from .config.schema import Config, IngestConfig, PrepareConfig, TrainConfig
     from .data import sources
     from .data.append import append
@@ -97,11 +98,11 @@ if TYPE_CHECKING:
     from .training.trainer import train
 
 __all__ = [
-    "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "NodeModel", "NodeOutput",
-    "PrepareConfig", "Prepared", "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config",
-    "clean", "embed", "evaluate", "explain", "from_pyg", "generate", "ingest", "local_nodes", "model_config",
-    "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "register_metric", "register_model", "report",
-    "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTConfig", "LargeGTError", "ModelConfig", "NodeModel",
+    "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch", "TrainConfig", "__version__", "append",
+    "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg", "generate", "ingest", "local_nodes",
+    "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "register_metric",
+    "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 

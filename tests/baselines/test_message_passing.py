@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig, TrainConfig
+from largegt.config.models import GATConfig
+from largegt.config.schema import TrainConfig
 from largegt.models.base import DataShape
 from largegt.models.baselines.batch import NeighborBatch
 from largegt.models.baselines.gat import GAT, GatLayer
@@ -33,9 +34,9 @@ from oracles import convolutions as oracle
 MODELS = [GraphSAGE, GAT, GTSparse]
 
 
-def config_of(**settings: Any) -> ModelConfig:
-    """Small, and with every weight in play; settings are not checked, as `norm` may be `none`."""
-    return ModelConfig(hidden_dim=8, num_heads=2).model_copy(update={"norm": "none", "fanouts": (-1, -1), **settings})
+def config_of(**settings: Any) -> GATConfig:
+    """Small, with every setting that one of the models reads."""
+    return GATConfig(**{"hidden_dim": 8, "norm": "none", "fanouts": (-1, -1), **settings})
 
 
 def block_of(neighbors: list[list[int]], num_inputs: int) -> Block:

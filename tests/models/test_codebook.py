@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import CodebookConfig
+from largegt.config.models import CodebookConfig
 from largegt.models.largegt.codebook import Codebook
 from oracles.ema_kmeans import EmaKMeans
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_batches import make_batch
+from model_batches import EmbeddedModule, make_batch
 from torch import Tensor
 
 import largegt as lg
-from largegt.config.schema import ModelConfig
+from largegt.config.models import LargeGTConfig, LargeGTLocalConfig, model_config
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
-from largegt.models.largegt.local_module import LocalModule, LocalNodeInputs
+from largegt.models.input_encoder import InputEncoder, LocalInputs
 from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
@@ -81,17 +81,17 @@ LABELS = {
 def test_what_is_added_to_which_token(kind: str | None, histograms: bool, hop_embedding: bool) -> None:
     torch.manual_seed(0)
     num_labels = {"classes": 4, "columns": 3, "values": 1, None: 4}[kind]
-    config = ModelConfig(
-        hidden_dim=8, hop_embedding=hop_embedding, label_embeddings=kind is not None,
-        hop_distance_embedding=histograms, local_label_histograms=histograms,
+    config = LargeGTLocalConfig(
+        hop_embedding=hop_embedding, label_embeddings=kind is not None, hop_distance_embedding=histograms,
+        local_label_histograms=histograms,
     )  # fmt: skip
-    module = LocalModule(5, config, num_labels=num_labels).double()
+    module = InputEncoder(5, 8, 2, config, num_labels).double()
     tokens = torch.randn(2, 9, 5, dtype=torch.float64)
     is_neighbor = torch.tensor([[False, True, False], [False, True, True]])
     histograms_bkc = torch.rand(2, 3, num_labels + 1, dtype=torch.float64)
     labels = None if kind is None else LABELS[kind]
-    inputs = LocalNodeInputs(labels, *((is_neighbor, histograms_bkc) if histograms else (None, None)))
-    embedded = module.embed(tokens, inputs)
+    inputs = LocalInputs(labels, *((is_neighbor, histograms_bkc) if histograms else (None, None)))
+    embedded = module(tokens, inputs)
     for b in range(2):
         for t in range(9):
             expected = module.project(tokens[b, t])
@@ -100,17 +100,17 @@ def test_what_is_added_to_which_token(kind: str | None, histograms: bool, hop_em
             if histograms and is_neighbor[b, t // 3]:
                 expected = expected + module.distance_embedding[t % 3]
             if histograms and t % 3 == 0:
-                expected = expected + module.context(histograms_bkc[b, t // 3])
+                expected = expected + module.histogram(histograms_bkc[b, t // 3])
             if labels is not None and t % 3 == 0:
                 expected = expected + label_vector(module, labels[b, t // 3], kind == "classes")
             torch.testing.assert_close(embedded[b, t], expected)
     if histograms and kind != "columns":
         no_label = None if labels is None else labels[:1, :1]
-        nothing = module.label_vectors(LocalNodeInputs(no_label, None, torch.zeros(1, 1, num_labels + 1).double()))
+        nothing = module.label_vectors(LocalInputs(no_label, None, torch.zeros(1, 1, num_labels + 1).double()))
         torch.testing.assert_close(module.no_label_vector(), nothing[0, 0])
 
 
-def label_vector(module: LocalModule, label: Tensor, is_class: bool) -> Tensor:
+def label_vector(module: InputEncoder, label: Tensor, is_class: bool) -> Tensor:
     """The vector of one label: of its class, or the sum of the columns that are known; another one for none."""
     none, rest = module.label_embedding[0, 0], module.label_embedding[1:, 0]
     if is_class:
@@ -121,18 +121,15 @@ def label_vector(module: LocalModule, label: Tensor, is_class: bool) -> Tensor:
 
 def test_off_is_the_model_without() -> None:
     torch.manual_seed(0)
-    plain = LargeGT(5, 3, 50, 3, ModelConfig(hidden_dim=8))
+    plain = LargeGT(5, 3, 50, 3, LargeGTConfig(hidden_dim=8))
     assert not plain.reads_labels
-    assert not any(word in name for name in plain.state_dict() for word in ("label", "is_neighbor", "context"))
+    assert not any(word in name for name in plain.state_dict() for word in ("label", "distance", "histogram"))
     batch = make_batch()
     labelled = TokenBatch(batch.nodes, batch.tokens, None, batch.positions, batch.labels, (), torch.zeros(6, 4).long())
     plain = plain.double().eval()
     assert torch.equal(plain(batch).logits, plain(labelled).logits)
-    alone = LargeGT(
-        5, 3, 50, 3, ModelConfig(name="largegt-global", hidden_dim=8, label_embeddings=True, local_node_dropout=0.5)
-    )
-    assert not alone.reads_labels
-    assert alone.local_node_dropout == 0
+    with pytest.raises(ConfigError, match=r"largegt-global does not read model\.label_embeddings"):
+        model_config("largegt-global", label_embeddings=True)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +140,7 @@ def test_off_is_the_model_without() -> None:
     ],
 )  # fmt: skip
 def test_a_batch_without_an_input_is_refused(setting: str, message: str) -> None:
-    model = LargeGT(5, 3, 50, 3, ModelConfig(hidden_dim=8, **{setting: True})).double()
+    model = LargeGT(5, 3, 50, 3, LargeGTConfig(hidden_dim=8, **{setting: True})).double()
     with pytest.raises(ConfigError, match=message):
         model(make_batch())
 
@@ -180,7 +177,7 @@ def test_the_model_reads_histograms_and_fewer_hops_are_the_first(tmp_path: Path)
     batch = next(token_batches(prepared, "valid", batch_size=20))
     for hops in (1, 2):
         torch.manual_seed(0)
-        model = LargeGT.for_prepared(prepared, ModelConfig(hidden_dim=8, neighbor_label_hops=hops)).eval()
+        model = LargeGT.for_prepared(prepared, LargeGTConfig(hidden_dim=8, neighbor_label_hops=hops)).eval()
         before = model(batch).logits
         for column in range(8):
             changed = batch.neighbor_label_histogram.clone()  # type: ignore[union-attr]
@@ -192,7 +189,7 @@ def test_the_model_reads_histograms_and_fewer_hops_are_the_first(tmp_path: Path)
 def test_the_gradient_reaches_every_label(store: lg.GraphStore) -> None:
     prepared = lg.prepare(store, small().prepare)
     model = LargeGT.for_prepared(prepared, small(ON).model)
-    table = model.local_module.label_embedding
+    table = model.inputs.label_embedding
     assert len(table) == 1 + {"multiclass": 3, "binary": 2, "multilabel": 2, "regression": 1}[store.task]
     for batch in token_batches(prepared, local_labels=True, batch_size=200):
         model(batch).logits.square().sum().backward()
@@ -247,8 +244,8 @@ def both(
         batches += token_batches(prepared, "train", batch_size=150, local_labels=reads_labels, distinct=distinct)
     torch.manual_seed(0)
     model = LargeGT.for_prepared(prepared, config.model)
-    if model.local_module is not None and model.local_module.label_embedding is not None:
-        torch.nn.init.normal_(model.local_module.label_embedding)
+    if model.inputs is not None and model.inputs.label_embedding is not None:
+        torch.nn.init.normal_(model.inputs.label_embedding)
     return model, batches
 
 
@@ -394,13 +391,13 @@ def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: 
 
 def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, int]] = []
-    real = LocalModule.encode
+    real = InputEncoder.forward
 
-    def watch(self: LocalModule, tokens: Tensor, *others: Any) -> Tensor:
+    def watch(self: InputEncoder, tokens: Tensor, *others: Any) -> Tensor:
         seen.append((self.training, tokens.shape[1] // 3))
         return real(self, tokens, *others)
 
-    monkeypatch.setattr(LocalModule, "encode", watch)
+    monkeypatch.setattr(InputEncoder, "forward", watch)
     settings = (
         "model.local_node_dropout=0.5",
         "prepare.local_nodes.k=9",
@@ -414,9 +411,9 @@ def test_only_training_steps_leave_nodes_out(tmp_path: Path, monkeypatch: pytest
 
 def test_features_that_are_dropped() -> None:
     torch.manual_seed(0)
-    module = LocalModule(50, ModelConfig(hidden_dim=8, input_dropout=0.5)).train()
+    module = EmbeddedModule(50, input_dropout=0.5).train()
     tokens = torch.ones(64, 6, 50)
-    assert 0.4 < float((module.input_drop(tokens) == 0).float().mean()) < 0.6
+    assert 0.4 < float((module.inputs.drop(tokens) == 0).float().mean()) < 0.6
     assert not torch.equal(module(tokens), module(tokens))
     module.eval()
     assert torch.equal(module(tokens), module(tokens))

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from largegt.cli.inspection import inspect
+from largegt.config.models import model_config
 from largegt.config.schema import (
     Config,
     IngestConfig,
     LocalNodesConfig,
-    ModelConfig,
     PositionalEncodingConfig,
     PrepareConfig,
     TokensConfig,
@@ -610,7 +610,7 @@ def test_the_receptive_field_is_four_hops_and_no_more(make_store: Any, name: Any
         prepared = prepare(make_store(edges, 12, features), config_of(k=3))
         batch = next(iter(token_batches(prepared, nodes=[0])))
         torch.manual_seed(0)
-        config = ModelConfig(name=name, hidden_dim=16, ffn_ratio=0, codebook={"num_centroids": 4, "dim": 4})
+        config = model_config(name, hidden_dim=16, ffn_ratio=0, codebook={"num_centroids": 4, "dim": 4})
         model = LargeGT.for_prepared(prepared, config).eval()
         with torch.no_grad():
             return batch.tokens, model(batch).logits

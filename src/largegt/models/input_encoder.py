@@ -1,4 +1,4 @@
-"""InputEncoder: the tokens of local nodes (Algorithm 2) and their optional inputs, embedded for any model that takes tokens.
+"""InputEncoder: tokens of local nodes (Algorithm 2) and their optional inputs, embedded for any model of tokens.
 
 Axes: b batch, k local nodes, h = hops + 1, t = h·k tokens, f input features, d model width, c classes or label columns,
 l numbers of the label distributions around a node.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from largegt.config.describe import build
+from largegt.config.describe import build, setting_names
 from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
 from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.splits import SPLIT_CODES
@@ -236,8 +236,8 @@ class Prepared:
         """Refuse a model that reads rows of nodes that have none here."""
         if not self.config.serves(spec):
             raise ConfigError(
-                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those of all: "
-                "train from the store, or prepare with --set prepare.tokens.precompute_for=all"
+                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those "
+                "of all: train from the store, or prepare with --set prepare.tokens.precompute_for=all"
             )
         if spec.needs.get("tokens", {}).get("separate_directions") is False and self.config.tokens.separate_directions:
             raise ConfigError(
