@@ -220,6 +220,17 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [path for path in named if not any((place / path).is_file() for place in places)] == []
 
 
+def test_names_of_where_things_are_exist() -> None:
+    """A row has three cells: what you look for, its files, and names in these files."""
+    page = (DOCS / "where-things-are.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| (.+) \| (.+) \|$", page, flags=re.MULTILINE)
+    found = [tuple(re.findall(r"`([^`]+)`", cell) for cell in row) for row in rows if row[0].startswith("`")]
+    assert len(found) > 100
+    for files, names in found:
+        text = "".join((ROOT / "src" / "largegt" / file).read_text(encoding="utf-8") for file in files)
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], files
+
+
 @cache
 def messages() -> list[str]:
     """Every string of the source, with … for what is put into it."""
