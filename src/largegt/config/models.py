@@ -23,6 +23,10 @@ Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 neighbours that it samples from the store itself."""
 
 
+class UnknownModelError(ConfigError):
+    """A model of this name is not registered here."""
+
+
 class ModelConfig(Settings):
     """The settings of a model. Each model has a subclass, with the settings that it reads."""
 
@@ -366,7 +370,10 @@ def model_spec(name: str) -> ModelSpec:
     if name not in _MODELS:
         load_plugins()
     if name not in _MODELS:
-        raise ConfigError(f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}")
+        raise UnknownModelError(
+            f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}, and those whose module is "
+            "imported or installed (register_model)"
+        )
     return _MODELS[name]
 
 
