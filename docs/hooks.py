@@ -186,7 +186,8 @@ def settings_page() -> str:
         "`none` clears an optional setting. `largegt config` prints the same list. This page is generated from the "
         "settings.",
         "Without `--recipe` and `--model`, `largegt train` uses the recipe `default`. If its value differs from the "
-        "setting's default, this page shows both. Settings of `ingest` belong to `largegt ingest` (`--set undirected=true`).",
+        "setting's default, this page shows both. Settings of `ingest` belong to `largegt ingest` "
+        "(`--set undirected=true`).",
     ]
     section = ""
     for name, default, text, _ in every:
@@ -201,7 +202,7 @@ def settings_page() -> str:
     parts += [
         "## Recipes",
         "`largegt train data/g --recipe NAME`. `auto` measures the graph and chooses settings for it "
-        '([details](accuracy.md#how-auto-chooses-settings)). Your own file may extend a recipe '
+        "([details](accuracy.md#how-auto-chooses-settings)). Your own file may extend a recipe "
         '(`extends = "gat"`) and contain only the differences.',
     ]
     for dataset, recipes in recipes_by_dataset().items():
