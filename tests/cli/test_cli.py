@@ -273,9 +273,9 @@ def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_pa
 
 def test_help_tells_of_every_model(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    said = lg("train", "--help").out
-    assert all(name in said for name in model_names())
-    assert "--original" in said
+    assert set(lg("config", "--models", "--json").json) == set(model_names())
+    assert all(f" {name} " in lg("config", "--models").out for name in model_names())
+    assert "config --models" in lg("train", "--help").out
     assert "--model" in lg("prepare", "--help").out
 
 
