@@ -203,7 +203,7 @@ def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tupl
     torch.manual_seed(0)
     model = LargeGT.for_prepared(prepared, config.model)
     tables = [table for name in ("label_embedding", "distance_embedding")
-              if (table := getattr(model.local_module, name)) is not None]  # fmt: skip
+              if (table := getattr(model.inputs, name)) is not None]  # fmt: skip
     for table in tables:
         torch.nn.init.normal_(table)
     plain, merged = logits_of(model, prepared), logits_of(model, prepared, distinct=True)
