@@ -144,7 +144,7 @@ def test_an_mlp_is_the_same_on_what_was_prepared_for_it_and_for_largegt(graph: A
     sampled = prepare(store, config.prepare)
     assert sampled.k == 5
     given = train(sampled, config, tmp_path / "given")
-    assert given.config.prepare == sampled.config
+    assert given.config.prepare == sampled.config.settings
     for run in (from_store, given):
         assert run.metrics["test"] == from_store.metrics["test"]
         assert evaluate(run.path) == run.metrics["test"]
