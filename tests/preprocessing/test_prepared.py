@@ -370,7 +370,7 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
         ({"rows": "all"}, {"k": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"seed": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
-        ({"rows": "all", "apart": True}, {"direction": "out"}, {"local_nodes", "positions"}),
+        ({"rows": "all", "separate": True}, {"direction": "out"}, {"local_nodes", "positions"}),
         ({"rows": "all", "separate": True}, {"separate": False, "direction": "out"}, set(STAGES)),
         ({"hops": 0}, {"separate": True}, set()),
         ({"k": 1}, {"seed": 1, "hop1_fraction": 0.5}, set()),
@@ -490,7 +490,7 @@ def test_any_amount_of_memory_gives_the_same_bytes(
 ) -> None:
     labels = np.where(np.arange(60) % 9, -1, np.arange(60) % 2)
     store = make_store(random_edges(60, 130), 60, width=5, labels=labels, undirected=False, feature_dtype=dtype)
-    way = {"apart": True, "degrees": True} if direction == "apart" else {"direction": direction}
+    way = {"separate": True, "degrees": True} if direction == "apart" else {"direction": direction}
     config = config_of(nodes=nodes, normalize="per_feature", **way)
     expected = None
     for memory, threads in ((1 << 30, 1), (3000, 4), (700, 1), (100, 3), (1, 1)):
@@ -507,8 +507,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
         (300, {}),
         (1 << 30, {"hops": 4, "method": "none"}),
         (1 << 30, {"hops": 1, "k": 1, "method": "none"}),
-        (1 << 30, {"apart": True, "degrees": True, "hops": 3, "method": "none"}),
-        (300, {"apart": True, "degrees": True, "method": "none"}),
+        (1 << 30, {"separate": True, "degrees": True, "hops": 3, "method": "none"}),
+        (300, {"separate": True, "degrees": True, "method": "none"}),
         (1 << 30, {"hops": 0, "rows": "all", "method": "none"}),
     ],
 )
