@@ -35,8 +35,13 @@ _NARROW = ("model.hidden_dim=8", "model.codebook.num_centroids=6", "model.codebo
 
 def small_settings(model: str) -> tuple[str, ...]:
     """Overrides that make any recipe of this model quick."""
+    return (*_QUICK, *read_by(model, *_NARROW))
+
+
+def read_by(model: str, *overrides: str) -> tuple[str, ...]:
+    """The overrides without those of `model.` settings that this model does not have."""
     own = setting_names(model_spec(model).settings, "model.")
-    return (*_QUICK, *(one for one in _NARROW if one.partition("=")[0] in own))
+    return tuple(one for one in overrides if not one.startswith("model.") or one.partition("=")[0] in own)
 
 
 SMALL = small_settings("largegt-local")
