@@ -26,7 +26,7 @@ import largegt
 from largegt.cli.app import _ORDER
 from largegt.config.describe import describe_settings
 from largegt.config.recipes import recipe_names
-from largegt.config.schema import Config, IngestConfig
+from largegt.config.schema import IngestConfig, describe_config
 from run_helpers import Cli, one_thread  # noqa: F401
 
 pytest.importorskip("mkdocs")
@@ -140,7 +140,7 @@ def test_the_command_line_is_told_in_full(site: Path, lg: Cli, monkeypatch: pyte
 
 def test_settings_and_recipes_are_told_in_full(site: Path) -> None:
     shown = text_of(site / "settings.html")
-    for name, _, text in [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]:
+    for name, _, text, _ in [*describe_settings(IngestConfig, "ingest."), *describe_config()]:
         assert f"{name} = " in shown
         assert " ".join(text.split()) in " ".join(shown.split()), name
     for name in recipe_names():
