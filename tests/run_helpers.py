@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from largegt import cli
-from largegt.config.describe import setting_names
-from largegt.config.models import model_spec
+from largegt.config.models import overrides_read
 from largegt.config.schema import Config, IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
@@ -35,13 +34,7 @@ _NARROW = ("model.hidden_dim=8", "model.codebook.num_centroids=6", "model.codebo
 
 def small_settings(model: str) -> tuple[str, ...]:
     """Overrides that make any recipe of this model quick."""
-    return (*_QUICK, *read_by(model, *_NARROW))
-
-
-def read_by(model: str, *overrides: str) -> tuple[str, ...]:
-    """The overrides without those of `model.` settings that this model does not have."""
-    own = setting_names(model_spec(model).settings, "model.")
-    return tuple(one for one in overrides if not one.startswith("model.") or one.partition("=")[0] in own)
+    return tuple(overrides_read((*_QUICK, *_NARROW), model))
 
 
 SMALL = small_settings("largegt-local")

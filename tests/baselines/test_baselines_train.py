@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from largegt.config.models import overrides_read
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
@@ -20,7 +21,7 @@ from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.setup import build_model, make_loader
 from largegt.training.trainer import train
-from run_helpers import easy_store, final, history, one_thread, read_by, small  # noqa: F401
+from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401
 
 MODELS = (
     "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global",
@@ -39,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
 
 def config_of(name: str, *overrides: str) -> Config:
     """The overrides where the model has such settings."""
-    return small(f"model.name={name}", *read_by(name, "model.fanouts=3,2", *overrides))
+    return small(f"model.name={name}", *overrides_read(("model.fanouts=3,2", *overrides), name))
 
 
 @pytest.mark.parametrize("name", MODELS)

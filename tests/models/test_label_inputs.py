@@ -13,7 +13,7 @@ from model_batches import EmbeddedModule, make_batch
 from torch import Tensor
 
 import largegt as lg
-from largegt.config.models import LargeGTConfig, LargeGTLocalConfig, model_config
+from largegt.config.models import LargeGTConfig, LargeGTLocalConfig, model_config, overrides_read
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
@@ -24,7 +24,7 @@ from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model
-from run_helpers import check_resumed, easy_store, homophilous, one_thread, read_by, small, thirds  # noqa: F401
+from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 from training_steps import recorded_step, weights_that_matter
 
 TASKS = ["multiclass", "binary", "multilabel", "regression"]
@@ -281,7 +281,7 @@ def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("name", ["largegt-full", "largegt-local", "largegt-global"])
 def test_every_form_and_merged_tokens_hide_it_too(tmp_path: Path, name: str, distinct: bool) -> None:
-    inputs = read_by(name, *INPUTS["everything"])
+    inputs = overrides_read(INPUTS["everything"], name)
     model, batches = both(tmp_path, "multiclass", (*inputs, f"model.name={name}"), distinct=distinct)
     one, other = (logits(model.eval(), batch) for batch in batches)
     assert torch.equal(one[ROW], other[ROW])
