@@ -206,7 +206,7 @@ class _EdgeRoles:
         table, last = self.table, config.parallel_edges == "last"
         columns = [self.source, self.target, *([self.weight] if self.weight else []), *self.features]
         if self.features or last or not (table.is_local_parquet or (apart and table.is_in_files)):
-            table.stage(scratch / "edges.parquet", list(dict.fromkeys(columns)), memory, threads)
+            table.stage(scratch / "edges.parquet", columns, (), memory, threads)
             if last:
                 table.keep_last([self.source, self.target])
         else:
@@ -229,6 +229,8 @@ class FileSource:
         self._database = database
         self._tables: dict[str, Table] = {}
         self._wanted: dict[str, list[str]] = {}
+        self._chosen: dict[str, list[str]] = {}
+        """Columns of each table that are not features, and those that are."""
         self._paths: list[Any] = []
         self.features: Features | None = None
         self.labels: Callable[[Sequence[str]], Labels] | None = None
@@ -250,7 +252,7 @@ class FileSource:
         Parquet files stay where they are; with `apart`, all edges in files do, because workers read them in parts."""
         markers, edges = config.missing_markers, self.edges
         for name, table in self._tables.items():
-            table.stage(scratch / f"{name}.parquet", list(dict.fromkeys(self._wanted[name])), memory, threads)
+            table.stage(scratch / f"{name}.parquet", self._wanted[name], self._chosen.get(name, ()), memory, threads)
         return Source(
             name="",
             edges=edges.opened(scratch, config, memory, threads, apart),
@@ -464,7 +466,7 @@ class FileSource:
         chosen = table.matching(names, "features") if names else table.columns
         chosen = [column for column in chosen if column not in taken]
         self.notes.append(f"{table.where}: features are {_some(chosen) or 'none'}")
-        self._wanted[name] += chosen
+        self._chosen[name] = chosen
         if chosen:
             self.features = TableFeatures(table, tuple(chosen))
 

@@ -17,6 +17,7 @@ import fnmatch
 import io
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ _VECTOR_ROWS, _CELL_BYTES = 2048, 16
 _MOST_GROUP_ROWS, _GROUP_BYTES = 122_880, 1 << 25
 """Rows of a row group, and bytes of the vectors in it."""
 _SQLITE_ROWS = 1 << 14
+_MANY_COLUMNS, _SHORT_TABLE = 256, 1 << 24
+"""Least columns, and most bytes, of a table that is wide and short."""
 
 
 def load_npy(path: PathLike) -> Array:
@@ -132,6 +135,8 @@ class Table:
         """Of the staged columns, not compressed."""
         self._count: int | None = None
         self._integers: dict[str, bool] = {}
+        self._places: dict[str, int] = {}
+        """Of staged columns in the column of lists."""
         self._reader, self.where = _reader_of(what, database)
         with reading(self.where):
             self.types = self._reader.types()
@@ -180,27 +185,50 @@ class Table:
         """Set what reading may use."""
         self.memory, self._threads = memory, threads
 
-    def stage(self, file: Path, columns: Sequence[str], memory: int, threads: int) -> None:
+    def stage(self, file: Path, keys: Sequence[str], features: Sequence[str], memory: int, threads: int) -> None:
         """Copy these columns into the Parquet file `file`, unless an earlier run did, and read them from there."""
         self.limit(memory, threads)
+        columns = list(dict.fromkeys([*keys, *features]))
+        self._places = self._list_places([name for name in features if name not in keys])
         if not file.exists():
-            need = len(columns) * _VECTOR_ROWS * _CELL_BYTES * 4
+            shown = [identifier(name) for name in columns if name not in self._places]
+            need = (len(columns) + len(shown)) * _VECTOR_ROWS * _CELL_BYTES * 4
             if len(columns) > MOST_COLUMNS or need > available_bytes():
                 raise InputError(
                     f"{self.where} has {len(columns)} columns, which take about {format_bytes(need)} to read: give "
                     "numbers as a .npy file or as one column of lists, or name fewer columns"
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
-            names = ", ".join(identifier(name) for name in columns)
-            self.write(file, lambda rows: f"SELECT {names} FROM {rows}", max(memory, need), vectors=columns)
+            if self._places:
+                shown.append(f"[{', '.join(map(identifier, self._places))}] AS {identifier(self._list_name)}")
+            self.write(file, lambda rows: f"SELECT {', '.join(shown)} FROM {rows}", max(memory, need), columns=columns)
         self._integers = {}
         self._take_staged(file)
 
+    def _list_places(self, names: Sequence[str]) -> dict[str, int]:
+        """The columns that are staged as one column of lists, and their places in it: those of one type, of a wide and
+        short table. DuckDB and Arrow take a fifth of a millisecond for a column, however few cells it has."""
+        if len(names) < _MANY_COLUMNS or not 0 < self.num_bytes <= _SHORT_TABLE:
+            return {}
+        [(kind, _)] = Counter(self.types[name] for name in names).most_common(1)
+        return {name: place for place, name in enumerate(name for name in names if self.types[name] == kind)}
+
+    @property
+    def _list_name(self) -> str:
+        """The column of lists has the name of the first column in it."""
+        return next(iter(self._places))
+
+    def sql(self, name: str) -> str:
+        """A staged column as SQL writes it."""
+        if name in self._places:
+            return f"{identifier(self._list_name)}[{self._places[name] + 1}]"
+        return identifier(name)
+
     def write(
-        self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, vectors: Sequence[str] = ()
+        self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, columns: Sequence[str] = ()
     ) -> None:
-        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Columns of
-        `vectors` that hold lists make row groups short: one at a time is in memory."""
+        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Many
+        `columns`, and lists in them, make row groups short: one at a time is in memory."""
         with (
             written_aside(file) as aside,
             reading(self.where),
@@ -208,9 +236,10 @@ class Table:
         ):
             if not in_order:
                 db.execute("SET preserve_insertion_order = false")
-            lists = "+".join(f"len({identifier(name)})" for name in vectors if self.is_in_files and self.is_list(name))
+            lists = "+".join(f"len({identifier(name)})" for name in columns if self.is_in_files and self.is_list(name))
             [[numbers]] = db.sql(f"SELECT max({lists}) FROM (FROM {rows} LIMIT 1)").fetchall() if lists else [[0]]
-            size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, _GROUP_BYTES // (8 * (numbers or 0) + 1)))
+            size = _GROUP_BYTES // (8 * (len(columns) + (numbers or 0)) + 1)
+            size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, size))
             db.execute(
                 f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {size})"
             )
@@ -236,6 +265,8 @@ class Table:
 
     def arrow_type(self, name: str) -> Any:
         """The type of a column that is staged."""
+        if name in self._places:
+            return self._schema.field(self._list_name).type.value_type
         return self._schema.field(name).type
 
     def query(self, expressions: str, condition: str = "true") -> list[Any]:
@@ -279,15 +310,27 @@ class Table:
 
     def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
         """One row group after the other: of all together, Arrow holds far more than a batch."""
+        stored = list(dict.fromkeys(self._list_name if name in self._places else name for name in columns))
         with pq.ParquetFile(self._staged, memory_map=True) as file:
             for group in range(file.num_row_groups):
                 if skip >= (size := file.metadata.row_group(group).num_rows):
                     skip -= size
                     continue
-                for batch in file.iter_batches(rows, [group], list(columns), use_threads=False):
+                for batch in file.iter_batches(rows, [group], stored, use_threads=False):
                     if batch.num_rows > skip:
-                        yield batch.slice(skip).select(columns)
+                        yield self._unpacked(batch.slice(skip), columns)
                     skip = max(0, skip - batch.num_rows)
+
+    def _unpacked(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """These columns of a staged batch, each by itself."""
+        places = {name: self._places[name] for name in columns if name in self._places}
+        if not places:
+            return batch.select(columns)
+        rows = np.arange(batch.num_rows) * len(self._places)
+        cells = batch.column(self._list_name).flatten().take(pa.array(np.add.outer([*places.values()], rows).ravel()))
+        parts = {name: cells.slice(at * len(rows), len(rows)) for at, name in enumerate(places)}
+        arrays = [parts[name] if name in parts else batch.column(name) for name in columns]
+        return pa.record_batch(arrays, names=list(columns))
 
     def id_batches(self, columns: Sequence[str], rows: int | None = None, skip: int = 0) -> Iterator[pa.RecordBatch]:
         """As `batches`; columns that hold whole numbers alone come as whole numbers, also where they are text."""
