@@ -62,6 +62,7 @@ MOST_COLUMNS = 20_000
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
 _MARK = "\ufeff"
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _VECTOR_ROWS, _CELL_BYTES = 2048, 16
 """What DuckDB holds of each column while it reads."""
 _MOST_GROUP_ROWS, _GROUP_BYTES = 122_880, 1 << 25
@@ -772,7 +773,7 @@ def _header(file: File, kind: str) -> _Header:
     if all(_is_number(field) for field in fields):
         after = line
     else:
-        if any(0xDC80 <= ord(sign) <= 0xDCFF for sign in text):
+        if _NOT_UTF8.search(text):
             raise ValueError("its header is not UTF-8 text")
         names = tuple(field or f"column{at}" for at, field in enumerate(fields))
         skipped.append(line)
