@@ -58,6 +58,12 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
+def trimmed(text: Any, markers: Any) -> Any:
+    """Text without blanks around it, null where it is a missing marker."""
+    cells = pc.utf8_trim_whitespace(text.cast(pa.large_string()))
+    return pc.if_else(pc.is_in(cells, value_set=markers), pa.scalar(None, pa.large_string()), cells)
+
+
 def plain(array: Any) -> Any:
     """The array in one piece, without extension types and dictionaries."""
     if isinstance(array, pa.ChunkedArray):
@@ -94,8 +100,7 @@ class Cells:
         """Trimmed text, null where a cell is missing; typed values as canonical text."""
         if self.group != "text":
             return _canonical(self.array)
-        trimmed = pc.utf8_trim_whitespace(self.array.cast(pa.large_string()))
-        return pc.if_else(pc.is_in(trimmed, value_set=self._markers), pa.scalar(None, pa.large_string()), trimmed)
+        return trimmed(self.array, self._markers)
 
     @cached_property
     def filled(self) -> Array:

@@ -18,7 +18,7 @@ import io
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,7 +53,7 @@ from .files import (
     size_of,
     span_file_system,
 )  # fmt: skip
-from .ids import CANONICAL
+from .ids import is_integer_sql
 from .limits import check_npz, check_parquet
 from .sql import connection, identifier, literal, lock, reading, streamed
 
@@ -270,10 +270,10 @@ class Table:
             return self._schema.field(self._list_name).type.value_type
         return self._schema.field(name).type
 
-    def query(self, expressions: str, condition: str = "true") -> list[Any]:
-        """The values of SQL expressions over the rows for which `condition` holds."""
+    def query(self, expressions: str) -> list[Any]:
+        """The values of SQL expressions over the rows."""
         with reading(self.where), self._connected() as (db, table):
-            return list(db.sql(f"SELECT {expressions} FROM {table} WHERE {condition}").fetchall())
+            return list(db.sql(f"SELECT {expressions} FROM {table}").fetchall())
 
     def most_frequent(
         self, expressions: Iterable[tuple[str, str]], rows: Array, most: int
@@ -291,23 +291,15 @@ class Table:
                 ).fetchall()
                 yield tuple(value for (value,) in found)
 
-    def batches(
-        self, columns: Sequence[str], rows: int | None = None, skip: int = 0, casts: Mapping[str, str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Record batches of these columns, in the table's order, without the first `skip` rows. Columns that are named
-        in `casts` come as another type of DuckDB's."""
-        if self._staged is not None and not casts:
+    def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS, skip: int = 0) -> Iterator[pa.RecordBatch]:
+        """Record batches of these columns, in the table's order, without the first `skip` rows."""
+        if self._staged is not None:
             with reading(self.where):
-                yield from self._staged_batches(columns, rows or BATCH_ROWS, skip)
+                yield from self._staged_batches(columns, rows, skip)
             return
-        kinds = casts or {}
-        shown = ", ".join(
-            f"CAST({identifier(name)} AS {kinds[name]}) AS {identifier(name)}" if name in kinds else identifier(name)
-            for name in columns
-        )
-        behind = f" OFFSET {skip}" if skip else ""
+        shown = ", ".join(map(identifier, columns))
         with reading(self.where), self._connected() as (db, table):
-            yield from db.sql(f"SELECT {shown} FROM {table}{behind}").to_arrow_reader(rows or BATCH_ROWS)
+            yield from db.sql(f"SELECT {shown} FROM {table} OFFSET {skip}").to_arrow_reader(rows)
 
     def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
         """One row group after the other: of all together, Arrow holds far more than a batch."""
@@ -333,11 +325,6 @@ class Table:
         arrays = [parts[name] if name in parts else batch.column(name) for name in columns]
         return pa.record_batch(arrays, names=list(columns))
 
-    def id_batches(self, columns: Sequence[str], rows: int | None = None, skip: int = 0) -> Iterator[pa.RecordBatch]:
-        """As `batches`; columns that hold whole numbers alone come as whole numbers, also where they are text."""
-        integers = [name for name in columns if self.types[name] == "VARCHAR" and self.has_integers(name)]
-        return self.batches(columns, rows, skip, dict.fromkeys(integers, "BIGINT"))
-
     def read(self, columns: Sequence[str]) -> dict[str, Any]:
         """Whole columns as Arrow arrays."""
         names = list(dict.fromkeys(columns))
@@ -352,22 +339,13 @@ class Table:
         if self.types[name] != "VARCHAR":
             return _is_integer(self.types[name])
         if name not in self._integers:
-            self._integers |= self._look_at_ids([name])
+            [[found]] = self.query(f"coalesce(bool_and({is_integer_sql(self.sql(name))}), false)")
+            self._integers[name] = bool(found)
         return self._integers[name]
 
     def has_id_types(self, names: Sequence[str]) -> bool:
         """Whether columns are of text or whole numbers by their types."""
         return all(self.types[name] == "VARCHAR" or _is_integer(self.types[name]) for name in names)
-
-    def _look_at_ids(self, names: Sequence[str]) -> dict[str, bool]:
-        """For each text column: whether all its cells are canonical whole numbers of 64 bits."""
-        tests = [
-            f"coalesce(bool_and(regexp_full_match({name}, '{CANONICAL}') AND TRY_CAST({name} AS BIGINT) IS NOT NULL), "
-            "false)"
-            for name in map(identifier, names)
-        ]
-        [found] = self.query(", ".join(tests))
-        return dict(zip(names, map(bool, found), strict=True))
 
     def _connected(self, memory: int | None = None, scratch: Path | None = None) -> Any:
         if self._staged is not None:
@@ -394,7 +372,7 @@ class Table:
         if name not in self.types:
             raise InputError(
                 f"{self.where} has no column {name!r} for the {role}{nearest(name, self.columns)}; "
-                f"its columns are: {_listed(self.columns)}"
+                f"its columns are: {listed(self.columns)}"
             )
         return name
 
@@ -414,7 +392,7 @@ class Table:
                 if not hits:
                     raise InputError(
                         f"{self.where} has no column like {pattern!r} for the {role}; "
-                        f"its columns are: {_listed(self.columns)}"
+                        f"its columns are: {listed(self.columns)}"
                     )
             found += [hit for hit in hits if hit not in found]
         return found
@@ -827,5 +805,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _listed(names: Sequence[str], limit: int = 30) -> str:
+def listed(names: Sequence[str], limit: int = 30) -> str:
+    """The first of these names, and how many there are."""
     return ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")
