@@ -186,14 +186,14 @@ class Cells:
         return np.asarray(lengths, dtype=np.int64), np.where(read, values, np.nan)
 
 
-def cells_of(arrays: Sequence[Any], markers: Any) -> list[Cells]:
+def cells_of(arrays: Sequence[Any], markers: Any) -> Iterator[Cells]:
     """The cells of each column. Many short columns of text are read as one: a call takes longer than a few cells."""
     short = [0 < len(array) <= _FEW_ROWS and pa.types.is_string(array.type) for array in arrays]
     parts: Iterator[Cells] = iter(())
     if any(short):
         whole = pa.chunked_array(list(compress(arrays, short))).cast(pa.large_string())
         parts = Cells(whole, markers).parts(len(arrays[0]))
-    return [next(parts) if is_short else Cells(array, markers) for array, is_short in zip(arrays, short, strict=True)]
+    return (next(parts) if is_short else Cells(array, markers) for array, is_short in zip(arrays, short, strict=True))
 
 
 def _frozen(array: Array) -> Array:

@@ -348,11 +348,13 @@ def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple
 
 def _update_distinct(scan: _Scan, values: Any, filled: Array, train: Array) -> None:
     """Grow the sets of different values, up to the most categories that are told apart."""
+    found: Any = None
     for name, rows in (("seen", filled), ("seen_in_training", filled & train)):
         known = getattr(scan, name)
         if known is None or not rows.any():
             continue
-        found = (values if rows.all() else values.filter(pa.array(rows))).unique()
+        if found is None or not train.all():
+            found = (values if rows.all() else values.filter(pa.array(rows))).unique()
         if name == "seen" and scan.group == "number":
             scan.maybe_id = scan.maybe_id and len(found) == int(rows.sum()) and pa.types.is_integer(scan.type)
         if len(found) <= scan.most:
