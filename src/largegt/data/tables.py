@@ -356,9 +356,9 @@ class Table:
 
     def parts(self, count: int) -> list[Table]:
         """The same rows as at most `count` tables of about the same size, one after the other."""
-        found = self._reader.parts(count)
+        staged = None if self._staged is None else _Parquet(PARQUET, (FilePart(self._staged),))
         tables, row = [], 0
-        for reader, rows in found:
+        for reader, rows in (staged or self._reader).parts(count):
             part = copy.copy(self)
             part._reader, part.first_row, part._count, part._staged = reader, row, rows, None
             tables.append(part)
