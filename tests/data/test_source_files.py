@@ -201,5 +201,5 @@ def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
     rows = 9000
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 1000, dtype=np.float32)), 1000)
     pq.write_table(pa.table({"id": np.arange(rows), "v": vectors}), tmp_path / "n.parquet")
-    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id", "v"], 1 << 28, 1)
+    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id"], ["v"], 1 << 28, 1)
     assert pq.read_metadata(tmp_path / "staged.parquet").num_row_groups > 1

@@ -194,7 +194,7 @@ def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> Tab
             raise
     found = Table(file)
     found.where = edges.where
-    found.stage(file, found.columns, table.memory, nodes.means.threads)
+    found.stage(file, found.columns, (), table.memory, nodes.means.threads)
     return replace(edges, table=found)
 
 
