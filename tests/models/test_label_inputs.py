@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_batches import make_batch
 from torch import Tensor
 
 import largegt as lg
@@ -21,6 +20,7 @@ from largegt.models.largegt.model import LargeGT
 from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
 from largegt.training.metrics import TaskHead
+from model_batches import make_batch
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 from training_steps import recorded_step, weights_that_matter
 

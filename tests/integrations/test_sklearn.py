@@ -363,7 +363,7 @@ def test_the_example_and_the_page(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(work)
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     runpy.run_path(str(root / "examples" / "sklearn_style.py"))
     assert float(capsys.readouterr().out.split("test: ")[1].split()[0]) > 0.6
     page = (root / "docs" / "scikit-learn.md").read_text(encoding="utf-8")

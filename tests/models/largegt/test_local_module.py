@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from model_batches import make_batch
 
 from largegt.config.schema import ModelConfig
 from largegt.loader.batch import distinct_rows, input_tokens
 from largegt.models.largegt.local_module import LocalModule
 from largegt.models.largegt.padding import PaddedLinear
+from model_batches import make_batch
 from oracles import attention as oracle
 
 

@@ -23,6 +23,7 @@ from largegt.runtime.workers import Threads
 from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
+from weighted_graph import graph, tiny  # noqa: F401
 
 FEATURES = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
 SETTINGS = ["prepare.tokens.precompute_for=all", "prepare.positional_encoding.method=none", "prepare.local_nodes.k=4"]

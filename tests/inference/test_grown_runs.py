@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import Grown, grown
 
+from grown_graphs import Grown, grown
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.store import GraphStore

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from list_helpers import answers_alike
 
 import largegt
 from bucket_helpers import content, local_content, serving
@@ -30,6 +29,7 @@ from largegt.preprocessing.engine import Engine
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
+from list_helpers import answers_alike
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
@@ -54,8 +54,8 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def cluster(bucket: str) -> Iterator[Any]:
-    tests = Path(__file__).parent
-    seen = [str(Path(largegt.__file__).parents[1]), str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    helpers = Path(__file__).parents[1] / "helpers"
+    seen = [str(Path(largegt.__file__).parents[1]), str(helpers), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:  # workers see the modules that this process sees
         patch.setenv("PYTHONPATH", os.pathsep.join(seen))
         head = {**MACHINE, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}

@@ -9,10 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import CHANGED, arrays_of, assert_same, fitted_as, grown
-from test_incremental_prepare import SETTINGS, config
-from test_incremental_prepare import assert_same as assert_same_preparation
 
+from grown_graphs import CHANGED, arrays_of, assert_same, fitted_as, grown
 from largegt.cli.verification import verify
 from largegt.data import sources
 from largegt.data.append import append
@@ -25,6 +23,8 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.remote import remove_folder
 from largegt.preprocessing.pipeline import prepare
 from largegt.training.trainer import train
+from preparation_cases import SETTINGS, config
+from preparation_cases import assert_same as assert_same_preparation
 from run_helpers import small, stopped_at
 
 FEATURES = ["f0", "f1", "f2", "f3"]

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import Grown, grown
 
+from grown_graphs import Grown, grown
 from largegt.data import sources
 from largegt.data.append import append
 from largegt.data.ingest import ingest

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_batches import make_batch
 from torch.nn import functional as F
 
 from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionalEncodingConfig, PrepareConfig
@@ -16,6 +15,7 @@ from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
 from largegt.models.largegt.model import BatchNorm, LargeGT
 from largegt.preprocessing.pipeline import prepare
+from model_batches import make_batch
 
 NAMES = ["largegt-full", "largegt-local", "largegt-global"]
 

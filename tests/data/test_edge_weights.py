@@ -25,6 +25,7 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.workers import Threads
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes
+from weighted_graph import graph, tiny  # noqa: F401
 
 CONFIG = IngestConfig(name="g")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grown_graphs import CHANGED, arrays_of, assert_same, grown, unfinished
 
+from grown_graphs import CHANGED, arrays_of, assert_same, grown, unfinished
 from largegt.config.schema import IngestConfig, LocalNodesConfig, PrepareConfig
 from largegt.data import sources
 from largegt.data.append import _Append, append

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from list_helpers import answers_alike
 
 import largegt as lg
 from largegt.config.schema import LocalNodesConfig, PrepareConfig
@@ -26,6 +25,7 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling import redis_lists as home
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
+from list_helpers import answers_alike
 
 redis = pytest.importorskip("redis", reason="the client is not installed: pip install 'largegt[redis]'")
 pytestmark = pytest.mark.skipif(
