@@ -12,6 +12,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors here are tiny, and cores are shared
 
+import largegt
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
@@ -19,6 +20,9 @@ from largegt.data.store import GraphStore
 from largegt.hardware import abilities as hardware
 from largegt.runtime.threads import num_threads
 from run_helpers import lg  # noqa: F401
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(largegt.__file__).parent
 
 StoreMaker = Callable[..., GraphStore]
 
@@ -111,6 +115,25 @@ def use_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
 
     yield use
     hardware.ability.cache_clear()
+
+
+def is_in_a_room(path: Path) -> bool:
+    """Whether tests/<room>/… mirrors a room of the package; the other tests are of the repository as a whole."""
+    return (PACKAGE / path.relative_to(TESTS).parts[0]).is_dir()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of a room is a unit test unless it is marked slow, gpu or cluster."""
+    for item in items:
+        if is_in_a_room(item.path) and not {"slow", "gpu", "cluster"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("unit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m unit` does not import tests of the repository as a whole: their imports take seconds."""
+    outside = collection_path.name.startswith("test_") and not is_in_a_room(collection_path)
+    return True if outside and config.getoption("markexpr") == "unit" else None
 
 
 def pytest_xdist_auto_num_workers() -> int:
