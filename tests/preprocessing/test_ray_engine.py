@@ -31,6 +31,8 @@ from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from list_helpers import answers_alike
 
+pytestmark = pytest.mark.cluster
+
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'largegt[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402

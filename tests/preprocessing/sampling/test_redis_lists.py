@@ -28,9 +28,10 @@ from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from list_helpers import answers_alike
 
 redis = pytest.importorskip("redis", reason="the client is not installed: pip install 'largegt[redis]'")
-pytestmark = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="no redis-server: apt install redis-server"
-)
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: apt install redis-server"),
+]
 
 
 def free_port() -> int:
