@@ -20,6 +20,7 @@ from largegt.data.store import GraphStore
 from largegt.hardware import abilities as hardware
 from largegt.runtime.threads import num_threads
 from run_helpers import lg  # noqa: F401
+from weighted_graph import graph, tinier  # noqa: F401
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(largegt.__file__).parent

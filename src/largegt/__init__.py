@@ -29,8 +29,10 @@ _HOMES = {
     "PrepareConfig": ".config.schema",
     "IngestConfig": ".config.schema",
     "ModelConfig": ".config.models",
+    "LargeGTConfig": ".config.models",
     "model_config": ".config.models",
     "register_model": ".config.models",
+    "register_metric": ".training.metrics",
     "NodeModel": ".models.base",
     "NodeOutput": ".models.base",
     "TrainConfig": ".config.schema",
@@ -64,6 +66,7 @@ _MODULES = ("sources", "pyg")
 if TYPE_CHECKING:
     from .auto.choose import auto_config
     from .auto.tuning.tune import tune
+    from .config.models import LargeGTConfig, ModelConfig, model_config, register_model
     from .config.schema import Config, IngestConfig, PrepareConfig, TrainConfig
     from .data import sources
     from .data.append import append
@@ -83,20 +86,23 @@ if TYPE_CHECKING:
     from .integrations.sklearn import LargeGTRegressor as LargeGTRegressor
     from .loader.batch import TokenBatch
     from .loader.loader import token_batches
+    from .models.base import NodeModel, NodeOutput
     from .models.largegt.model import LargeGT
     from .preprocessing.pipeline import prepare
     from .preprocessing.prepared import Prepared
     from .preprocessing.sampling.local_nodes import local_nodes
     from .reporting.page import report
     from .training.evaluate import evaluate
+    from .training.metrics import register_metric
     from .training.run import Run
     from .training.trainer import train
 
 __all__ = [
-    "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTError", "ModelConfig", "PrepareConfig", "Prepared",
-    "Run", "TokenBatch", "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain",
-    "from_pyg", "generate", "ingest", "local_nodes", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "report",
-    "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTConfig", "LargeGTError", "ModelConfig", "NodeModel",
+    "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch", "TrainConfig", "__version__", "append",
+    "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg", "generate", "ingest", "local_nodes",
+    "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "register_metric",
+    "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 

@@ -23,7 +23,6 @@ from largegt.runtime.workers import Threads
 from largegt.training.trainer import train
 from oracles.context import adjacency, normalized
 from oracles.weighted import edge_means
-from weighted_graph import graph, tiny  # noqa: F401
 
 FEATURES = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
 SETTINGS = ["prepare.tokens.precompute_for=all", "prepare.positional_encoding.method=none", "prepare.local_nodes.k=4"]
@@ -109,7 +108,7 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
 def test_any_memory_and_any_kill_give_the_same_bytes(
-    graph: Any, tmp_path: Path, tiny: pytest.MonkeyPatch, kind: str
+    graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch, kind: str
 ) -> None:
     files, config = files_of(graph, tmp_path, kind), IngestConfig(name="g")
 

@@ -25,7 +25,6 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.workers import Threads
 from oracles.weighted import along, weight_matrix
 from run_helpers import all_bytes
-from weighted_graph import graph, tiny  # noqa: F401
 
 CONFIG = IngestConfig(name="g")
 
@@ -107,7 +106,7 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
 def test_any_memory_threads_and_parts_give_the_same_bytes(
-    graph: Any, tmp_path: Path, tiny: pytest.MonkeyPatch, kind: str
+    graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch, kind: str
 ) -> None:
     files = files_of(graph, tmp_path, kind)
     made = []
@@ -116,7 +115,7 @@ def test_any_memory_threads_and_parts_give_the_same_bytes(
         made.append(all_bytes(tmp_path / "g"))
     ingest(sources.files(**files), tmp_path / "g", CONFIG, True, engine=Threads(9000, 2, 3))
     made.append(all_bytes(tmp_path / "g"))
-    tiny.undo()
+    tinier.undo()
     store = ingest(sources.files(**files), tmp_path / "g", CONFIG, True)
     assert made[0] == made[1] == made[2] == all_bytes(tmp_path / "g")
     names = np.array([int(str(name).lstrip("n") or 0) for name in store.ids_of(np.arange(store.num_nodes))])
@@ -124,7 +123,7 @@ def test_any_memory_threads_and_parts_give_the_same_bytes(
     assert np.array_equal(dense(store, "out"), expected.astype(np.float32))
 
 
-def test_a_node_with_more_edges_than_a_task_is_meant_to_hold(tmp_path: Path, tiny: pytest.MonkeyPatch) -> None:
+def test_a_node_with_more_edges_than_a_task_is_meant_to_hold(tmp_path: Path, tinier: pytest.MonkeyPatch) -> None:
     """Node 0 has 3000 of them: to many nodes, many to node 1 with all kinds of weights, one that comes 500 times."""
     rng = np.random.default_rng(0)
     targets = np.concatenate([rng.integers(2, 400, 1500), np.full(1000, 1), np.full(500, 7)])
@@ -140,7 +139,7 @@ def test_a_node_with_more_edges_than_a_task_is_meant_to_hold(tmp_path: Path, tin
     assert np.array_equal(dense(store, "out"), weight_matrix(edges, weights, 400).astype(np.float32))
 
 
-def test_killed_at_any_commit(graph: Any, tmp_path: Path, tiny: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_commit(graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch) -> None:
     files = files_of(graph, tmp_path, "parquet")
     ingest(sources.files(**files), tmp_path / "whole", CONFIG)
     expected, commit = all_bytes(tmp_path / "whole"), ArrayWriter.commit

@@ -19,14 +19,15 @@ class Weighted(NamedTuple):
 
 @pytest.fixture
 def graph() -> Weighted:
+    """30 nodes, 260 edges with weights and three features each."""
     rng = np.random.default_rng(3)
     edges = (rng.random((2, 260)) ** 2 * 28).astype(np.int64)
     return Weighted(edges, rng.exponential(2.0, 260) + 0.01, rng.normal(3.0, 2.0, (260, 3)), 30)
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Small inputs go through everything that large ones do; `memory` is a number of bytes, however small."""
+def tinier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An ingest of `graph` goes through everything that a large one does; `memory` is a number of bytes, however small."""
     small: dict[str, Any] = {
         "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
         "pair_runs._BUCKET_PAIRS": 60, "pair_runs._MOST_BUCKETS": 6, "csr._LEAST_RUN": 70, "csr._MOST_RUN": 150,

@@ -20,7 +20,6 @@ from largegt.cli import app
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
 from largegt.integrations.store_cache import read_graph
-from weighted_graph import graph  # noqa: F401
 
 FAST: dict[str, Any] = {"k": 4, "hidden_dim": 8, "epochs": 1, "recipe": "base", "random_state": 0}
 

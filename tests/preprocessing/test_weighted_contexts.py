@@ -18,7 +18,6 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from oracles import context
 from oracles.weighted import along, token_rows, weight_matrix
-from weighted_graph import graph  # noqa: F401
 
 FEATURES = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
 

@@ -81,7 +81,9 @@ def _config_error(cls: type[Settings], error: ValidationError, prefix: str) -> C
         known = setting_names(cls, prefix)
         names = [other.split(".") for other in known]
         same_table = [".".join(parts[: len(path)]) for parts in names if parts[: len(path) - 1] == path[:-1]]
-        hint = f" (its name is {RENAMED[name]})" if name in RENAMED else nearest(name, same_table) or nearest(name, known)
+        hint = (
+            f" (its name is {RENAMED[name]})" if name in RENAMED else nearest(name, same_table) or nearest(name, known)
+        )
         return ConfigError(f"unknown setting {name!r}{hint}; largegt config lists all")
     if first["type"] == "value_error":
         return ConfigError(f"setting {name}: {first['msg'].removeprefix('Value error, ')}")

@@ -20,7 +20,6 @@ from largegt.preprocessing.sampling.weighted import weighted_rows
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood
 from oracles.statistics import fit_p
 from oracles.weighted import along, set_chances, walk_chances, weight_matrix
-from weighted_graph import graph  # noqa: F401
 
 ROUNDS = 4000
 EDGES = np.array([
