@@ -27,7 +27,7 @@ def graph() -> Weighted:
 
 @pytest.fixture
 def tinier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An ingest of `graph` goes through everything that a large one does; `memory` is a number of bytes, however small."""
+    """A small ingest does everything that a large one does; `memory` is a number of bytes, however small."""
     small: dict[str, Any] = {
         "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
         "pair_runs._BUCKET_PAIRS": 60, "pair_runs._MOST_BUCKETS": 6, "csr._LEAST_RUN": 70, "csr._MOST_RUN": 150,
