@@ -27,6 +27,8 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, Killed, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 BASE = [*(item for item in SMALL if not item.startswith("train.learning")), "train.epochs=2"]
 SEARCH = ["train.learning_rate=1e-3..1e-1:log", "model.dropout=0..0.5", "prepare.local_nodes.k=3,4"]
 

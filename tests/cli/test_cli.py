@@ -27,6 +27,8 @@ from largegt.data.store import GraphStore
 from largegt.preprocessing.prepared import Prepared
 from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 VERBS = (
     "demo", "generate", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "config",
     "tune",

@@ -20,6 +20,8 @@ from largegt.cli.doctor import EXTRAS, Diagnosis, Problem, cpu_limit, diagnose
 from largegt.preprocessing.sampling import kernels
 from run_helpers import Cli
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(largegt.__file__).parent
 
 

@@ -20,6 +20,8 @@ from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
 from run_helpers import easy_store, one_thread  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 BASELINES = [name for name in model_names() if not name.startswith("largegt")]
 IN_THE_PAPER = ["graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global", "goat-full"]
 

@@ -54,6 +54,7 @@ def date_oracle(cell: dt.datetime, newest: dt.datetime) -> list[float]:
 NUMBERS = ["3", " -1.5 ", "1,234.5", None, "NA", "1e3", "9007199254740993", "0.12345678901234567"]
 
 
+@pytest.mark.slow
 def test_numbers_as_text_and_typed_equal_the_oracle(tmp_path: Path) -> None:
     values = [3.0, -1.5, 1234.5, None, None, 1e3, 9007199254740993.0, 0.12345678901234567]
     fitted = fit(tmp_path, {"age": NUMBERS})
@@ -195,6 +196,7 @@ def test_addresses_that_are_all_different_are_ids(tmp_path: Path) -> None:
     assert kinds == {"mail": "ignored", "link": "ignored", "about": "text", "site": "category"}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text(max_size=60))
 def test_words_of_any_text(text: str) -> None:
@@ -351,6 +353,7 @@ CELLS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CELLS, CELLS, st.sampled_from(["", "category", "text"]))
 def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later: list[Any], kind: str) -> None:

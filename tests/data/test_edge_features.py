@@ -75,6 +75,7 @@ def test_contexts_have_them(graph: Any, tmp_path: Path, way: str, normalize: str
     np.testing.assert_allclose(found.tokens, np.stack(expected, axis=1), rtol=3e-5, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_settings_leave_them_out_and_models_take_them(graph: Any, tmp_path: Path) -> None:
     store = ingest(source_of(graph), tmp_path / "g")
     plain = ingest(sources.arrays(graph.edges, FEATURES, np.arange(30) % 2, num_nodes=30), tmp_path / "plain")
@@ -106,6 +107,7 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
     return {"edges": folder / "e.parquet", "edge_feature_columns": "a,v2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
 def test_any_memory_and_any_kill_give_the_same_bytes(
     graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch, kind: str

@@ -45,6 +45,7 @@ def check_sums(store: GraphStore, direction: Any) -> None:
     assert store.mean_weight(direction) == pytest.approx(weights.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undirected", [False, True])
 def test_weights_are_those_of_a_dense_matrix(graph: Any, tmp_path: Path, undirected: bool) -> None:
     source = sources.arrays(graph.edges, num_nodes=graph.num_nodes, weights=graph.weights)
@@ -104,6 +105,7 @@ def files_of(graph: Any, folder: Path, kind: str) -> dict[str, Any]:
     return {"edges": folder / f"e.{kind}", "weight_column": "amount"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
 def test_any_memory_threads_and_parts_give_the_same_bytes(
     graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch, kind: str
@@ -139,6 +141,7 @@ def test_a_node_with_more_edges_than_a_task_is_meant_to_hold(tmp_path: Path, tin
     assert np.array_equal(dense(store, "out"), weight_matrix(edges, weights, 400).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_killed_at_any_commit(graph: Any, tmp_path: Path, tinier: pytest.MonkeyPatch) -> None:
     files = files_of(graph, tmp_path, "parquet")
     ingest(sources.files(**files), tmp_path / "whole", CONFIG)

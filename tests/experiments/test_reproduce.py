@@ -41,6 +41,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) -> None:
     models = ["mlp", "graphsage", "largegt-local"]
     files = reproduce("table-main", store.path, tmp_path, runs=2, models=models, overrides=QUICK)
@@ -60,6 +61,7 @@ def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) ->
     assert ">place<" not in tables
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_twice_and_what_stopped_goes_on(
     store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_nothing_is_trained_twice_and_what_stopped_goes_on(
     assert trained[1:] == [("sgc-seed0", False)], "other settings are another run"
 
 
+@pytest.mark.slow
 def test_curves_watch_the_test_split_and_change_nothing(store: GraphStore, tmp_path: Path) -> None:
     files = reproduce("fig-curves", store.path, tmp_path, runs=1, models=["mlp", "largegt-full"], overrides=QUICK)
     rows = rows_of(files[0])
@@ -98,6 +101,7 @@ def test_curves_watch_the_test_split_and_change_nothing(store: GraphStore, tmp_p
     assert all("test" not in entry for entry in alone.history)
 
 
+@pytest.mark.slow
 def test_every_experiment_leaves_its_files(store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "K_VALUES", (3, 5))
     models = ["graphsage", "goat-global", "largegt-full"]

@@ -127,6 +127,7 @@ class Said:
         return mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "num_eval_samples"), [(EVERYTHING, 2), (PLAIN, 1)], ids=["everything", "plain"])
 def test_what_a_node_is_worth_is_what_the_model_says_without_it(
     settings: tuple[str, ...], num_eval_samples: int, run: Run, tmp_path: Path
@@ -162,6 +163,7 @@ def test_the_parts_add_up(found: Explanation) -> None:
     assert centroids == pytest.approx(by_name["centroids of the whole graph"], abs=1e-9), "all six are listed"
 
 
+@pytest.mark.slow
 def test_columns_add_up_to_the_tokens_and_the_residual(tmp_path: Path) -> None:
     """Of a store whose nodes and edges come from tables: each feature belongs to one column, those of the degree and of
     edges lie behind, and the column that says the class is the strongest."""
@@ -219,6 +221,7 @@ def test_features_of_an_array_have_no_columns(found: Explanation) -> None:
     assert 'id="columns"' not in found.html()
 
 
+@pytest.mark.slow
 def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part's share, by going the way in small steps and moving that part alone for a bit at each."""
     asked: list[Attribution] = []
@@ -252,6 +255,7 @@ def test_attention_is_beside_and_sums_to_at_most_one(found: Explanation) -> None
     assert drawn == pytest.approx(5), "K = 6, and one of them is the node itself"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
 def test_other_tasks(task: str, tmp_path: Path) -> None:
     name = {"binary": "full", "multilabel": "local", "regression": "global"}[task]
@@ -352,6 +356,7 @@ def test_the_page_fits_a_phone_and_answers(found: Explanation, tmp_path: Path) -
     assert "without it" in said
 
 
+@pytest.mark.slow
 def test_the_command(run: Run, lg: Cli, tmp_path: Path) -> None:
     out = tmp_path / "new" / "e.json"
     done = lg("explain", run.path, "--node", 7, "--out", out, "--label", "red", "--num-eval-samples", 1)

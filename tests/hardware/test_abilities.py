@@ -104,6 +104,7 @@ def test_what_could_not_be_tried_is_used_and_not_kept(use_probe: UseProbe) -> No
     assert hardware.known("bfloat16_cpu") is None
 
 
+@pytest.mark.slow
 def test_the_real_probe_agrees_with_this_cpu() -> None:
     """In a process of its own: it may die."""
     found = hardware.probe("bfloat16_cpu")
@@ -139,6 +140,7 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.Mon
         assert cuda_streams.pinned_buffer((4,), torch.float32).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_probe_leaves_no_core_file_and_needs_no_home(tmp_path: Path) -> None:
     script = [sys.executable, "-P", str(Path(probes.__file__)), "nonsense"]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -24,6 +24,8 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import lg, one_thread, small  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 AWAY = {"num_old": 300, "num_edges": 500}
 
 

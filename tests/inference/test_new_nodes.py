@@ -26,6 +26,8 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import left_in, lg, one_thread, small  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 def trained(graph: Grown, folder: Path, *overrides: str) -> Run:
     return train(graph.store(folder), small("train.epochs=1", *overrides), folder / "run")

@@ -49,6 +49,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return train(store, small(), folder / "run")
 
 
+@pytest.mark.slow
 def test_the_users_ids_come_back(run: Run) -> None:
     kind = run.store().id_kind
     expected = list(range(150)) if kind == "row" else ids_of(kind).tolist()

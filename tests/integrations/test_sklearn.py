@@ -27,6 +27,8 @@ from largegt.integrations.sklearn import SampleError
 from largegt.training.run import Run
 from run_helpers import easy_store, homophilous, left_in, one_thread  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 base = pytest.importorskip("sklearn.base")
 model_selection = pytest.importorskip("sklearn.model_selection")
 prepared_home = importlib.import_module("largegt.preprocessing.pipeline")

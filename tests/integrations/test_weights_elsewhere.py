@@ -50,6 +50,7 @@ def test_pyg_there_and_back(graph: Any, tmp_path: Path) -> None:
     assert not torch.equal(*tokens)
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_the_values_of_a_matrix_when_asked(graph: Any) -> None:
     matrix = sp.coo_array((graph.weights, tuple(graph.edges)), shape=(30, 30)).tocsr()
     x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 2

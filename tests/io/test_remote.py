@@ -36,6 +36,8 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from run_helpers import refusal
 
+pytestmark = pytest.mark.slow
+
 CONFIG = PrepareConfig(local_nodes=LocalNodesConfig(k=5), tokens=TokensConfig(precompute_for="sampled"))
 
 

@@ -196,6 +196,7 @@ def test_the_gradient_reaches_every_label(store: lg.GraphStore) -> None:
     assert (table.grad.abs().sum(dim=(1, 2)) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "num_layers"), [((ON,), 1), ((ON,), 2), (BOTH, 2), (BOTH[:1], 2), (BOTH[1:], 2)])
 def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tuple[str, ...], num_layers: int) -> None:
     config = small(*settings, "prepare.local_nodes.k=40", f"model.num_layers={num_layers}")
@@ -260,6 +261,7 @@ def label_inputs(batch: TokenBatch) -> list[Tensor]:
     return [torch.nan_to_num(tensor, -1.0) for tensor in every if tensor is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["evaluation", "training with layer norm"])
 @CASES
 def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str, which: str, mode: str) -> None:
@@ -361,6 +363,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", INPUTS)
 def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: str, tmp_path: Path) -> None:
     """Every task from end to end: fresh samples, several samples per node, nodes without a label."""
@@ -419,6 +422,7 @@ def test_features_that_are_dropped() -> None:
     assert torch.equal(module(tokens), module(tokens))
 
 
+@pytest.mark.slow
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     config = small(ON, "model.local_node_dropout=0.4", "train.epochs=4")
     check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)

@@ -162,6 +162,7 @@ def test_auto_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) ->
     assert f"batch_size = {size}" in (tmp_path / "run" / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_auto_of_several_processes_from_the_command_line(lg: Any, make_store: Any, tmp_path: Path) -> None:
     """Few labels, and what auto has for them is for one process: it is not chosen."""
     store = chain(make_store)

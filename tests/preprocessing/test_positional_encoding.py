@@ -126,6 +126,7 @@ def walks_from(
     return _walks(store, config, direction, np.asarray(starts), 0, threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["out", "in", "both"])
 @pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (0.3, 3.0)])
 def test_walks_follow_edges(make_store: Any, random_edges: Any, direction: Any, p: float, q: float) -> None:
@@ -196,6 +197,7 @@ def test_context_longer_than_the_walk_is_the_whole_walk() -> None:
     assert _skip_gram_loss(table, walks, strangers, 20) == _skip_gram_loss(table, walks, strangers, 3)
 
 
+@pytest.mark.slow
 def test_two_cliques_come_apart(make_store: Any) -> None:
     store = make_store(TWO_CLIQUES, 16)
     config = PositionalEncodingConfig(
@@ -305,6 +307,7 @@ def test_signs_do_not_depend_on_the_solver(make_store: Any, random_edges: Any, m
     assert (found[0].max(axis=0) >= -found[0].min(axis=0)).all(), "the largest entry is positive"
 
 
+@pytest.mark.slow
 def test_laplacian_is_the_same_for_any_threads_and_nodes(make_store: Any, random_edges: Any) -> None:
     edges = random_edges(3000, 9000)
     store = make_store(edges, 3000, width=1)

@@ -35,6 +35,8 @@ from run_helpers import (
     thirds,
 )
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert(1)"
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

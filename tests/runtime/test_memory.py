@@ -22,6 +22,8 @@ from largegt.preprocessing.estimate import estimate, least_memory
 from largegt.preprocessing.pipeline import prepare
 from largegt.runtime import memory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("text", "size"),

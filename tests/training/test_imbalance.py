@@ -65,6 +65,7 @@ def test_balanced_weights_are_scikit_learns(tmp_path: Path, num_classes: int) ->
     assert float(found) == pytest.approx(log_loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_linear_model_trained_with_the_loss_is_scikit_learns(tmp_path: Path) -> None:
     """The minimum of the weighted loss is where LogisticRegression(class_weight="balanced") finds it."""
     store = rare_store(tmp_path / "g")
@@ -119,6 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_balanced_weights_find_what_is_rare(runs: dict[str, Run]) -> None:
     recall, f1 = {}, {}
     for name, run in runs.items():

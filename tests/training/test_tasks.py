@@ -134,6 +134,7 @@ def written_out(task: str, truth: np.ndarray, probability: np.ndarray) -> dict[s
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_scores_are_those_of_the_written_out_versions(split: str, run: Run) -> None:
     truth, probability = truth_and_probability(run, split)

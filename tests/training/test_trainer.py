@@ -34,6 +34,8 @@ from run_helpers import (
     thirds,
 )
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("largegt-full", "largegt-local", "largegt-global", "mlp")
 
 

@@ -166,6 +166,7 @@ def pyg_transformer(layer: Any, pyg: Any) -> Twin:
     return conv, weights + [(ours.bias, theirs.bias) for ours, theirs in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [even, uneven, whole])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize(

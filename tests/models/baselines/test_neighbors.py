@@ -143,6 +143,7 @@ def same(a: Sample | Neighborhoods, b: Sample | Neighborhoods) -> bool:
 # equality ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
 def test_samples_and_neighborhoods_are_the_oracles(backend: str, fanouts: list[int]) -> None:
@@ -168,6 +169,7 @@ def test_samples_and_neighborhoods_are_the_oracles(backend: str, fanouts: list[i
         assert found.member[:, 0].tolist() == list(range(17)), "seeds first"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_both_backends_give_the_same_bits(data: Any) -> None:
@@ -278,6 +280,7 @@ def test_each_subset_is_as_likely_over_epochs_and_seeds() -> None:
         assert uniformity_p(np.bincount(drawn, minlength=20)) > 1e-4
 
 
+@pytest.mark.slow
 def test_draws_have_nothing_to_do_with_each_other() -> None:
     """The next epoch, the next hop, the next seed and the next node draw anew."""
     here = subsets_drawn(40_000)

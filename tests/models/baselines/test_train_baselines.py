@@ -22,6 +22,8 @@ from largegt.training.setup import build_model, make_loader
 from largegt.training.trainer import train
 from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 MODELS = (
     "mlp", "sgc", "sign", "linkx", "graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global",
     "goat-full",

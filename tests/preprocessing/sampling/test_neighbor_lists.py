@@ -116,6 +116,7 @@ def test_lists_that_only_know_neighbors_will_do() -> None:
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_graph_any_nodes(data: st.DataObject) -> None:

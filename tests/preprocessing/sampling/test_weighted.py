@@ -57,6 +57,7 @@ def sets_fit(found: list[frozenset[int]], chances: np.ndarray, wanted: int) -> f
     return fit_p([counts[each] for each in expected], list(expected.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_walks", [-1, 0, 3, 10_000], ids=["as is", "race", "walks, then race", "walks"])
 @pytest.mark.parametrize("direction", ["both", "out"])
 def test_either_hop_without_replacement(store: GraphStore, direction: str, max_walks: int) -> None:
