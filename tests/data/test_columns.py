@@ -88,6 +88,7 @@ def test_numbers_are_read_as_python_reads_them(value: float) -> None:
         assert values[0] == float(text.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_odd_cells_are_named(tmp_path: Path) -> None:
     cells = [str(row) for row in range(100)]
     cells[17] = "0x10"
@@ -163,6 +164,7 @@ def test_dates(tmp_path: Path) -> None:
     assert np.array_equal(features(days, {"d": ["2023-02-29"]}), features(days, {"d": pa.nulls(1)}))
 
 
+@pytest.mark.slow
 def test_text_is_encoded_as_the_oracle_does(tmp_path: Path) -> None:
     cells = [f"The QUICK brown-fox no {row} jumps über {row % 7} dogs" for row in range(80)] + [None]
     train = [row % 3 > 0 for row in range(81)]
@@ -364,6 +366,7 @@ def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later
     assert Columns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 
+@pytest.mark.slow
 def test_numbers_with_heavy_tails_are_on_a_log_scale(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     money = np.round(rng.lognormal(6, 1.5, 400), 2)

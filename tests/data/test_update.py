@@ -27,12 +27,15 @@ from preparation_cases import SETTINGS, config
 from preparation_cases import assert_same as assert_same_preparation
 from run_helpers import small, stopped_at
 
+pytestmark = pytest.mark.slow
+
 FEATURES = ["f0", "f1", "f2", "f3"]
 
 
 # the store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
 @pytest.mark.parametrize("ids", ["row", "integer", "string"])
 def test_the_bytes_of_an_ingest_of_the_updated_tables(tmp_path: Path, ids: str, undirected: bool) -> None:

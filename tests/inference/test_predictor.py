@@ -155,6 +155,7 @@ def test_what_cannot_be_predicted_is_named(asked: dict[str, Any], said: str, run
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
     """A multi-label column may be called `node`: it must not take the place of the ids."""
     edges, features, classes = homophilous()
@@ -175,6 +176,7 @@ def test_a_label_called_like_our_own_columns(tmp_path: Path) -> None:
     assert table["node"].to_pylist() == store.ids_of(store.splits["test"])
 
 
+@pytest.mark.slow
 def test_node2vec_positions_are_the_same_for_nodes_predicted_later(tmp_path: Path) -> None:
     labels = homophilous()[2].astype(float)
     labels[::5] = np.nan

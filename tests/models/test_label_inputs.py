@@ -296,6 +296,7 @@ def test_labels_of_valid_and_test_nodes_are_no_inputs(tmp_path: Path, which: str
     assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @CASES
 def test_batch_norm_carries_it_through_other_nodes_of_a_training_batch(tmp_path: Path, task: str, which: str) -> None:
     """The label is an input of other nodes, and these are in the statistics of the batch: the docs say so."""
@@ -328,6 +329,7 @@ def test_few_values_have_a_finite_scale(num_train: int) -> None:
 # training and prediction ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     """Every node has the same features, and a neighbour's class is mostly the node's own: only labels help."""
     edges, _, classes = homophilous(300)
@@ -342,6 +344,7 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     assert informed["test"]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     """A task that nothing else can tell: a node is what the one training node around its neighbour's neighbour is, and
     a path's middle nodes have no label. Features say nothing."""

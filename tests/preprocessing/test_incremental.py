@@ -25,6 +25,8 @@ from largegt.preprocessing.prepared import Prepared
 from preparation_cases import NONE, RAW, SETTINGS, K, assert_same, config
 from run_helpers import stopped_at
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "undirected"), [*((name, False) for name in SETTINGS), ("raw", True), ("labels", True)]

@@ -22,6 +22,8 @@ from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from run_helpers import history, small
 
+pytestmark = pytest.mark.slow
+
 # batch norm, the codebook, dropout and a schedule: all that has a state beside the average
 AVERAGED = ("train.ema_decay=0.8", "model.norm=batch", "model.dropout=0.2", "train.epochs=6")
 

@@ -197,6 +197,7 @@ def test_layers_against_pytorch_geometric(
         torch.testing.assert_close(one, another.view(one.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gat_without_skip_drops_projected_inputs(shape: Callable[[], Any], residual: bool) -> None:
@@ -327,6 +328,7 @@ def test_widths_follow_the_heads(kind: type[MessagePassing]) -> None:
     assert output.logits.shape == (60, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_sample_of_all_neighbours_is_the_whole_graph(kind: type[MessagePassing]) -> None:
     csr = graph()

@@ -163,6 +163,7 @@ def test_the_list_of_a_hub_stays_where_it_is() -> None:
     assert max(size for _, size in logged.log) < hub_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [sampler.BY_PATHS, sampler.BY_NODES, sampler.BY_LISTING])
 def test_no_answer_is_larger_than_the_buffer(way: int) -> None:
     """But for one node's own lists, which here are small."""
