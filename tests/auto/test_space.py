@@ -76,6 +76,7 @@ def test_every_model_starts_at_its_own_recipe(model: str) -> None:
                 assert text_of(found) == text_of(value)
 
 
+@pytest.mark.slow
 def test_a_model_reads_every_setting_that_it_has(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "g")
     read: set[str] = set()

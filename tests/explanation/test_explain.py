@@ -189,6 +189,7 @@ def test_columns_add_up_to_the_tokens_and_the_residual(tmp_path: Path) -> None:
     assert "&lt;i&gt;" in found.html()
 
 
+@pytest.mark.slow
 def test_without_a_column_is_what_the_model_says_of_the_mean(tmp_path: Path) -> None:
     """Leaving a column out, the slow way: the features of one column replaced by hand in the tokens."""
     one = train(table_store(tmp_path / "g"), small(*PLAIN, "train.epochs=5"), tmp_path / "run")

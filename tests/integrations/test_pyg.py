@@ -221,6 +221,7 @@ def test_one_line_says_what_is_wrong(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.slow
 def test_the_example_and_the_page(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

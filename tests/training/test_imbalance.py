@@ -135,6 +135,7 @@ def test_balanced_weights_find_what_is_rare(runs: dict[str, Run]) -> None:
     assert f1["balanced"] > f1["none"]
 
 
+@pytest.mark.slow
 def test_the_metric_asked_for_picks_the_epoch(runs: dict[str, Run]) -> None:
     for run in runs.values():
         best = max(run.history, key=lambda entry: entry["valid"]["average_precision"])

@@ -44,6 +44,7 @@ def batch_of(size: int, seed: int, width: int = 5, task: str | None = None) -> T
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [8, 16])
 @pytest.mark.parametrize("name", ["largegt-full", "largegt-local"])
 @pytest.mark.parametrize("task", [None, "multiclass", "multilabel", "regression"])

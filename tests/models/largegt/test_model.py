@@ -128,6 +128,7 @@ def test_another_model_s_name_is_refused() -> None:
         model_of("mlp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_user_s_own_loop_learns(make_store: Any, name: Any) -> None:
     """The loop of the public interface as it is written there, on two noisy groups of nodes."""
