@@ -118,22 +118,22 @@ def use_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     hardware.ability.cache_clear()
 
 
-def is_in_a_room(path: Path) -> bool:
-    """Whether tests/<room>/… mirrors a room of the package; the other tests are of the repository as a whole."""
+def tests_a_package(path: Path) -> bool:
+    """Whether the folder in tests/ mirrors a package of src/largegt; other tests are of the repository as a whole."""
     return (PACKAGE / path.relative_to(TESTS).parts[0]).is_dir()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a room is a unit test unless it is marked slow, gpu or cluster."""
+    """A test of a package is a unit test unless it is marked slow, gpu or cluster."""
     for item in items:
-        if is_in_a_room(item.path) and not {"slow", "gpu", "cluster"} & {mark.name for mark in item.iter_markers()}:
+        if tests_a_package(item.path) and not {"slow", "gpu", "cluster"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("unit")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m unit` does not import tests of the repository as a whole: their imports take seconds."""
-    outside = collection_path.name.startswith("test_") and not is_in_a_room(collection_path)
+    """`-m unit` does not import tests of the repository as a whole, which takes seconds."""
+    outside = collection_path.name.startswith("test_") and not tests_a_package(collection_path)
     return True if outside and config.getoption("markexpr") == "unit" else None
 
 

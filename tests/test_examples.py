@@ -32,8 +32,8 @@ def script(name: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_walk_in_python(tmp_path: Path) -> None:
-    said = script("python_walk", tmp_path)
+def test_train_and_predict(tmp_path: Path) -> None:
+    said = script("train_and_predict", tmp_path)
     assert float(re.findall(r"'accuracy': ([\d.]+)", said)[0]) > 0.8
 
 

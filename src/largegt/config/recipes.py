@@ -17,7 +17,7 @@ from .describe import merged
 from .models import model_names, settings_read
 
 AUTO = "auto"
-"""The recipe that is made for a store when it is asked for (auto.py)."""
+"""The recipe that is made for a store when it is asked for (auto/choose.py)."""
 _OWN = "your own graph"
 
 

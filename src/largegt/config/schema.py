@@ -1,6 +1,6 @@
 """The settings: one frozen model per stage, and `Config` for a whole run. The line under a field is its help text.
 
-Enters: a recipe's name or file (recipe.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
+Enters: a recipe's name or file (recipes.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
 """
 
 from __future__ import annotations

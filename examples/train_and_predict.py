@@ -1,4 +1,4 @@
-"""The whole walk from Python, on a small graph made here: python examples/python_walk.py"""
+"""Ingest, train, evaluate and predict a small synthetic graph: python examples/train_and_predict.py"""
 
 import numpy as np
 
@@ -10,11 +10,11 @@ edge_index = rng.integers(600, size=(2, 6000))
 edge_index = edge_index[:, (labels[edge_index[0]] == labels[edge_index[1]]) | (rng.random(6000) < 0.2)]
 features = (rng.normal(size=(600, 8)) + 0.5 * labels[:, None]).astype(np.float32)
 
-store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/walk", overwrite=True)
+store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/graph", overwrite=True)
 config = lg.Config.from_recipe(
     "default", ["prepare.local_nodes.k=16", "model.hidden_dim=32", "train.batch_size=32", "train.epochs=8"]
 )
-run = lg.train(store, config, out="runs/walk", overwrite=True)
-print("test:", lg.evaluate("runs/walk", split="test"))
-print(lg.predict("runs/walk", out="predictions.parquet").slice(0, 5).to_pylist())
-lg.report(["runs/walk"], out="report.html")
+run = lg.train(store, config, out="runs/a", overwrite=True)
+print("test:", lg.evaluate("runs/a", split="test"))
+print(lg.predict("runs/a", out="predictions.parquet").slice(0, 5).to_pylist())
+lg.report(["runs/a"], out="report.html")
