@@ -80,6 +80,7 @@ def test_the_ten_lines_of_the_package_text_run(tmp_path: Path, monkeypatch: pyte
     assert names["run"].metrics["test"] == names["scores"]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     """`lg.LargeGT` is a plain nn.Module: the loop of the design, which casts no labels."""
     import torch

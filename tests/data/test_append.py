@@ -25,6 +25,8 @@ from largegt.io.locks import Lock
 from largegt.preprocessing.pipeline import prepare
 from run_helpers import left_in, lg, stopped_at  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 OLD_ID = int(grown("integer").ids[3])
 DIRECTIONS = pytest.mark.parametrize("undirected", [True, False], ids=["undirected", "directed"])
 
@@ -33,7 +35,6 @@ def new_files(folder: Path) -> Any:
     return folder / "nodes_new.parquet", folder / "edges_new.parquet"
 
 
-@pytest.mark.slow
 @DIRECTIONS
 @pytest.mark.parametrize("ids", ["row", "integer", "string"])
 def test_the_bytes_of_an_ingest_of_everything(tmp_path: Path, ids: str, undirected: bool) -> None:
@@ -44,7 +45,6 @@ def test_the_bytes_of_an_ingest_of_everything(tmp_path: Path, ids: str, undirect
     assert_same(store, graph.ingested(tmp_path, "all"))
 
 
-@pytest.mark.slow
 def test_text_files_small_memory_and_several_nights(tmp_path: Path) -> None:
     graph = grown("string", False, num_new=40)
     graph.begin(tmp_path, "csv")
@@ -94,7 +94,6 @@ def test_directions_come_and_go(tmp_path: Path, way: str) -> None:
     assert_same(store, full)
 
 
-@pytest.mark.slow
 def test_nodes_alone_and_edges_alone(tmp_path: Path) -> None:
     graph = grown("integer")
     graph.begin(tmp_path)
@@ -143,7 +142,6 @@ def test_labels_are_by_the_stores_classes(tmp_path: Path) -> None:
     assert store.split[4:].tolist() == [0, 0, 0], "without a split they are in none"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
 def test_values_and_several_labels(tmp_path: Path, task: str) -> None:
     """Of new nodes and of known ones, whose empty cells change nothing."""
@@ -170,7 +168,6 @@ def test_values_and_several_labels(tmp_path: Path, task: str) -> None:
     assert store.folder.meta["label_counts"] == full.folder.meta["label_counts"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True], ids=["in the table", "in a table apart"])
 def test_features_that_are_called_like_labels_are_found_by_name(tmp_path: Path, apart: bool) -> None:
     rng, names = np.random.default_rng(0), ("age", "class", "fold")
@@ -195,7 +192,6 @@ def test_features_that_are_called_like_labels_are_found_by_name(tmp_path: Path, 
 # what is refused
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "change", "message"),
     [
@@ -262,7 +258,6 @@ def test_one_writer_at_a_time_and_no_url(tmp_path: Path) -> None:
 # kills
 
 
-@pytest.mark.slow
 @DIRECTIONS
 @pytest.mark.parametrize("update", [False, True], ids=["append", "update"])
 def test_killed_anywhere_the_old_store_is_there_and_the_same_command_goes_on(

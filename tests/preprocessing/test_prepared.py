@@ -41,6 +41,8 @@ from largegt.types import ModelName
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
+pytestmark = pytest.mark.slow
+
 HOME = sys.modules["largegt.preprocessing.pipeline"]
 STAGES = ("local_nodes", "tokens", "positions")
 ARRAYS = (
