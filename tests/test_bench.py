@@ -29,7 +29,7 @@ LEFT_OUT = {"killed"}
 """Ten commands, one after another; tests/reliability/test_kills.py kills the same ones."""
 SMALL = (
     "prepare.local_nodes.k=4", "prepare.positional_encoding.method=random_projection",
-    "prepare.positional_encoding.dim=4", "model.hidden_dim=16", "model.num_heads=2",
+    "prepare.positional_encoding.dim=4", "model.name=largegt-full", "model.hidden_dim=16", "model.num_heads=2",
     "model.codebook.num_centroids=8", "model.codebook.dim=4", "train.batch_size=32",
 )  # fmt: skip
 SMALLEST = {

@@ -9,17 +9,20 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from largegt.auto.tuning.space import make_space, search_space, text_of, value_of
-from largegt.config.models import ModelConfig, model_names, model_specs
+from largegt.config.describe import Settings, setting_names
+from largegt.config.models import CodebookConfig, LargeGTGlobalConfig, ModelConfig, model_names, model_specs
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.errors import ConfigError
 from largegt.preprocessing.pipeline import prepare
+from largegt.preprocessing.prepared import Prepared
 from largegt.training.setup import build_model
-from run_helpers import easy_store, one_thread, small_settings  # noqa: F401
+from run_helpers import easy_store, one_thread, small, small_settings  # noqa: F401
 
 
-def axis_of(search: str, *overrides: str) -> BaseDistribution:
-    return make_space("base", overrides, [search], only=True).axes[search.partition("=")[0]]
+def axis_of(search: str) -> BaseDistribution:
+    recipe = "gat" if "fanouts" in search else "base"
+    return make_space(recipe, search=[search], only=True).axes[search.partition("=")[0]]
 
 
 @pytest.mark.parametrize(("search", "axis"), [
@@ -43,7 +46,8 @@ def test_the_language(search: str, axis: BaseDistribution) -> None:
     ("train.lerning_rate=1e-4..1e-2:log", "did you mean 'train.learning_rate'"),
     ("hidden_dim=3,4", "did you mean 'model.hidden_dim'"),
     ("model.hidden_dim=64,-1", "greater than or equal to 1"),
-    ("model.hidden_dim=64,65", "multiple of num_heads"),
+    ("model.hidden_dim=64,65", "must be a multiple of codebook.num_heads"),
+    ("model.fanouts=[20,10],[5,5]", "largegt-full does not read model.fanouts, a setting of graphsage"),
     ("model.dropout=0..1", "less than 1"),
     ("model.norm=layer,bach", "did you mean 'batch'"),
     ("model.norm=layer..batch", "list its values"),
@@ -76,24 +80,52 @@ def test_every_model_starts_at_its_own_recipe(model: str) -> None:
                 assert text_of(found) == text_of(value)
 
 
+def spied(settings: Settings, read: set[str], prefix: str = "") -> Any:
+    """The same settings, which note in `read` the dotted name of each that is looked at."""
+
+    def spy(self: Settings, name: str) -> Any:
+        read.add(prefix + name)
+        return object.__getattribute__(self, name)
+
+    values = {
+        name: spied(value, read, f"{prefix}{name}.") if isinstance(value, Settings) else value
+        for name, value in settings
+    }
+    return type("Spied", (type(settings),), {"__getattribute__": spy})(**values)
+
+
+def settings_read(config: ModelConfig, prepared: Prepared) -> set[str]:
+    """Names of the settings that the making of this model looks at."""
+    read: set[str] = set()
+    settings = spied(config, read)
+    read.clear()
+    build_model(settings, prepared)
+    return read
+
+
 @pytest.mark.slow
 def test_a_model_reads_every_setting_that_it_has(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "g")
-    read: set[str] = set()
-
-    def spy(self: ModelConfig, name: str) -> Any:
-        read.add(name)
-        return object.__getattribute__(self, name)
-
     for spec in model_specs():
         config = Config.from_recipe(recipe_for(spec.name), [*small_settings(spec.name), f"model.name={spec.name}"])
-        prepared = prepare(store, config.preparation)
-        spied = type("Spied", (spec.settings,), {"__getattribute__": spy})(**config.model.model_dump())
-        read.clear()
-        build_model(spied, prepared)
-        assert set(spec.settings.model_fields) - {"name"} <= read, spec.name
-        searched = {name.split(".")[1] for name in search_space(spec) if name.startswith("model.")}
+        read = settings_read(config.model, prepare(store, config.preparation))
+        assert set(setting_names(spec.settings)) <= read, spec.name
+        searched = {name.removeprefix("model.") for name in search_space(spec) if name.startswith("model.")}
         assert searched <= read, spec.name
+
+
+def test_a_setting_that_a_model_does_not_read_is_found(tmp_path: Path) -> None:
+    class WiderCodebook(CodebookConfig):
+        unread: int = 3
+
+    class Wider(LargeGTGlobalConfig):
+        codebook: WiderCodebook = WiderCodebook()
+        unread: int = 3
+
+    config = small("model.name=largegt-global")
+    prepared = prepare(easy_store(tmp_path / "g"), config.preparation)
+    missed = set(setting_names(Wider)) - settings_read(Wider(**config.model.model_dump()), prepared)
+    assert missed == {"unread", "codebook.unread"}
 
 
 def test_what_is_fixed_is_not_searched() -> None:

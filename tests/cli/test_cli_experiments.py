@@ -52,7 +52,7 @@ def test_reproduce_prints_its_tables_and_leaves_a_page(lg: Cli, store: GraphStor
     )  # fmt: skip
     assert code == 0, err
     assert "| MLP |" in out
-    assert "| SGC-δ |" in out
+    assert "| SGC |" in out
     assert (tmp_path / "r" / "report.html").is_file()
     code, out, _ = lg(
         "reproduce", "table-datasets", "--dataset", store.path, "--out", tmp_path / "r", "--json"

@@ -145,7 +145,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
         data["label_names"][data["labels"][:2000]], splits, name="wordnet31-lite",
     )  # fmt: skip
     real = Config.from_recipe.__func__  # type: ignore[attr-defined]
-    shrink = ["prepare.local_nodes.k=4", "model.hidden_dim=16", "model.codebook.num_centroids=16", "train.epochs=1"]
+    shrink = ["prepare.local_nodes.k=4", "model.hidden_dim=16", "train.epochs=1"]
     small = classmethod(lambda cls, recipe="default", overrides=(): real(cls, recipe, [*overrides, *shrink]))
     monkeypatch.setattr(home, "demo_source", lambda: source)
     monkeypatch.setattr(Config, "from_recipe", small)

@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
-from largegt.config.describe import build, describe_settings, parse_overrides, seconds, setting_names, to_toml
-from largegt.config.models import model_names
+from largegt.config.describe import (
+    Settings,
+    build,
+    describe_settings,
+    parse_overrides,
+    seconds,
+    setting_names,
+    to_toml,
+)
+from largegt.config.models import model_config, model_names
 from largegt.config.recipes import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
-from largegt.config.schema import Config, IngestConfig, PrepareConfig
+from largegt.config.renamed import RENAMED
+from largegt.config.schema import Config, IngestConfig, PrepareConfig, describe_config
 from largegt.errors import ConfigError
 
 
@@ -35,7 +44,7 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_says_what_it_is_and_survives_its_toml(name: str, tmp_path: Path) -> None:
     assert recipe_about()[name]
-    config = Config.from_recipe(name, ["train.patience=3", "train.max_time=90s", "model.head_dim=7"])
+    config = Config.from_recipe(name, ["train.patience=3", "train.max_time=90s", "prepare.local_nodes.k=7"])
     (tmp_path / "again.toml").write_text(config.to_toml(), encoding="utf-8")
     assert Config.from_recipe(tmp_path / "again.toml") == config
 
@@ -79,12 +88,12 @@ def test_an_unknown_setting_names_the_nearest(override: str, suggestion: str, tm
 @pytest.mark.parametrize(
     "override",
     [
-        "prepare.local_nodes.k=0", "prepare.tokens.num_hops=-1", "prepare.tokens.precompute_for=some", "model.fanouts=",
-        "model.fanouts=20,0", "model.fanouts=[]", "model.fanouts=-2", "model.fanouts=a,b", "train.warmup_steps=-1",
+        "prepare.local_nodes.k=0", "prepare.tokens.num_hops=-1", "prepare.tokens.precompute_for=some",
+        "train.warmup_steps=-1",
         "train.min_learning_rate=-1", "train.lr_scheduler=step", "train.weight_decay=inf",
         "prepare.local_nodes.k=-5", "prepare.local_nodes.k=many", "model.dropout=1",
         "model.dropout=-0.1", "train.epochs=0", "train.epochs=2.5", "train.epochs=", "train.learning_rate=0",
-        "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup_ratio=1", "model.name=gcn",
+        "train.learning_rate=nan", "train.batch_size=0", "train.patience=0", "train.warmup_ratio=1",
         "train.seed=-1", "train.seed=123456789012345678901",
         "train.device=gpu", "train.precision=fp8", "model.norm=group", "prepare.local_nodes.direction=up",
         "model.codebook.num_centroids=0", "train=5", "model.codebook=3", "train.epochs=[1, 2]", "train.max_time=soon",
@@ -95,13 +104,40 @@ def test_out_of_range_is_one_line_that_names_the_setting(override: str) -> None:
     refused(lambda: plain(override), override.split("=")[0])
 
 
+@pytest.mark.parametrize("fanouts", ["", "20,0", "[]", "-2", "a,b"])
+def test_fanouts_out_of_range(fanouts: str) -> None:
+    refused(lambda: plain("model.name=gat", f"model.fanouts={fanouts}"), "setting model.fanouts")
+
+
+def test_a_setting_of_another_model_is_refused() -> None:
+    words = "mlp does not read model.codebook.num_centroids, a setting of "
+    refused(lambda: plain("model.name=mlp", "model.codebook.num_centroids=9"), words, "largegt-full", "goat-global")
+    refused(lambda: plain("model.fanouts=20,10"), "largegt-full does not read model.fanouts", "graphsage")
+    refused(lambda: plain("model.name=sgc", "model.hidden_dim=-1"), "sgc does not read model.hidden_dim")
+    refused(lambda: plain("model.codebook.variant=goat"), "largegt-full does not read model.codebook.variant")
+    refused(lambda: plain("model.name=mlp", "model.no_such=1"), "unknown setting 'model.no_such'")
+
+
+def test_settings_of_a_recipe_s_model_that_another_does_not_read_are_dropped() -> None:
+    assert Config.from_recipe("gat-original", ["model.name=mlp"]).model == model_config("mlp", hidden_dim=256)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
+    cls: type[Settings] = IngestConfig if old in ("split", "kinds") else Config
+    refused(lambda: parse_overrides(cls, [f"{old}=1"]), f"unknown setting {old!r} (its name is {new})")
+    names = setting_names(cls)
+    assert any(name == new or name.startswith(f"{new}.") for name in names)
+    assert not any(name == old or name.startswith(f"{old}.") for name in names)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         *((text, "not of the form") for text in ("train.epochs", "=3", "", "train.epochs 5")),
         *((text, "unknown setting") for text in ("train..epochs=3", ".epochs=3", "train.=3")),
-        ("train.epochs.more=3", "is a value, not a table"),
-        ("model.name=goat-fulll", "model.name cannot be 'goat-fulll' (did you mean 'goat-full'?)"),
+        ("train.epochs.more=3", "train.epochs cannot be {'more': 3}"),
+        ("model.name=goat-fulll", "no model 'goat-fulll' (did you mean 'goat-full'?)"),
         ("train.lr_scheduler=cosin", "train.lr_scheduler cannot be 'cosin' (did you mean 'cosine'?)"),
         ("train.layerwise_inference=ful", "train.layerwise_inference cannot be 'ful': input should be a valid boolean"),
     ],
@@ -110,14 +146,18 @@ def test_a_crooked_override_is_refused(override: str, words: str) -> None:
     refused(lambda: Config.from_recipe("demo", [override]), words)
 
 
+def test_an_override_below_a_value_is_refused() -> None:
+    refused(lambda: plain("train.epochs=3", "train.epochs.more=3"), "'epochs' is a value, not a table")
+
+
 def test_override_values_are_toml_or_words_and_the_last_one_wins() -> None:
     config = plain(
-        "model.hop_embedding=false", "train.learning_rate=1e-4", 'model.name="mlp"', "train.epochs=3",
+        "model.hop_embedding=false", "train.learning_rate=1e-4", 'model.name="largegt-local"', "train.epochs=3",
         "prepare.positional_encoding.method=node2vec", "prepare.positional_encoding.projection_weights=[1.0, 0.5]",
         " train.epochs = 4 ",
     )  # fmt: skip
-    assert config.model.hop_embedding is False
-    assert (config.train.learning_rate, config.model.name, config.train.epochs) == (1e-4, "mlp", 4)
+    assert config.model == model_config("largegt-local", hop_embedding=False)
+    assert (config.train.learning_rate, config.train.epochs) == (1e-4, 4)
     assert config.prepare.positional_encoding.method == "node2vec"
     assert config.prepare.positional_encoding.projection_weights == (1.0, 0.5)
 
@@ -127,8 +167,8 @@ def test_override_values_are_toml_or_words_and_the_last_one_wins() -> None:
     [("20,10", (20, 10)), ("[15, 10, 5]", (15, 10, 5)), ("7", (7,)), ("-1", (-1,)), ("5,-1", (5, -1))],
 )
 def test_fanouts_as_on_a_command_line_or_in_a_recipe(text: str, value: tuple[int, ...]) -> None:
-    config = plain(f"model.fanouts={text}")
-    assert config.model.fanouts == value
+    config = plain("model.name=gat", f"model.fanouts={text}")
+    assert config.model == model_config("gat", fanouts=value)
     assert build(Config, tomllib.loads(config.to_toml())) == config
 
 
@@ -162,12 +202,16 @@ def test_not_a_duration(text: str) -> None:
 
 
 def test_every_setting_has_a_name_with_dots_and_a_help_line() -> None:
-    for cls in (IngestConfig, Config):
-        assert not [name for name, _, text in describe_settings(cls) if not text.strip() or "\n" in text]
-    names = setting_names(Config)
-    assert {"prepare.local_nodes.k", "model.codebook.num_centroids", "train.epochs"} <= set(names)
+    for settings in (describe_settings(IngestConfig), describe_config()):
+        assert not [setting.name for setting in settings if not setting.help.strip() or "\n" in setting.help]
+    names = [setting.name for setting in describe_config()]
+    assert {"prepare.local_nodes.k", "model.codebook.num_centroids", "model.fanouts", "train.epochs"} <= set(names)
     assert "train" not in names
     assert len(names) == len(set(names))
+    of_gat = {setting.name for setting in describe_config("gat")}
+    assert "model.fanouts" in of_gat
+    assert of_gat < set(names)
+    assert not [name for name in of_gat if name.startswith("model.codebook")]
 
 
 def test_configurations_are_frozen() -> None:
@@ -177,32 +221,30 @@ def test_configurations_are_frozen() -> None:
 
 # what is prepared for a model
 
-OWN_ROW = ("mlp", "sgc", "sign", "nagphormer", "goat-global", "largegt-global")
+LOCAL_NODES = ("largegt-full", "largegt-local")
+CONTEXTS = (*LOCAL_NODES, "sgc", "sign", "nagphormer")
+POSITIONS = ("largegt-full", "largegt-global", "nagphormer", "goat-global", "goat-full")
 ALL_FEATURES = ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full")
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_is_prepared_for_with_what_it_needs(name: str) -> None:
-    settings = (
-        "prepare.local_nodes.k=9",
-        "prepare.tokens.num_hops=5",
-        "prepare.tokens.dtype=float16",
-        "model.norm=none",
-    )
+    settings = ("prepare.local_nodes.k=9", "prepare.tokens.num_hops=5", "prepare.tokens.dtype=float16")
     config = plain(*settings, f"model.name={name}", "train.token_table=mmap")
     assert build(Config, tomllib.loads(config.to_toml())) == config
     prepare = config.preparation
-    found = (prepare.local_nodes.k, prepare.tokens.num_hops, prepare.tokens.precompute_for)
-    expected = (1, 5, "sampled") if name in OWN_ROW else (1, 0, "all") if name in ALL_FEATURES else (9, 5, "sampled")
-    assert found == (expected if name != "linkx" else (1, 0, "sampled"))
+    assert prepare.local_nodes.k == (9 if name in LOCAL_NODES else 1)
+    assert prepare.tokens.num_hops == (5 if name in CONTEXTS else 0)
+    assert prepare.tokens.precompute_for == ("all" if name in ALL_FEATURES else "sampled")
+    assert prepare.tokens.separate_directions == (name != "sgc" and config.prepare.tokens.separate_directions)
     assert prepare.tokens.dtype == "float16"
-    assert prepare.positional_encoding.method == ("none" if name == "largegt-local" else "random_projection")
+    assert prepare.positional_encoding.method == ("random_projection" if name in POSITIONS else "none")
     assert config.prepare.local_nodes.k == 9, "as it was asked for, in the run's folder too"
     again = config.model_copy(update={"prepare": prepare})
     assert again.preparation == prepare, "what was prepared for it is what it needs"
     assert plain(*settings, f"model.name={name}").preparation == prepare, "the token table is no part of it"
-    assert prepare.serves(config.model.name)
-    assert config.prepare.serves(config.model.name) == (name not in ALL_FEATURES)
+    assert prepare.serves(config.model.spec)
+    assert config.prepare.serves(config.model.spec) == (name not in ALL_FEATURES)
 
 
 @pytest.mark.parametrize(

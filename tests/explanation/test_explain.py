@@ -152,11 +152,11 @@ def test_the_parts_add_up(found: Explanation) -> None:
     by_name = {piece.name: piece.carried for piece in found.pieces}
     of_nodes = sum(value for name, value in by_name.items() if "local nodes" in name)
     assert sum(each.carried for each in found.local_nodes) == pytest.approx(of_nodes, abs=1e-9)
-    assert sum(each.told for each in found.local_nodes) == pytest.approx(
-        by_name["labels that local nodes tell"], abs=1e-9
+    assert sum(each.from_label for each in found.local_nodes) == pytest.approx(
+        by_name["labels of local nodes"], abs=1e-9
     )
     for each in found.local_nodes:
-        assert each.carried == pytest.approx(each.told + sum(each.by_token.values()), abs=1e-9)
+        assert each.carried == pytest.approx(each.from_label + sum(each.by_token.values()), abs=1e-9)
     around = sum(each.carried for each in found.labels_around)
     assert around == pytest.approx(by_name["training labels around it"], abs=1e-9)
     centroids = sum(each.carried for each in found.centroids)
@@ -238,7 +238,7 @@ def test_integrated_gradients_against_small_steps(run: Run, monkeypatch: pytest.
     way = by_part(torch.sub, one.inputs, one.baseline)
 
     num_steps, small_bit = 60, 1e-4
-    for name in ("tokens", "told", "weights", "around", "own"):
+    for name in ("tokens", "labels", "weights", "around", "own"):
         total = 0.0
         for step in range(num_steps):
             place = (step + 0.5) / num_steps

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from largegt import cli
-from largegt.config.describe import setting_names
-from largegt.config.models import model_spec
+from largegt.config.models import overrides_read
 from largegt.config.schema import Config, IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
@@ -35,8 +34,7 @@ _NARROW = ("model.hidden_dim=8", "model.codebook.num_centroids=6", "model.codebo
 
 def small_settings(model: str) -> tuple[str, ...]:
     """Overrides that make any recipe of this model quick."""
-    own = setting_names(model_spec(model).settings, "model.")
-    return (*_QUICK, *(one for one in _NARROW if one.partition("=")[0] in own))
+    return tuple(overrides_read((*_QUICK, *_NARROW), model))
 
 
 SMALL = small_settings("largegt-local")

@@ -52,12 +52,13 @@ def written_out(run: Run, layer: str, nodes: np.ndarray) -> np.ndarray:
     prepared = run.prepared()
     model = run.load_model(prepared)
     assert isinstance(model, LargeGT)
+    assert model.inputs is not None
     assert model.local_module is not None
     assert model.global_module is not None
     found = []
     for batch in token_batches(prepared, nodes=nodes, batch_size=1):
         halves = {
-            "local": model.local_module(batch.tokens),
+            "local": model.local_module(model.inputs(batch.tokens)),
             "global": model.global_module(batch.tokens[:, 0], batch.positions)[0],
             "output": model(batch).hidden,
         }
@@ -97,12 +98,13 @@ def test_draws_are_averaged(run: Run) -> None:
     rows = prepared.split_rows("valid")
     model = run.load_model(prepared)
     assert isinstance(model, LargeGT)
+    assert model.inputs is not None
     assert model.local_module is not None
     with torch.no_grad():
         made = []
         for local_nk in (np.array(prepared.local_rows[rows]), sample_rows(store, prepared, rows, 1).local_rows):
             tokens = torch.from_numpy(np.array(prepared.tokens[local_nk])).float()
-            made.append(model.local_module(tokens.flatten(1, 2)).numpy())
+            made.append(model.local_module(model.inputs(tokens.flatten(1, 2))).numpy())
     got = vectors(embed(run, split="valid", layer="local", num_eval_samples=2))
     assert got == pytest.approx((made[0] + made[1]) / 2, abs=1e-5)
     assert not np.allclose(made[0], made[1], atol=1e-3)

@@ -135,6 +135,9 @@ def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None
     assert config.prepare.local_nodes.k == 32
     with pytest.raises(ConfigError, match="has a recipe of its own"):
         auto_config(store, ["model.name=gat"])
+    config, chosen = auto_config(store, ["model.name=largegt-global"], gpu=False)
+    assert config.model.name == "largegt-global"
+    assert "model.num_layers" not in {choice.name for choice in chosen}, "which it does not read"
 
 
 def test_auto_without_a_store_says_what_to_do() -> None:

@@ -290,7 +290,7 @@ def test_arrays_in_another_byte_order(tmp_path: Path) -> None:
 )
 def test_overrides_that_were_taken_or_broke(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
-        Config.from_recipe("default", [override])
+        Config.from_recipe("default", ["model.name=gat", override])
     assert not fault_of_message(str(raised.value))
 
 

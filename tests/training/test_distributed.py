@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from largegt.config.models import CodebookConfig, model_names
+from largegt.config.models import CodebookConfig, model_names, overrides_read
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
@@ -64,8 +64,9 @@ OURS: dict[str, tuple[str, ...]] = {
         "model.local_node_dropout=0.4",
     ),
 }
+_BASELINE = (*STILL, *ODD, "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
 BASELINES = {
-    name: (*STILL, *ODD, f"model.name={name}", "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
+    name: (f"model.name={name}", *overrides_read(_BASELINE, name))
     for name in model_names()
     if not name.startswith("largegt")
 }

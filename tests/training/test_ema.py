@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from largegt.config.models import overrides_read
 from largegt.data.store import GraphStore
 from largegt.errors import FormatError
 from largegt.preprocessing.prepared import Prepared
@@ -147,7 +148,7 @@ def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "graphsage", "goat-full"])
 def test_baselines_have_it_too(store: GraphStore, name: str, tmp_path: Path) -> None:
-    settings = ("train.ema_decay=0.9", f"model.name={name}", "model.fanouts=3,3", "train.epochs=8")
-    run = train(store, small(*settings), tmp_path / "run")
+    settings = ("train.ema_decay=0.9", "model.fanouts=3,3", "train.epochs=8")
+    run = train(store, small(f"model.name={name}", *overrides_read(settings, name)), tmp_path / "run")
     assert run.metrics["test"]["accuracy"] > 0.5
     assert evaluate(run, "valid") == pytest.approx(run.metrics["valid"], rel=1e-5)

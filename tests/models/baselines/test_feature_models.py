@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from largegt.config.models import MLPConfig, SGCConfig
+from largegt.config.models import MLPConfig, NAGphormerConfig, SGCConfig
 from largegt.config.schema import (
     Config,
     LocalNodesConfig,
@@ -86,8 +86,8 @@ def test_sign_written_out(graph: Any, hops: int) -> None:
     prepared = prepared_of(store, hops)
     torch.manual_seed(0)
     model = SIGN.for_prepared(prepared, CONFIG)
-    assert len(model.hops) == hops + 1
-    parts = [layer(branch, power) for branch, power in zip(model.hops, powers_of(store, edges, hops), strict=True)]
+    assert len(model.layers) == hops + 1
+    parts = [layer(branch, power) for branch, power in zip(model.layers, powers_of(store, edges, hops), strict=True)]
     h = torch.cat(parts, dim=1)
     assert len(model.body) == 2 * 4
     for first in (0, 4):
@@ -115,9 +115,10 @@ def test_local_nodes_and_zeros_behind_the_features_change_nothing(graph: Any, ki
     store, _ = graph
     alone, sampled = prepared_of(store, method=method), prepared_of(store, k=5, method=method)
     torch.manual_seed(0)
-    model = kind.for_prepared(alone, SGCConfig() if kind is SGC else CONFIG)
+    config = {MLP: CONFIG, SIGN: CONFIG, SGC: SGCConfig(), NAGphormer: NAGphormerConfig(hidden_dim=8)}[kind]
+    model = kind.for_prepared(alone, config)
     assert kind.num_local_nodes == 1
-    assert kind.takes_padding
+    assert model.takes_padding
     if kind is NAGphormer:
         assert (model.project_positions is None) == (method == "none")
     expected = logits_of(model, alone)
@@ -143,7 +144,7 @@ def test_an_mlp_is_the_same_on_what_was_prepared_for_it_and_for_largegt(graph: A
     sampled = prepare(store, config.prepare)
     assert sampled.k == 5
     given = train(sampled, config, tmp_path / "given")
-    assert given.config.prepare == sampled.config
+    assert given.config.prepare == sampled.config.settings
     for run in (from_store, given):
         assert run.metrics["test"] == from_store.metrics["test"]
         assert evaluate(run.path) == run.metrics["test"]

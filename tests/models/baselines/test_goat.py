@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.models import CodebookConfig, ModelConfig, model_config
+from largegt.config.models import GOATCodebookConfig, ModelConfig, model_config
 from largegt.config.schema import Config
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
@@ -31,9 +31,13 @@ MEMBERS = [
 
 
 def config_of(name: str = "goat-full", **settings: Any) -> ModelConfig:
-    """Heads as wide as hidden, as published; settings are not checked, as `norm` may be `none`."""
-    config = model_config(name, hidden_dim=6, num_heads=2, head_dim=6, codebook={"num_centroids": 5, "dim": 4})
-    return config.model_copy(update={"fanouts": (3, 2), **settings})
+    """Local heads as wide as hidden, as published."""
+    config: dict[str, Any] = {"hidden_dim": 6}
+    if name != "goat-global":
+        config |= {"num_heads": 2, "head_dim": 6, "fanouts": (3, 2)}
+    if name != "goat-local":
+        config["codebook"] = {"num_centroids": 5, "dim": 4}
+    return model_config(name, **{**config, **settings})
 
 
 def padded(members: list[list[tuple[int, int]]], width: int) -> tuple[Tensor, Tensor]:
@@ -144,7 +148,7 @@ def test_the_codebook_moves_when_told() -> None:
 
 def own_codebook(seed: int = 0) -> GOATCodebook:
     torch.manual_seed(seed)
-    return GOATCodebook(30, 3, CodebookConfig(num_centroids=6, variant="goat")).double()
+    return GOATCodebook(30, 3, GOATCodebookConfig(num_centroids=6, variant="goat")).double()
 
 
 def as_oracle(book: GOATCodebook) -> GOATKMeans:
@@ -159,7 +163,7 @@ def test_its_own_codebook_starts_at_random_with_every_node_assigned() -> None:
     assert (book.ema_size == 0).all()
     assert book.counts.tolist() == torch.bincount(book.assignment.long(), minlength=6).tolist()
     assert int(book.counts.sum()) == 30
-    large = GOATCodebook(100_000, 1, CodebookConfig(num_centroids=10, variant="goat"))
+    large = GOATCodebook(100_000, 1, GOATCodebookConfig(num_centroids=10, variant="goat"))
     assert 9_000 < int(large.counts.min()) < int(large.counts.max()) < 11_000
 
 
@@ -193,7 +197,7 @@ def test_a_batch_of_one_node_changes_no_statistics() -> None:
 @pytest.mark.parametrize("name", ["goat-global", "goat-full"])
 def test_its_own_form_against_a_loop(name: str) -> None:
     """Joined vector → query as it is; keys and values of output centroids; heads go straight to the FFN."""
-    codebook = CodebookConfig(num_centroids=5, dim=4, variant="goat")
+    codebook = {"num_centroids": 5, "dim": 4, "variant": "goat"}
     model, batch = make_model(name, codebook=codebook).train(), make_batch()
     for _ in range(3):
         model.update_codebook(model(batch))
@@ -215,7 +219,7 @@ def test_its_own_form_against_a_loop(name: str) -> None:
 
 
 def test_its_own_form_learns_every_weight() -> None:
-    model = make_model(codebook=CodebookConfig(num_centroids=5, dim=4, variant="goat"), norm="layer", dropout=0.0)
+    model = make_model(codebook={"num_centroids": 5, "dim": 4, "variant": "goat"}, norm="layer", dropout=0.0)
     F.cross_entropy(model(make_batch()).logits, make_batch().labels).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -223,7 +227,7 @@ def test_its_own_form_learns_every_weight() -> None:
 
 
 def test_its_own_form_is_not_for_largegt() -> None:
-    with pytest.raises(ConfigError, match=r"variant=goat is for goat-global and goat-full"):
+    with pytest.raises(ConfigError, match=r"largegt-full does not read model\.codebook\.variant, a setting of goat"):
         Config.from_recipe("base", ["model.codebook.variant=goat"])
 
 

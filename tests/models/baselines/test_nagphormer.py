@@ -31,7 +31,8 @@ def batch_of(hops: int = 2, positions: int = 3, b: int = 6, k: int = 1) -> Token
 
 def written_out(model: NAGphormer, tokens_tf: Tensor, position_p: Tensor, target_half_d: Tensor) -> Tensor:
     """Logits of one node. The projection is of joined vectors, and the readout's score sees [h₀; h_k]."""
-    weight, bias = model.project.weight, model.project.bias
+    project = model.inputs.project
+    weight, bias = project.weight, project.bias
     if model.project_positions is not None:
         weight = torch.cat([weight, model.project_positions.weight], dim=1)
     x = [weight @ torch.cat([token, position_p]) + bias for token in tokens_tf]
@@ -76,9 +77,9 @@ def test_its_authors_shapes() -> None:
 
 
 def test_dropout_is_the_encoders() -> None:
-    model, batch = model_of(encoder_dropout=0.5, dropout=0.0).train(), batch_of()
+    model, batch = model_of(encoder_dropout=0.5).train(), batch_of()
     assert not torch.allclose(model(batch).logits, model(batch).logits)
-    model = model_of(encoder_dropout=0.0, dropout=0.5).train()
+    model = model_of(encoder_dropout=0.0).train()
     assert torch.equal(model(batch).logits, model(batch).logits)
 
 
