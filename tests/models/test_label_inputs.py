@@ -23,6 +23,7 @@ from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model
+from model_batches import EmbeddedModule, make_batch
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 from training_steps import recorded_step, weights_that_matter
 
