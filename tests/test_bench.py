@@ -103,6 +103,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return made
 
 
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")  # it has no wheels for every torch
 @pytest.mark.parametrize("program", sorted({file.stem for file in BENCH.glob("*.py")} - RUN_ELSEWHERE - LEFT_OUT))
 def test_a_program_runs(program: str, inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its smallest size, on two cores at most and no GPU; a program without one in the table fails."""

@@ -16,7 +16,7 @@ import largegt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(file.stem for file in EXAMPLES.glob("*.ipynb"))
-ELSEWHERE = {"sklearn_style": "test_estimators.py", "pyg_script": "test_pyg_interchange.py"}
+ELSEWHERE = {"sklearn_style": "integrations/test_sklearn.py", "pyg_script": "integrations/test_pyg.py"}
 """Examples that are run there, with the pages that they belong to."""
 
 

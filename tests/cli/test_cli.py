@@ -38,6 +38,8 @@ from run_helpers import (  # noqa: F401
     thirds,
 )
 
+pytestmark = pytest.mark.slow
+
 VERBS = (
     "demo", "generate", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "config",
     "tune",

@@ -10,6 +10,8 @@ import pytest
 from largegt.data.store import GraphStore
 from run_helpers import SMALL, Cli, easy_store, one_thread  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 QUICK = [part for item in (*SMALL, "train.epochs=1") for part in ("--set", item)]
 
 

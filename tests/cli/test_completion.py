@@ -20,6 +20,8 @@ from largegt.config.schema import Config, IngestConfig
 from largegt.datasets.registry import DATASETS
 from run_helpers import easy_store
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "numba", "pyarrow", "scipy", "lightning", "matplotlib")
 COMMAND = [
     sys.executable, "-c",

@@ -58,6 +58,7 @@ def date_oracle(cell: dt.datetime, newest: dt.datetime) -> list[float]:
 NUMBERS = ["3", " -1.5 ", "1,234.5", None, "NA", "1e3", "9007199254740993", "0.12345678901234567"]
 
 
+@pytest.mark.slow
 def test_numbers_as_text_and_typed_equal_the_oracle(tmp_path: Path) -> None:
     values = [3.0, -1.5, 1234.5, None, None, 1e3, 9007199254740993.0, 0.12345678901234567]
     fitted = fit(tmp_path, {"age": NUMBERS})
@@ -91,6 +92,7 @@ def test_numbers_are_read_as_python_reads_them(value: float) -> None:
         assert values[0] == float(text.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_odd_cells_are_named(tmp_path: Path) -> None:
     cells = [str(row) for row in range(100)]
     cells[17] = "0x10"
@@ -166,6 +168,7 @@ def test_dates(tmp_path: Path) -> None:
     assert np.array_equal(features(days, {"d": ["2023-02-29"]}), features(days, {"d": pa.nulls(1)}))
 
 
+@pytest.mark.slow
 def test_text_is_encoded_as_the_oracle_does(tmp_path: Path) -> None:
     cells = [f"The QUICK brown-fox no {row} jumps über {row % 7} dogs" for row in range(80)] + [None]
     train = [row % 3 > 0 for row in range(81)]
@@ -199,6 +202,7 @@ def test_addresses_that_are_all_different_are_ids(tmp_path: Path) -> None:
     assert kinds == {"mail": "ignored", "link": "ignored", "about": "text", "site": "category"}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text(max_size=60))
 def test_words_of_any_text(text: str) -> None:
@@ -361,6 +365,7 @@ CELLS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CELLS, CELLS, st.sampled_from(["", "category", "text"]))
 def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later: list[Any], kind: str) -> None:
@@ -371,6 +376,7 @@ def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later
     assert Columns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 
+@pytest.mark.slow
 def test_numbers_with_heavy_tails_are_on_a_log_scale(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     money = np.round(rng.lognormal(6, 1.5, 400), 2)

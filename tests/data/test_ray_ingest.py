@@ -27,6 +27,8 @@ from largegt.errors import ConfigError, InputError
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
+pytestmark = pytest.mark.cluster
+
 
 def test_errors_are_those_of_one_process(tmp_path: Path, small: None) -> None:
     """Which one is said does not depend on who reads what first."""

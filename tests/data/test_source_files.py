@@ -64,6 +64,7 @@ def rows_of(table: Table) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [text_files, parquet_files])
 def test_parts_of_a_table_are_the_table(tmp_path: Path, make: Any) -> None:
     table = Table(make(tmp_path))
@@ -106,6 +107,7 @@ def bucket(server: str) -> Iterator[Any]:
         files().rm_file(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["s3://graphs/edges/*", "s3://graphs/edges", Path("s3://graphs/edges")])
 @pytest.mark.parametrize("make", [text_files, parquet_files])
 def test_files_at_urls(tmp_path: Path, bucket: Any, make: Any, place: Any) -> None:
@@ -172,6 +174,7 @@ class Ranges(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     parquet(tmp_path / "e.parquet", 0, 2000)
@@ -196,6 +199,7 @@ def test_whole_numbers_of_both_signs_in_json_lines(tmp_path: Path) -> None:
         ingest(sources.files(tmp_path / "e.jsonl"), tmp_path / "h")
 
 
+@pytest.mark.slow
 def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
     """One group at a time is in memory."""
     rows = 9000

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_batches import EmbeddedModule, make_batch
 from torch import Tensor
 
 import largegt as lg
@@ -24,6 +23,7 @@ from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model
+from model_batches import EmbeddedModule, make_batch
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 from training_steps import recorded_step, weights_that_matter
 
@@ -199,6 +199,7 @@ def test_the_gradient_reaches_every_label(store: lg.GraphStore) -> None:
     assert (table.grad.abs().sum(dim=(1, 2)) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "num_layers"), [((ON,), 1), ((ON,), 2), (BOTH, 2), (BOTH[:1], 2), (BOTH[1:], 2)])
 def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tuple[str, ...], num_layers: int) -> None:
     config = small(*settings, "prepare.local_nodes.k=40", f"model.num_layers={num_layers}")
@@ -262,6 +263,7 @@ def label_inputs(batch: TokenBatch) -> list[Tensor]:
     return [torch.nan_to_num(tensor, -1.0) for tensor in every if tensor is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["evaluation", "training with layer norm"])
 @CASES
 def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str, which: str, mode: str) -> None:
@@ -297,6 +299,7 @@ def test_labels_of_valid_and_test_nodes_are_no_inputs(tmp_path: Path, which: str
     assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @CASES
 def test_batch_norm_carries_it_through_other_nodes_of_a_training_batch(tmp_path: Path, task: str, which: str) -> None:
     """The label is an input of other nodes, and these are in the statistics of the batch: the docs say so."""
@@ -408,6 +411,7 @@ def test_other_models_learn_from_label_distributions(tmp_path: Path, name: str) 
 # training and prediction ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     """Every node has the same features, and a neighbour's class is mostly the node's own: only labels help."""
     edges, _, classes = homophilous(300)
@@ -422,6 +426,7 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     assert informed["test"]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     """A task that nothing else can tell: a node is what the one training node around its neighbour's neighbour is, and
     a path's middle nodes have no label. Features say nothing."""
@@ -443,6 +448,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", INPUTS)
 def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: str, tmp_path: Path) -> None:
     """Every task from end to end: fresh samples, several samples per node, nodes without a label."""
@@ -501,6 +507,7 @@ def test_features_that_are_dropped() -> None:
     assert torch.equal(module(tokens), module(tokens))
 
 
+@pytest.mark.slow
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     config = small(ON, "model.local_node_dropout=0.4", "train.epochs=4")
     check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)

@@ -40,6 +40,8 @@ from largegt.training.trainer import train
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
 
+pytestmark = pytest.mark.slow
+
 HOME = sys.modules["largegt.preprocessing.pipeline"]
 STAGES = ("local_nodes", "tokens", "positions")
 ARRAYS = (

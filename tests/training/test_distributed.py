@@ -43,6 +43,8 @@ from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from run_helpers import SMALL, Killed, final, history, left_in, small
 
+pytestmark = pytest.mark.cluster
+
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
 ODD = ("train.batch_size=37", "train.eval_batch_size=10")

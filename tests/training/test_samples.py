@@ -31,6 +31,8 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, easy_store, history, small, thirds
 
+pytestmark = pytest.mark.slow
+
 DRAWS = 3
 FRESH = "train.resample=epoch"
 
