@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from largegt.data.column_cells import Cells
 from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.types import MISSING_MARKERS
 from oracles.text_hashing import frequent_words, hashed_words, word_hash
@@ -276,7 +276,7 @@ def test_batches_memory_row_groups_and_lists_change_nothing(tmp_path: Path, monk
     again = Columns.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted
     assert np.array_equal(features(again, columns), whole)
-    monkeypatch.setattr("largegt.data.tables._MANY_COLUMNS", 2)
+    monkeypatch.setattr("largegt.data.table_reading._MANY_COLUMNS", 2)
     assert fitted == fit(tmp_path, columns)
     assert pq.read_schema(tmp_path / "again.parquet").names == ["v", "d", "n"]  # the text columns are one
     [batch] = [*_staged(tmp_path, columns).batches(["bio", "d", "n"], skip=4990)]

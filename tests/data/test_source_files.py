@@ -19,7 +19,7 @@ from bucket_helpers import files
 from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import InputError
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes

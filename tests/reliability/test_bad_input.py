@@ -28,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from largegt.config.describe import parse_overrides
+from largegt.config.overrides import parse_overrides
 from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest

@@ -35,10 +35,10 @@ from largegt.models.largegt.model import BatchNorm
 from largegt.runtime import distributed as ranks_module
 from largegt.runtime.distributed import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
 from largegt.training import trainer
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.metrics import Scores, TaskHead
+from largegt.training.run_checksums import replacing
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from run_helpers import SMALL, Killed, final, history, left_in, small

@@ -35,8 +35,8 @@ from .column_encoding import (
     wrong_vector,
     years_and_days,
 )
-from .sql import literal
-from .tables import Table
+from .duckdb_connection import literal
+from .table_reading import Table
 from .text_model import embeddings, given_text_model, load_text_model
 
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from largegt.errors import InputError, first_line
 from largegt.types import Array
 
-from .sql import connection, identifier, literal, reading, streamed
+from .duckdb_connection import connection, identifier, literal, reading, streamed
 
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"

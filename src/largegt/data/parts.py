@@ -21,7 +21,7 @@ from largegt.types import Array
 
 from .columns import ColumnOptions, Columns, fit_columns
 from .ids import Ids, as_ids, as_text, is_text, text_buffers
-from .tables import Table, load_npy
+from .table_reading import Table, load_npy
 from .weights import as_weights
 
 EDGE_CHUNK_ROWS = 1 << 20

@@ -23,6 +23,7 @@ from largegt.types import Array
 
 from .column_cells import Cells
 from .columns import ColumnOptions, fit_columns
+from .duckdb_connection import reading
 from .files import expand, facts_of, file_kind
 from .ids import Ids, as_arrow, join_ids
 from .labels import from_text
@@ -43,8 +44,7 @@ from .parts import (
     same_ids,
 )
 from .splits import npz_splits, split_codes
-from .sql import reading
-from .tables import Table, is_table, listed, load_npy
+from .table_reading import Table, is_table, listed, load_npy
 
 __all__ = ["FileSource", "Source", "arrays", "files", "pyg"]
 

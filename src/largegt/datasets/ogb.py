@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from largegt.data.duckdb_connection import reading
 from largegt.data.labels import from_text
 from largegt.data.parts import EdgeChunk, Labels, Source, Splits, TableEdges, chunk_rows
-from largegt.data.sql import reading
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import InputError
 from largegt.io.checksums import fingerprint
 from largegt.types import MISSING_MARKERS, Array, PathLike

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from largegt.config.describe import build
 from largegt.config.models import AnyLargeGTConfig
+from largegt.config.overrides import build
 from largegt.config.schema import IngestConfig, PrepareConfig
 from largegt.data import precision, sources
 from largegt.data.ingest import ingest

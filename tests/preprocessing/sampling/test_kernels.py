@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from largegt.preprocessing.sampling import kernels, sampler
+from largegt.preprocessing import kernels, sampler
 from oracles.statistics import independence_p, uniformity_p
 
 

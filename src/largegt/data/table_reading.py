@@ -35,6 +35,7 @@ from largegt.runtime.memory import available_bytes, format_bytes
 from largegt.runtime.workers import written_aside
 from largegt.types import Array, PathLike
 
+from .duckdb_connection import connection, identifier, literal, lock, reading, streamed
 from .files import (
     ARROW,
     JSON,
@@ -55,7 +56,6 @@ from .files import (
 )  # fmt: skip
 from .ids import is_integer_sql
 from .limits import check_npz, check_parquet
-from .sql import connection, identifier, literal, lock, reading, streamed
 
 BATCH_ROWS = 1 << 18
 MOST_COLUMNS = 20_000
