@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from largegt.preprocessing import kernels
+from largegt.preprocessing.sampling import uniform
 from oracles.statistics import independence_p, uniformity_p
 
 

@@ -13,6 +13,7 @@ from scipy.stats import kstest
 
 from largegt.errors import ConfigError, InputError
 from largegt.preprocessing import kernels, sampler
+from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood, num_paths, paths_from

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import largegt as lg
 from largegt.errors import InputError
+from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists, portions
 from largegt.preprocessing.sampling.remote_sampling import BUFFER_BYTES, fetched_rows
