@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from largegt.errors import ConfigError, InputError
-from largegt.preprocessing import kernels, sampler
+from largegt.preprocessing import kernels
 from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from oracles.graphs import SIX_NODES
