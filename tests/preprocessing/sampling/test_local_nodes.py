@@ -133,7 +133,7 @@ def test_one_local_node_is_the_node_itself(make_store: Any, monkeypatch: pytest.
     def fail(*args: Any) -> None:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr(sampler, "local_nodes_rows", fail)
+    monkeypatch.setattr(uniform, "local_nodes_rows", fail)
     store = make_store(SIX_NODES, 6)
     assert local_nodes(store, k=1).tolist() == [[node] for node in range(6)]
     assert local_nodes(store, [5, 2, 2], k=1, seed=3, hop1_fraction=0.5).tolist() == [[5], [2], [2]]
