@@ -57,7 +57,7 @@ def _known(looks: Sequence[Look], key: str) -> Known:
 
 
 def predictions(datasets: Sequence[Dataset], looks: Sequence[Look]) -> Section:
-    """Correct and wrong predictions of the models."""
+    """What the models get right and wrong."""
     parts = (_of_dataset([(one, one.found) for one in looks if one.dataset == dataset.name and one.found is not None])
              for dataset in datasets)  # fmt: skip
     body = headed(datasets, parts)
