@@ -1,4 +1,4 @@
-"""Figures: a chart under its title, and below it the same numbers as a table, for those who cannot hover."""
+"""Figures: a chart under its title, and below it the same numbers as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def figure(title: str, chart: Html, table: Table, legend: Html = Html()) -> Html
 
 
 def figures(items: Iterable[Html]) -> Html:
-    """Figures side by side where there is room."""
+    """Figures side by side on wide screens."""
     return tag("div", *items, class_="figures")
 
 
@@ -41,7 +41,7 @@ def line_figure(
     title: str, lines: Sequence[Line], x: Axis, y: Axis, table: Table | None = None,
     more: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Html:  # fmt: skip
-    """`more` are columns of the table that are not drawn."""
+    """A line chart and its table; `more` are columns of the table only."""
     return figure(title, line_chart(lines, x, y, title), table or _line_table(title, lines, x, more or {}))
 
 
