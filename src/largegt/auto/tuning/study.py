@@ -51,7 +51,7 @@ def open_study(out: Path, space: Space, identity: dict[str, Any], sign: float) -
             study = Study(out, space, identity, sign)
         except (LargeGTError, OSError):
             raise
-        except Exception as error:  # Optuna raises various errors for a damaged file
+        except Exception as error:  # whatever Optuna makes of a file that it did not write
             raise FormatError(f"{out / _FILE} is no study ({first_line(error)}): choose another --out") from error
         try:
             yield study
@@ -88,8 +88,8 @@ class Study:
                 self.retry(trial.number)
 
     def ask(self, num_epochs: int) -> optuna.Trial:
-        """A trial to run. Its values depend only on the seed and the finished trials, so a resumed tuning gives the same
-        trials."""
+        """A trial to run. Its values depend only on the seed and the finished trials, so a resumed tuning runs the
+        same trials."""
         seed = np.random.SeedSequence([self.seed, len(self.done())]).generate_state(1)[0]
         self.optuna.sampler = TPESampler(seed=int(seed), multivariate=True, constant_liar=False)
         self.optuna.pruner = MedianPruner(n_startup_trials=_FIRST_COMPARED, n_warmup_steps=max(1, num_epochs // 5))
