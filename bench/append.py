@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import largegt as lg
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import Config, IngestConfig, PrepareConfig
 from largegt.data.versions import earlier_states, touched_since
 from largegt.training.run import Run

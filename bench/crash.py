@@ -470,7 +470,7 @@ def _run(run: Path) -> Content:
     """What a run holds. The notes of checksums.json depend on how it came about, but must fit what is there."""
     import torch
 
-    from largegt.training.checksums import damages
+    from largegt.training.run_checksums import damages
 
     assert not list(damages(run)), list(damages(run))
     lines = (run / "metrics.jsonl").read_text().splitlines()

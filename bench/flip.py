@@ -35,8 +35,8 @@ from largegt.data.versions import clean
 from largegt.errors import LargeGTError
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checksums import check_file
 from largegt.training.run import Run
+from largegt.training.run_checksums import check_file
 from largegt.training.trainer import train
 
 SETTINGS = (

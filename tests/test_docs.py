@@ -24,7 +24,7 @@ import pytest
 
 import largegt
 from largegt.cli.app import _ORDER
-from largegt.config.describe import describe_settings
+from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import IngestConfig, describe_config
 from run_helpers import Cli, one_thread  # noqa: F401

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from largegt.auto.tuning.space import make_space
-from largegt.config.describe import Setting, describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.config.overrides import Setting, describe_settings, parse_overrides, seconds, setting_names, to_toml
 from largegt.config.recipes import read_recipe, recipe_names
 from largegt.config.schema import Config, IngestConfig
 from largegt.errors import ConfigError, LargeGTError

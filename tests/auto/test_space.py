@@ -9,8 +9,8 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from largegt.auto.tuning.space import make_space, search_space, text_of, value_of
-from largegt.config.describe import Settings, setting_names
 from largegt.config.models import CodebookConfig, LargeGTGlobalConfig, ModelConfig, model_names, model_specs
+from largegt.config.overrides import Settings, setting_names
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.errors import ConfigError

@@ -20,8 +20,8 @@ import pytest
 
 import largegt
 from largegt import cli
-from largegt.config.describe import build
 from largegt.config.models import model_names
+from largegt.config.overrides import build
 from largegt.config.recipes import recipe_names, recipes_by_dataset
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore

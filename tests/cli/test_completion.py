@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import largegt
-from largegt.config.describe import parse_overrides, setting_names
 from largegt.config.models import model_names, overrides_read
+from largegt.config.overrides import parse_overrides, setting_names
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import Config, IngestConfig
 from largegt.datasets.registry import DATASETS

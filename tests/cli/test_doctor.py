@@ -17,7 +17,7 @@ import torch
 import largegt
 from largegt.cli import doctor
 from largegt.cli.doctor import EXTRAS, Diagnosis, Problem, cpu_limit, diagnose
-from largegt.preprocessing.sampling import kernels
+from largegt.preprocessing import kernels
 from run_helpers import Cli
 
 pytestmark = pytest.mark.slow

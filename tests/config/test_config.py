@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from largegt.config.describe import (
+from largegt.config.models import model_config, model_names
+from largegt.config.overrides import (
     Settings,
     build,
     describe_settings,
@@ -19,7 +20,6 @@ from largegt.config.describe import (
     setting_names,
     to_toml,
 )
-from largegt.config.models import model_config, model_names
 from largegt.config.recipes import read_recipe, recipe_about, recipe_for, recipe_names, recipes_by_dataset
 from largegt.config.renamed import RENAMED
 from largegt.config.schema import Config, IngestConfig, PrepareConfig, describe_config

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from largegt.data.column_cells import Cells
 from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.types import MISSING_MARKERS
 from oracles.text_hashing import frequent_words, hashed_words, word_hash
@@ -26,15 +26,19 @@ from oracles.text_hashing import frequent_words, hashed_words, word_hash
 
 def fit(folder: Path, columns: dict[str, Any], train: Any = None, labels: Any = None, **options: Any) -> Columns:
     memory = options.pop("memory", 1 << 28)
-    path = folder / "staged.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=options.pop("row_group_size", 1000))
     mask = None if train is None else np.asarray(train, dtype=bool)
     codes = None if labels is None else np.asarray(labels, dtype=np.int32)
-    table = Table(path)
+    table = _staged(folder, columns, memory, options.pop("row_group_size", 1000))
+    return fit_columns(table, list(columns), ColumnOptions(**options), mask, codes)
+
+
+def _staged(folder: Path, columns: dict[str, Any], memory: int = 1 << 28, row_group_size: int = 1000) -> Table:
+    pq.write_table(pa.table(columns), folder / "given.parquet", row_group_size=row_group_size)
+    table = Table(folder / "given.parquet")
     table.where = "nodes.csv"
     (folder / "again.parquet").unlink(missing_ok=True)
-    table.stage(folder / "again.parquet", list(columns), memory, 1)
-    return fit_columns(table, list(columns), ColumnOptions(**options), mask, codes)
+    table.stage(folder / "again.parquet", (), list(columns), memory, 1)
+    return table
 
 
 def features(fitted: Columns, columns: dict[str, Any]) -> Any:
@@ -252,12 +256,13 @@ def test_only_training_rows_are_fitted(tmp_path: Path) -> None:
     assert "no training row has a value" in column.notes
 
 
-def test_batches_memory_and_row_groups_change_nothing(tmp_path: Path) -> None:
+def test_batches_memory_row_groups_and_lists_change_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     rng = np.random.default_rng(0)
     rows = 5000
     columns = {
         "n": [None if row % 11 == 0 else f"{value:.9g}" for row, value in enumerate(rng.normal(size=rows) * 1e6)],
         "c": [f"c{value}" for value in rng.integers(0, 300, rows)],
+        "big": [str(2**24 + row // 2) for row in range(rows)],
         "bio": [f"a b {value} c d e" for value in range(rows)],
         "v": list(rng.normal(size=(rows, 3))),
         "d": [dt.datetime(2020, 1, 1) + dt.timedelta(hours=h) for h in range(rows)],
@@ -271,6 +276,11 @@ def test_batches_memory_and_row_groups_change_nothing(tmp_path: Path) -> None:
     again = Columns.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted
     assert np.array_equal(features(again, columns), whole)
+    monkeypatch.setattr("largegt.data.table_reading._MANY_COLUMNS", 2)
+    assert fitted == fit(tmp_path, columns)
+    assert pq.read_schema(tmp_path / "again.parquet").names == ["v", "d", "n"]  # the text columns are one
+    [batch] = [*_staged(tmp_path, columns).batches(["bio", "d", "n"], skip=4990)]
+    assert batch.to_pydict() == table.select(["bio", "d", "n"]).slice(4990).to_pydict()
 
 
 def test_missing_values_can_be_refused(tmp_path: Path) -> None:

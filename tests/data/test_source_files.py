@@ -19,7 +19,7 @@ from bucket_helpers import files
 from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import InputError
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
@@ -205,5 +205,5 @@ def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
     rows = 9000
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 1000, dtype=np.float32)), 1000)
     pq.write_table(pa.table({"id": np.arange(rows), "v": vectors}), tmp_path / "n.parquet")
-    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id", "v"], 1 << 28, 1)
+    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id"], ["v"], 1 << 28, 1)
     assert pq.read_metadata(tmp_path / "staged.parquet").num_row_groups > 1

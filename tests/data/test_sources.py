@@ -372,5 +372,5 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     odd = np.array([b"a", b"\xff"])
     with pytest.raises(InputError, match="labels must be all numbers or all text"):
         sources.arrays(np.array([[0], [1]]), labels=odd)
-    with pytest.raises(InputError, match="cannot be read as one kind of value"):
+    with pytest.raises(InputError, match="edge_index must be all numbers or all text"):
         ingest(sources.arrays(odd[:, None]), tmp_path / "g")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import ResolvedPrepareConfig
 from largegt.preprocessing.prepared import Prepared
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grown_graphs import grown
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import IngestConfig, ResolvedPrepareConfig
 from largegt.data import sources
 from largegt.data.append import append

@@ -35,13 +35,13 @@ from largegt.models.largegt.model import BatchNorm
 from largegt.runtime import distributed as ranks_module
 from largegt.runtime.distributed import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
 from largegt.training import trainer
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.metrics import Scores, TaskHead
+from largegt.training.run_checksums import replacing
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
-from run_helpers import SMALL, Killed, final, history, left_in, small
+from run_helpers import Killed, final, history, left_in, small, small_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -383,7 +383,10 @@ def rank_of(parent: int, rank: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes by /proc")
 def test_a_killed_rank_ends_the_job_and_resume_goes_on(store: GraphStore, twos: Path, tmp_path: Path) -> None:
     """Launched by --devices, killed in the middle, resumed under torchrun: the same as left alone, to the bit."""
-    out, settings = tmp_path / "run", [part for item in (*SMALL, *LONG) for part in ("--set", item)]
+    out, settings = (
+        tmp_path / "run",
+        [part for item in (*small_settings("largegt-full"), *LONG) for part in ("--set", item)],
+    )
     recipe = ("--recipe", "base", "--devices", "2")
     process = start("largegt", "train", str(store.path), "--out", str(out), *recipe, *settings)
     log, deadline = out / "metrics.jsonl", time.monotonic() + 120

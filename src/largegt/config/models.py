@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from largegt.errors import ConfigError, nearest
 
-from .describe import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
+from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
 
 Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 """What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or

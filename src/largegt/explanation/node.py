@@ -57,7 +57,7 @@ def explain(
     name = opened.config.model.name
     if not name.startswith("largegt-"):
         raise ConfigError(
-            f"{opened.path} is a {name}, and only predictions of LargeGT can be explained: train a model largegt-local, "
+            f"{opened.path} is a {name}, and only predictions of LargeGT can be explained: train largegt-local, "
             "-global or -full"
         )
     prediction = Predictor(opened, PredictOptions(

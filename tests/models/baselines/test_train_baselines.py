@@ -17,8 +17,8 @@ from largegt.errors import ConfigError
 from largegt.inference.predictor import predict
 from largegt.models.baselines.loader import NeighborLoader
 from largegt.preprocessing.pipeline import prepare
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
+from largegt.training.run_checksums import replacing
 from largegt.training.setup import build_model, make_loader
 from largegt.training.trainer import train
 from run_helpers import easy_store, final, history, one_thread, small  # noqa: F401

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from largegt.preprocessing.sampling import kernels, sampler
+from largegt.preprocessing import kernels
+from largegt.preprocessing.sampling import uniform
 from oracles.statistics import independence_p, uniformity_p
 
 
@@ -104,5 +105,5 @@ def test_sorted_ranges_against_sets() -> None:
 def test_hash_table_counts_distinct_nodes() -> None:
     nodes = np.random.default_rng(0).integers(0, 40, 60)
     table = np.full(128, -1, np.int64)
-    fresh = [int(v) for v in nodes if sampler.insert(table, v)]
+    fresh = [int(v) for v in nodes if uniform.insert(table, v)]
     assert Counter(fresh) == Counter(set(nodes.tolist()))

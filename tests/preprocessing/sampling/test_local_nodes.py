@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from largegt.errors import ConfigError, InputError
-from largegt.preprocessing.sampling import kernels, sampler
+from largegt.preprocessing import kernels
+from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood, num_paths, paths_from
@@ -132,7 +133,7 @@ def test_one_local_node_is_the_node_itself(make_store: Any, monkeypatch: pytest.
     def fail(*args: Any) -> None:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr(sampler, "local_nodes_rows", fail)
+    monkeypatch.setattr(uniform, "local_nodes_rows", fail)
     store = make_store(SIX_NODES, 6)
     assert local_nodes(store, k=1).tolist() == [[node] for node in range(6)]
     assert local_nodes(store, [5, 2, 2], k=1, seed=3, hop1_fraction=0.5).tolist() == [[5], [2], [2]]
@@ -257,18 +258,18 @@ GRAPHS: dict[str, tuple[list[tuple[int, int]], int, str]] = {
 ROOT = {"leaf of a hub": 61}
 
 
-WAYS = {"by paths": sampler.BY_PATHS, "by nodes": sampler.BY_NODES, "by listing": sampler.BY_LISTING}
+WAYS = {"by paths": uniform.BY_PATHS, "by nodes": uniform.BY_NODES, "by listing": uniform.BY_LISTING}
 
 
 def repeated(
-    edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = sampler.ANY_WAY, hop1: int = -1
+    edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = uniform.ANY_WAY, hop1: int = -1
 ) -> np.ndarray:
     """[rounds, k - 1] samples of node i, one per epoch."""
     csr = both_ways(matrix(edges, num_nodes), direction)
     nodes, rows = np.array([i]), np.empty((1, k), np.int32)
     drawn = np.empty((rounds, k - 1), np.int64)
     for epoch in range(rounds):
-        sampler.local_nodes_rows(*csr, nodes, hop1, way, 11, epoch, rows)
+        uniform.local_nodes_rows(*csr, nodes, hop1, way, 11, epoch, rows)
         drawn[epoch] = rows[0, 1:]
     return drawn
 
@@ -280,18 +281,18 @@ class Desk:
         self.csr = both_ways(matrix(edges, num_nodes), direction)
         self.i, self.start, self.stop = i, self.csr[0][i], self.csr[0][i + 1]
         self.state, self.row = np.zeros(1, np.uint64), np.empty(k - 1, np.int32)
-        self.block_ends = np.zeros(sampler.PATH_BLOCKS, np.int64)
-        self.bits = np.zeros(sampler.FILTER_BITS // 64, np.uint64)
+        self.block_ends = np.zeros(uniform.PATH_BLOCKS, np.int64)
+        self.bits = np.zeros(uniform.FILTER_BITS // 64, np.uint64)
         self.table = np.full(1024, -1, np.int64)
-        self.paths, self.block = sampler.count_paths(*self.csr[:2], self.start, self.stop, self.block_ends)
-        sampler.fill_filter(self.bits, self.csr[1], self.start, self.stop)
+        self.paths, self.block = uniform.count_paths(*self.csr[:2], self.start, self.stop, self.block_ends)
+        uniform.fill_filter(self.bits, self.csr[1], self.start, self.stop)
 
     def by_rejection(self, way: str, epoch: int, max_tries: int) -> bool:
         kernels.start_stream(self.state, kernels.FOR_LOCAL_NODES, 11, epoch, self.i)
         self.table[:] = -1
         by = (way == "by nodes", self.paths, self.block, self.block_ends)
         room = (self.bits, self.state, self.table, self.row, max_tries)
-        return bool(sampler.sample_by_tries(*self.csr, self.i, True, *by, *room))
+        return bool(uniform.sample_by_tries(*self.csr, self.i, True, *by, *room))
 
 
 def counts_of(drawn: np.ndarray, members: set[int]) -> list[int]:
@@ -334,7 +335,7 @@ def test_uniform_where_rejection_sometimes_gives_up(way: str) -> None:
     neighbors = neighbor_sets(edges, num_nodes, "both")
     desk = Desk(edges, num_nodes, "both", 0, k)
     assert desk.paths == num_paths(neighbors, 0)
-    price = sampler.PATHS_PER_NODE_TRY if way == "by nodes" else sampler.PATHS_PER_PATH_TRY
+    price = uniform.PATHS_PER_NODE_TRY if way == "by nodes" else uniform.PATHS_PER_PATH_TRY
     rounds = 8_000
     gave_up = np.array([not desk.by_rejection(way, epoch, 2 * desk.paths // price) for epoch in range(rounds)])
     assert 0.005 < gave_up.mean() < 0.999, "both have to happen"
@@ -345,9 +346,9 @@ def test_uniform_where_rejection_sometimes_gives_up(way: str) -> None:
 
 
 def test_the_pilot_gives_up_by_counts_alone() -> None:
-    assert sampler.out_of_hope(256, 0, 99, 5_000)
-    assert not sampler.out_of_hope(256, 90, 99, 5_000)
-    assert not sampler.out_of_hope(255, 0, 99, 5_000)
+    assert uniform.out_of_hope(256, 0, 99, 5_000)
+    assert not uniform.out_of_hope(256, 90, 99, 5_000)
+    assert not uniform.out_of_hope(255, 0, 99, 5_000)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -376,7 +377,7 @@ def test_listing_starts_again_with_other_limits() -> None:
     """Few distinct nodes on many paths: the first limit lets too few through. Many: more than can be held."""
     edges, num_nodes, k = clique(70), 70, 30
     members = neighborhood(neighbor_sets(edges, num_nodes, "both"), 0)
-    drawn = repeated(edges, num_nodes, "both", 0, k, 3_000, sampler.BY_LISTING)
+    drawn = repeated(edges, num_nodes, "both", 0, k, 3_000, uniform.BY_LISTING)
     assert uniformity_p(counts_of(drawn, members), k - 1) > 1e-4
     desk = Desk(star(400), 401, "both", 0, 5)
     tiny, table = np.empty(8, np.int64), np.empty(64, np.int64)
@@ -385,15 +386,15 @@ def test_listing_starts_again_with_other_limits() -> None:
         kernels.start_stream(desk.state, kernels.FOR_LOCAL_NODES, 5, epoch, 0)
         own = desk.csr[1][desk.start : desk.stop]
         head = (*desk.csr[:2], 0, True, 1, desk.bits, desk.state)  # told of one path, so that it begins with no limit
-        assert sampler.sample_by_listing(own, own, *head, table, tiny, desk.row) == 4
+        assert uniform.sample_by_listing(own, own, *head, table, tiny, desk.row) == 4
         counts[desk.row] += 1
     assert uniformity_p(counts[1:], 4) > 1e-4
 
 
 def test_each_way_is_chosen_where_it_is_cheapest() -> None:
-    assert sampler.choose_way(1_000, 10**6, 99) == sampler.BY_LISTING
-    assert sampler.choose_way(10**6, 10**8, 99) == sampler.BY_PATHS
-    assert sampler.choose_way(10**6, 10**5, 99) == sampler.BY_NODES
+    assert uniform.choose_way(1_000, 10**6, 99) == uniform.BY_LISTING
+    assert uniform.choose_way(10**6, 10**8, 99) == uniform.BY_PATHS
+    assert uniform.choose_way(10**6, 10**5, 99) == uniform.BY_NODES
 
 
 # strata ------------------------------------------------------------------------------------------------------------
@@ -443,7 +444,7 @@ def test_strata_of_the_public_function() -> None:
 def test_hub_with_more_neighbours_than_path_blocks() -> None:
     """3,000 neighbours share 1,024 block ends: the block, then the neighbour in it, has to be found right."""
     rng = np.random.default_rng(0)
-    leaves = 3 * sampler.PATH_BLOCKS - 5
+    leaves = 3 * uniform.PATH_BLOCKS - 5
     edges = [(0, v) for v in range(1, leaves + 1)]
     edges += [(int(rng.integers(1, leaves + 1)), leaves + int(rng.integers(1, 900))) for _ in range(4000)]
     num_nodes = leaves + 901

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import largegt as lg
 from largegt.errors import InputError
-from largegt.preprocessing.sampling import sampler
+from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists, portions
-from largegt.preprocessing.sampling.remote import BUFFER_BYTES, fetched_rows
+from largegt.preprocessing.sampling.remote_sampling import BUFFER_BYTES, fetched_rows
 from oracles.graphs import SIX_NODES
 
 
@@ -87,9 +87,9 @@ def both(name: str, direction: Any) -> tuple[tuple[np.ndarray, ...], MappedCSR]:
 def test_the_same_rows_as_the_local_kernel_each_way(name: str, direction: Any, hop1: int) -> None:
     csr, lists = both(name, direction)
     nodes = np.arange(0, lists.num_nodes, max(1, lists.num_nodes // 300))
-    for way in (sampler.ANY_WAY, sampler.BY_PATHS, sampler.BY_NODES, sampler.BY_LISTING):
+    for way in (uniform.ANY_WAY, uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING):
         expected, found = np.empty((2, len(nodes), 20), np.int32)
-        sampler.local_nodes_rows(*csr, nodes, hop1, way, 3, 5, expected)
+        uniform.local_nodes_rows(*csr, nodes, hop1, way, 3, 5, expected)
         fetched_rows(lists, nodes, hop1, way, 3, 5, found)
         assert np.array_equal(found, expected), (way, np.flatnonzero((found != expected).any(axis=1))[:5])
 
@@ -99,9 +99,9 @@ def test_the_same_rows_as_the_local_kernel_each_way(name: str, direction: Any, h
 def test_any_buffer_gives_the_same_rows(name: str, buffer_bytes: int) -> None:
     csr, lists = both(name, "both")
     nodes = np.arange(0, lists.num_nodes, 25)
-    for way in (sampler.ANY_WAY, sampler.BY_PATHS, sampler.BY_NODES):
+    for way in (uniform.ANY_WAY, uniform.BY_PATHS, uniform.BY_NODES):
         expected, found = np.empty((2, len(nodes), 12), np.int32)
-        sampler.local_nodes_rows(*csr, nodes, -1, way, 0, 0, expected)
+        uniform.local_nodes_rows(*csr, nodes, -1, way, 0, 0, expected)
         fetched_rows(lists, nodes, -1, way, 0, 0, found, buffer_bytes)
         assert np.array_equal(found, expected)
 
@@ -110,8 +110,8 @@ def test_lists_that_only_know_neighbors_will_do() -> None:
     csr, lists = both("hubs", "out")
     nodes = np.arange(0, 4_000, 11)
     expected, found = np.empty((2, len(nodes), 30), np.int32)
-    for way in (sampler.BY_PATHS, sampler.BY_NODES, sampler.BY_LISTING):
-        sampler.local_nodes_rows(*csr, nodes, -1, way, 0, 1, expected)
+    for way in (uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING):
+        uniform.local_nodes_rows(*csr, nodes, -1, way, 0, 1, expected)
         fetched_rows(Logged(lists, bare=True), nodes, -1, way, 0, 1, found)
         assert np.array_equal(found, expected)
 
@@ -130,7 +130,7 @@ def test_any_graph_any_nodes(data: st.DataObject) -> None:
     csr, lists = both("any", direction)
     hop1 = data.draw(st.integers(-1, k - 1))
     expected, found = np.empty((2, len(nodes), k), np.int32)
-    sampler.local_nodes_rows(*csr, nodes, hop1, way, 0, 0, expected)
+    uniform.local_nodes_rows(*csr, nodes, hop1, way, 0, 0, expected)
     fetched_rows(lists, nodes, hop1, way, 0, 0, found, data.draw(st.sampled_from([1, 500, BUFFER_BYTES])))
     assert np.array_equal(found, expected)
 
@@ -141,7 +141,7 @@ def test_requests_do_not_grow_with_the_nodes() -> None:
     for step in (100, 10):
         logged = Logged(lists)
         nodes = np.arange(0, 30_000, step)
-        fetched_rows(logged, nodes, -1, sampler.ANY_WAY, 0, 0, np.empty((len(nodes), 30), np.int32))
+        fetched_rows(logged, nodes, -1, uniform.ANY_WAY, 0, 0, np.empty((len(nodes), 30), np.int32))
         counts.append(len(logged.log))
     assert max(counts) <= 16
     assert counts[1] <= counts[0] + 8
@@ -156,15 +156,15 @@ def test_the_list_of_a_hub_stays_where_it_is() -> None:
     csr, lists = both("big star", "both")
     logged, nodes = Logged(lists), np.arange(1, 200)
     expected, found = np.empty((2, len(nodes), 20), np.int32)
-    sampler.local_nodes_rows(*csr, nodes, -1, sampler.ANY_WAY, 0, 0, expected)
-    fetched_rows(logged, nodes, -1, sampler.ANY_WAY, 0, 0, found)
+    uniform.local_nodes_rows(*csr, nodes, -1, uniform.ANY_WAY, 0, 0, expected)
+    fetched_rows(logged, nodes, -1, uniform.ANY_WAY, 0, 0, found)
     assert np.array_equal(found, expected)
     hub_bytes = 4 * (num_nodes - 1)
     assert max(size for _, size in logged.log) < hub_bytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [sampler.BY_PATHS, sampler.BY_NODES, sampler.BY_LISTING])
+@pytest.mark.parametrize("way", [uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING])
 def test_no_answer_is_larger_than_the_buffer(way: int) -> None:
     """But for one node's own lists, which here are small."""
     _, lists = both("sparse hubs", "out")

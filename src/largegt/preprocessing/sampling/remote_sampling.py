@@ -1,9 +1,9 @@
-"""LocalNodes over neighbour lists that lie elsewhere: the bytes of sampler.py, from few requests and little memory.
+"""LocalNodes over neighbour lists that lie elsewhere: the bytes of uniform.py, from few requests and little memory.
 
 Enters: NeighborLists and the nodes to sample for. Leaves: their rows [n, K]. Cost: about ten requests for a batch of
 some thousand nodes; memory `buffer_bytes`, or one node's own neighbours where they alone are more.
 
-What a node needs depends on the way it is sampled (sampler.py), which its neighbours' degrees decide:
+What a node needs depends on the way it is sampled (uniform.py), which its neighbours' degrees decide:
 
 - by listing (few paths): the lists of its neighbours, each fetched once for the batch;
 - by paths and by nodes (many): its draws do not depend on which of them are kept. So many are drawn at once, the drawn
@@ -11,7 +11,7 @@ What a node needs depends on the way it is sampled (sampler.py), which its neigh
   too, either that node's reverse list or, where it is long, only whether the few edges in question are there. The
   list of a hub is never sent.
 
-Verdicts are the same as in sampler.py, so the random streams go on from the same numbers. Who runs out of tries falls
+Verdicts are the same as in uniform.py, so the random streams go on from the same numbers. Who runs out of tries falls
 back to listing there and here; that happens where many paths lead to few nodes, at most some 75·K of them, so there
 are no more than (75·K)² entries to fetch.
 """
@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from largegt.preprocessing.kernels import FOR_LOCAL_NODES, below, in_rows, share_an_element, start_stream
 from largegt.types import Array
 
-from . import sampler
-from .kernels import FOR_LOCAL_NODES, below, in_rows, share_an_element, start_stream
+from . import uniform
 from .neighbor_lists import NeighborLists, portions
 
 BUFFER_BYTES = 1 << 28
@@ -53,7 +53,7 @@ def fetched_rows(
     lists: NeighborLists, nodes: Array, hop1_slots: int, forced: int, seed: int, epoch: int, rows: Array,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> None:  # fmt: skip
-    """LocalNodes of `nodes` into rows [n, K]: `sampler.local_nodes_rows` for lists that are not at hand."""
+    """LocalNodes of `nodes` into rows [n, K]: `uniform.local_nodes_rows` for lists that are not at hand."""
     distinct, back = np.unique(nodes, return_inverse=True)
     made = np.empty((len(distinct), rows.shape[1]), dtype=rows.dtype)
     sizes = lists.degrees(distinct) * _NEIGHBOR_BYTES + rows.shape[1] * _SLOT_BYTES
@@ -91,7 +91,7 @@ class _Batch:
         """Draw as many tries for each as will probably do, and see which can be kept."""
         tries_indptr = np.append(0, np.cumsum(self._num_tries(active)))
         before, drawn, places = np.empty((3, int(tries_indptr[-1])), dtype=np.int64)
-        later = np.empty(len(drawn) // sampler.BATCH, dtype=np.uint64)
+        later = np.empty(len(drawn) // uniform.BATCH, dtype=np.uint64)
         _draw_tries(
             self.state, self.random, active, tries_indptr, self.own, self.ends, self.one_hop, self.num_nodes, later,
             before, drawn, places,
@@ -99,7 +99,7 @@ class _Batch:
         elsewhere = np.flatnonzero(places >= 0)
         drawn[elsewhere] = self.lists.at(drawn[elsewhere], places[elsewhere])
         drawn_for = np.repeat(active, np.diff(tries_indptr))
-        by_nodes = (self.state["way"] == sampler.BY_NODES)[drawn_for]
+        by_nodes = (self.state["way"] == uniform.BY_NODES)[drawn_for]
         is_near = in_rows(self.indptr, self.own, drawn_for, drawn)
         accepted = (before < 0) | (is_near & by_nodes & self.one_hop)
         tries = np.flatnonzero(~(accepted | is_near | (drawn == self.nodes[drawn_for])))
@@ -111,11 +111,11 @@ class _Batch:
         """By what was kept so far, or half at first: whole batches of tries, within the limit and the memory."""
         done, found = self.state["num_tries"][active], self.state["found"][active]
         rate = np.where(done > 0, (found + 1) / (done + 1), 0.5)
-        expected = 1.2 * (self.state["num_far"][active] - found) / rate + sampler.BATCH
-        most = max(1, self.part_bytes // (_TRY_BYTES * sampler.BATCH * len(active)))
-        left = -(-(self.state["max_tries"][active] - done) // sampler.BATCH)
-        batches = np.minimum(np.minimum(np.ceil(expected / sampler.BATCH), most), left)
-        return np.asarray(batches.astype(np.int64) * sampler.BATCH)
+        expected = 1.2 * (self.state["num_far"][active] - found) / rate + uniform.BATCH
+        most = max(1, self.part_bytes // (_TRY_BYTES * uniform.BATCH * len(active)))
+        left = -(-(self.state["max_tries"][active] - done) // uniform.BATCH)
+        batches = np.minimum(np.minimum(np.ceil(expected / uniform.BATCH), most), left)
+        return np.asarray(batches.astype(np.int64) * uniform.BATCH)
 
     def _led_to(self, drawn: Array, starts: Array, before: Array) -> Array:
         """Boolean: whether one of the `before` neighbours from `starts` on leads to the drawn node."""
@@ -163,13 +163,13 @@ def _begin(
         s = state[n]
         start_stream(random[n : n + 1], FOR_LOCAL_NODES, seed, epoch, s.node)
         s.paths = ends[s.stop - 1] if s.stop > s.start else 0
-        s.num_far = sampler.num_far(rows.shape[1] - 1, hop1_slots, s.stop - s.start)
-        s.way = sampler.choose_way(s.paths, num_nodes, s.num_far) if forced == sampler.ANY_WAY else forced
-        price = sampler.PATHS_PER_NODE_TRY if s.way == sampler.BY_NODES else sampler.PATHS_PER_PATH_TRY
+        s.num_far = uniform.num_far(rows.shape[1] - 1, hop1_slots, s.stop - s.start)
+        s.way = uniform.choose_way(s.paths, num_nodes, s.num_far) if forced == uniform.ANY_WAY else forced
+        price = uniform.PATHS_PER_NODE_TRY if s.way == uniform.BY_NODES else uniform.PATHS_PER_PATH_TRY
         s.max_tries = 2 * s.paths // price
         if s.num_far == 0:
             s.outcome = _FULL
-        elif s.way == sampler.BY_LISTING or s.max_tries <= 0:
+        elif s.way == uniform.BY_LISTING or s.max_tries <= 0:
             s.outcome = _FAILED
 
 
@@ -180,13 +180,13 @@ def _draw_tries(
 ) -> None:  # fmt: skip
     """Draw every try. One that is known at once is drawn[t], with places[t] = -1; otherwise it is the neighbour at
     that place of the list of drawn[t]. before[t] is how many neighbours must not lead to it (by paths; -1 for a
-    neighbour itself) or one of which must (by nodes). `later` are random states after each sampler.BATCH of tries."""
+    neighbour itself) or one of which must (by nodes). `later` are random states after each uniform.BATCH of tries."""
     for a in range(len(active)):
         s, stream = state[active[a]], random[active[a] : active[a] + 1]
         degree = s.stop - s.start if one_hop else 0
         for t in range(tries_indptr[a], tries_indptr[a + 1]):
             places[t] = -1
-            if s.way == sampler.BY_NODES:
+            if s.way == uniform.BY_NODES:
                 drawn[t], before[t] = below(stream, num_nodes), s.stop - s.start
             else:
                 draw = below(stream, degree + s.paths)
@@ -197,8 +197,8 @@ def _draw_tries(
                     middle = s.start + np.searchsorted(ends[s.start : s.stop], draw, side="right")
                     drawn[t], before[t] = own[middle], middle - s.start
                     places[t] = draw - (ends[middle - 1] if middle > s.start else 0)
-            if (t + 1) % sampler.BATCH == 0:
-                later[t // sampler.BATCH] = stream[0]
+            if (t + 1) % uniform.BATCH == 0:
+                later[t // uniform.BATCH] = stream[0]
 
 
 @njit(nogil=True, cache=True)
@@ -217,25 +217,25 @@ def _keep_tries(
 ) -> None:
     """Put the accepted tries into the rows, in their order, until they are full or it is time to give up; the stream is
     then left as it was at that batch of tries."""
-    table = np.empty(sampler.table_size(rows.shape[1] - 1) // 8, np.int64)
+    table = np.empty(uniform.table_size(rows.shape[1] - 1) // 8, np.int64)
     for a in range(len(active)):
         s = state[active[a]]
         row = rows[active[a], 1 : 1 + s.num_far]
         table[:] = -1
         for slot in range(s.found):
-            sampler.insert(table, np.int64(row[slot]))
+            uniform.insert(table, np.int64(row[slot]))
         low, high = tries_indptr[a], tries_indptr[a + 1]
-        last = high // sampler.BATCH - 1
+        last = high // uniform.BATCH - 1
         for t in range(low, high):
             num_tries = s.num_tries + t - low
-            if num_tries % sampler.BATCH == 0 and sampler.out_of_hope(num_tries, s.found, len(row), s.max_tries):
-                s.outcome, last = _FAILED, t // sampler.BATCH - 1
+            if num_tries % uniform.BATCH == 0 and uniform.out_of_hope(num_tries, s.found, len(row), s.max_tries):
+                s.outcome, last = _FAILED, t // uniform.BATCH - 1
                 break
-            if accepted[t] and sampler.insert(table, drawn[t]):
+            if accepted[t] and uniform.insert(table, drawn[t]):
                 row[s.found] = drawn[t]
                 s.found += 1
                 if s.found == len(row):
-                    s.outcome, last = _FULL, t // sampler.BATCH
+                    s.outcome, last = _FULL, t // uniform.BATCH
                     break
         s.num_tries += high - low
         if s.outcome == _TRIES and s.num_tries >= s.max_tries:
@@ -248,25 +248,25 @@ def _list_rows(
     state: Any, random: Any, some: Any, own: Any, lists_of: Any, indptr: Any, indices: Any, one_hop: bool, rows: Any
 ) -> None:
     """Sample some[s] of the batch by listing; the list of own[p] is row lists_of[p] of (indptr, indices)."""
-    size = sampler.table_size(rows.shape[1] - 1)
+    size = uniform.table_size(rows.shape[1] - 1)
     table, members = np.empty(size, np.int64), np.empty(size // 2, np.int64)
-    bits = np.zeros(sampler.FILTER_BITS // 64, np.uint64)
+    bits = np.zeros(uniform.FILTER_BITS // 64, np.uint64)
     for n in some:
         s = state[n]
-        sampler.fill_filter(bits, own, s.start, s.stop)
-        s.found = sampler.sample_by_listing(
+        uniform.fill_filter(bits, own, s.start, s.stop)
+        s.found = uniform.sample_by_listing(
             own[s.start : s.stop], lists_of[s.start : s.stop], indptr, indices, s.node, one_hop, s.paths, bits,
             random[n : n + 1], table, members, rows[n, 1 : 1 + s.num_far],
         )  # fmt: skip
-        sampler.clear_filter(bits, own, s.start, s.stop)
+        uniform.clear_filter(bits, own, s.start, s.stop)
 
 
 @njit(nogil=True, cache=True)
 def _complete_rows(state: Any, random: Any, own: Any, one_hop: bool, num_nodes: int, rows: Any) -> None:
     """Complete every row of the batch."""
-    size = sampler.table_size(rows.shape[1] - 1)
+    size = uniform.table_size(rows.shape[1] - 1)
     table, members = np.empty(size // 8, np.int64), np.empty(size // 2, np.int64)
     for n in range(len(rows)):
         s = state[n]
         near = own[s.start : s.stop]
-        sampler.complete_row(near, rows[n, 1:], s.found, one_hop, num_nodes, random[n : n + 1], table, members)
+        uniform.complete_row(near, rows[n, 1:], s.found, one_hop, num_nodes, random[n : n + 1], table, members)

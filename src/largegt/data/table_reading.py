@@ -17,7 +17,8 @@ import fnmatch
 import io
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from largegt.runtime.memory import available_bytes, format_bytes
 from largegt.runtime.workers import written_aside
 from largegt.types import Array, PathLike
 
+from .duckdb_connection import connection, identifier, literal, lock, reading, streamed
 from .files import (
     ARROW,
     JSON,
@@ -52,20 +54,22 @@ from .files import (
     size_of,
     span_file_system,
 )  # fmt: skip
-from .ids import CANONICAL
+from .ids import is_integer_sql
 from .limits import check_npz, check_parquet
-from .sql import connection, identifier, literal, lock, reading, streamed
 
 BATCH_ROWS = 1 << 18
 MOST_COLUMNS = 20_000
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
 _MARK = "\ufeff"
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _VECTOR_ROWS, _CELL_BYTES = 2048, 16
 """What DuckDB holds of each column while it reads."""
 _MOST_GROUP_ROWS, _GROUP_BYTES = 122_880, 1 << 25
 """Rows of a row group, and bytes of the vectors in it."""
 _SQLITE_ROWS = 1 << 14
+_MANY_COLUMNS, _SHORT_TABLE = 256, 1 << 24
+"""Least columns, and most bytes, of a table that is wide and short."""
 
 
 def load_npy(path: PathLike) -> Array:
@@ -132,6 +136,8 @@ class Table:
         """Of the staged columns, not compressed."""
         self._count: int | None = None
         self._integers: dict[str, bool] = {}
+        self._places: dict[str, int] = {}
+        """Of staged columns in the column of lists."""
         self._reader, self.where = _reader_of(what, database)
         with reading(self.where):
             self.types = self._reader.types()
@@ -180,27 +186,50 @@ class Table:
         """Set what reading may use."""
         self.memory, self._threads = memory, threads
 
-    def stage(self, file: Path, columns: Sequence[str], memory: int, threads: int) -> None:
+    def stage(self, file: Path, keys: Sequence[str], features: Sequence[str], memory: int, threads: int) -> None:
         """Copy these columns into the Parquet file `file`, unless an earlier run did, and read them from there."""
         self.limit(memory, threads)
+        columns = list(dict.fromkeys([*keys, *features]))
+        self._places = self._list_places([name for name in features if name not in keys])
         if not file.exists():
-            need = len(columns) * _VECTOR_ROWS * _CELL_BYTES * 4
+            shown = [identifier(name) for name in columns if name not in self._places]
+            need = (len(columns) + len(shown)) * _VECTOR_ROWS * _CELL_BYTES * 4
             if len(columns) > MOST_COLUMNS or need > available_bytes():
                 raise InputError(
                     f"{self.where} has {len(columns)} columns, which take about {format_bytes(need)} to read: give "
                     "numbers as a .npy file or as one column of lists, or name fewer columns"
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
-            names = ", ".join(identifier(name) for name in columns)
-            self.write(file, lambda rows: f"SELECT {names} FROM {rows}", max(memory, need), vectors=columns)
+            if self._places:
+                shown.append(f"[{', '.join(map(identifier, self._places))}] AS {identifier(self._list_name)}")
+            self.write(file, lambda rows: f"SELECT {', '.join(shown)} FROM {rows}", max(memory, need), columns=columns)
         self._integers = {}
         self._take_staged(file)
 
+    def _list_places(self, names: Sequence[str]) -> dict[str, int]:
+        """The columns that are staged as one column of lists, and their places in it: those of one type, of a wide and
+        short table. DuckDB and Arrow take a fifth of a millisecond for a column, however few cells it has."""
+        if len(names) < _MANY_COLUMNS or not 0 < self.num_bytes <= _SHORT_TABLE:
+            return {}
+        [(kind, _)] = Counter(self.types[name] for name in names).most_common(1)
+        return {name: place for place, name in enumerate(name for name in names if self.types[name] == kind)}
+
+    @property
+    def _list_name(self) -> str:
+        """The column of lists has the name of the first column in it."""
+        return next(iter(self._places))
+
+    def sql(self, name: str) -> str:
+        """A staged column as SQL writes it."""
+        if name in self._places:
+            return f"{identifier(self._list_name)}[{self._places[name] + 1}]"
+        return identifier(name)
+
     def write(
-        self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, vectors: Sequence[str] = ()
+        self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, columns: Sequence[str] = ()
     ) -> None:
-        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Columns of
-        `vectors` that hold lists make row groups short: one at a time is in memory."""
+        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Many
+        `columns`, and lists in them, make row groups short: one at a time is in memory."""
         with (
             written_aside(file) as aside,
             reading(self.where),
@@ -208,9 +237,10 @@ class Table:
         ):
             if not in_order:
                 db.execute("SET preserve_insertion_order = false")
-            lists = "+".join(f"len({identifier(name)})" for name in vectors if self.is_in_files and self.is_list(name))
+            lists = "+".join(f"len({identifier(name)})" for name in columns if self.is_in_files and self.is_list(name))
             [[numbers]] = db.sql(f"SELECT max({lists}) FROM (FROM {rows} LIMIT 1)").fetchall() if lists else [[0]]
-            size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, _GROUP_BYTES // (8 * (numbers or 0) + 1)))
+            size = _GROUP_BYTES // (8 * (len(columns) + (numbers or 0)) + 1)
+            size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, size))
             db.execute(
                 f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {size})"
             )
@@ -236,12 +266,14 @@ class Table:
 
     def arrow_type(self, name: str) -> Any:
         """The type of a column that is staged."""
+        if name in self._places:
+            return self._schema.field(self._list_name).type.value_type
         return self._schema.field(name).type
 
-    def query(self, expressions: str, condition: str = "true") -> list[Any]:
-        """The values of SQL expressions over the rows for which `condition` holds."""
+    def query(self, expressions: str) -> list[Any]:
+        """The values of SQL expressions over the rows."""
         with reading(self.where), self._connected() as (db, table):
-            return list(db.sql(f"SELECT {expressions} FROM {table} WHERE {condition}").fetchall())
+            return list(db.sql(f"SELECT {expressions} FROM {table}").fetchall())
 
     def most_frequent(
         self, expressions: Iterable[tuple[str, str]], rows: Array, most: int
@@ -259,40 +291,39 @@ class Table:
                 ).fetchall()
                 yield tuple(value for (value,) in found)
 
-    def batches(
-        self, columns: Sequence[str], rows: int | None = None, skip: int = 0, casts: Mapping[str, str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Record batches of these columns, in the table's order, without the first `skip` rows. Columns that are named
-        in `casts` come as another type of DuckDB's."""
-        if self._staged is not None and not casts:
+    def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS, skip: int = 0) -> Iterator[pa.RecordBatch]:
+        """Record batches of these columns, in the table's order, without the first `skip` rows."""
+        if self._staged is not None:
             with reading(self.where):
-                yield from self._staged_batches(columns, rows or BATCH_ROWS, skip)
+                yield from self._staged_batches(columns, rows, skip)
             return
-        kinds = casts or {}
-        shown = ", ".join(
-            f"CAST({identifier(name)} AS {kinds[name]}) AS {identifier(name)}" if name in kinds else identifier(name)
-            for name in columns
-        )
-        behind = f" OFFSET {skip}" if skip else ""
+        shown = ", ".join(map(identifier, columns))
         with reading(self.where), self._connected() as (db, table):
-            yield from db.sql(f"SELECT {shown} FROM {table}{behind}").to_arrow_reader(rows or BATCH_ROWS)
+            yield from db.sql(f"SELECT {shown} FROM {table} OFFSET {skip}").to_arrow_reader(rows)
 
     def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
         """One row group after the other: of all together, Arrow holds far more than a batch."""
+        stored = list(dict.fromkeys(self._list_name if name in self._places else name for name in columns))
         with pq.ParquetFile(self._staged, memory_map=True) as file:
             for group in range(file.num_row_groups):
                 if skip >= (size := file.metadata.row_group(group).num_rows):
                     skip -= size
                     continue
-                for batch in file.iter_batches(rows, [group], list(columns), use_threads=False):
+                for batch in file.iter_batches(rows, [group], stored, use_threads=False):
                     if batch.num_rows > skip:
-                        yield batch.slice(skip).select(columns)
+                        yield self._unpacked(batch.slice(skip), columns)
                     skip = max(0, skip - batch.num_rows)
 
-    def id_batches(self, columns: Sequence[str], rows: int | None = None, skip: int = 0) -> Iterator[pa.RecordBatch]:
-        """As `batches`; columns that hold whole numbers alone come as whole numbers, also where they are text."""
-        integers = [name for name in columns if self.types[name] == "VARCHAR" and self.has_integers(name)]
-        return self.batches(columns, rows, skip, dict.fromkeys(integers, "BIGINT"))
+    def _unpacked(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """These columns of a staged batch, each by itself."""
+        places = {name: self._places[name] for name in columns if name in self._places}
+        if not places:
+            return batch.select(columns)
+        rows = np.arange(batch.num_rows) * len(self._places)
+        cells = batch.column(self._list_name).flatten().take(pa.array(np.add.outer([*places.values()], rows).ravel()))
+        parts = {name: cells.slice(at * len(rows), len(rows)) for at, name in enumerate(places)}
+        arrays = [parts[name] if name in parts else batch.column(name) for name in columns]
+        return pa.record_batch(arrays, names=list(columns))
 
     def read(self, columns: Sequence[str]) -> dict[str, Any]:
         """Whole columns as Arrow arrays."""
@@ -308,22 +339,13 @@ class Table:
         if self.types[name] != "VARCHAR":
             return _is_integer(self.types[name])
         if name not in self._integers:
-            self._integers |= self._look_at_ids([name])
+            [[found]] = self.query(f"coalesce(bool_and({is_integer_sql(self.sql(name))}), false)")
+            self._integers[name] = bool(found)
         return self._integers[name]
 
     def has_id_types(self, names: Sequence[str]) -> bool:
         """Whether columns are of text or whole numbers by their types."""
         return all(self.types[name] == "VARCHAR" or _is_integer(self.types[name]) for name in names)
-
-    def _look_at_ids(self, names: Sequence[str]) -> dict[str, bool]:
-        """For each text column: whether all its cells are canonical whole numbers of 64 bits."""
-        tests = [
-            f"coalesce(bool_and(regexp_full_match({name}, '{CANONICAL}') AND TRY_CAST({name} AS BIGINT) IS NOT NULL), "
-            "false)"
-            for name in map(identifier, names)
-        ]
-        [found] = self.query(", ".join(tests))
-        return dict(zip(names, map(bool, found), strict=True))
 
     def _connected(self, memory: int | None = None, scratch: Path | None = None) -> Any:
         if self._staged is not None:
@@ -334,9 +356,9 @@ class Table:
 
     def parts(self, count: int) -> list[Table]:
         """The same rows as at most `count` tables of about the same size, one after the other."""
-        found = self._reader.parts(count)
+        staged = None if self._staged is None else _Parquet(PARQUET, (FilePart(self._staged),))
         tables, row = [], 0
-        for reader, rows in found:
+        for reader, rows in (staged or self._reader).parts(count):
             part = copy.copy(self)
             part._reader, part.first_row, part._count, part._staged = reader, row, rows, None
             tables.append(part)
@@ -350,7 +372,7 @@ class Table:
         if name not in self.types:
             raise InputError(
                 f"{self.where} has no column {name!r} for the {role}{nearest(name, self.columns)}; "
-                f"its columns are: {_listed(self.columns)}"
+                f"its columns are: {listed(self.columns)}"
             )
         return name
 
@@ -370,7 +392,7 @@ class Table:
                 if not hits:
                     raise InputError(
                         f"{self.where} has no column like {pattern!r} for the {role}; "
-                        f"its columns are: {_listed(self.columns)}"
+                        f"its columns are: {listed(self.columns)}"
                     )
             found += [hit for hit in hits if hit not in found]
         return found
@@ -729,7 +751,7 @@ def _header(file: File, kind: str) -> _Header:
     if all(_is_number(field) for field in fields):
         after = line
     else:
-        if any(0xDC80 <= ord(sign) <= 0xDCFF for sign in text):
+        if _NOT_UTF8.search(text):
             raise ValueError("its header is not UTF-8 text")
         names = tuple(field or f"column{at}" for at, field in enumerate(fields))
         skipped.append(line)
@@ -783,5 +805,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _listed(names: Sequence[str], limit: int = 30) -> str:
+def listed(names: Sequence[str], limit: int = 30) -> str:
+    """The first of these names, and how many there are."""
     return ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")

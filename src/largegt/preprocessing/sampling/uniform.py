@@ -22,8 +22,15 @@ import numpy as np
 from numba import njit
 
 from largegt.data.kernels import mix
-
-from .kernels import FOR_LOCAL_NODES, below, contains, lower_bound, next_bits, share_an_element, start_stream
+from largegt.preprocessing.kernels import (
+    FOR_LOCAL_NODES,
+    below,
+    contains,
+    lower_bound,
+    next_bits,
+    share_an_element,
+    start_stream,
+)
 
 PATH_BLOCKS = 1024
 """Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""
