@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import largegt
-from largegt.auto.choose import Facts, auto_config, choose, label_information, share_of_zeros
+from largegt.preprocessing.auto_config import Facts, auto_config, choose, label_information, share_of_zeros
 from largegt.errors import ConfigError
 
 

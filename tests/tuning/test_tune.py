@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
 
 def small_tune(store: GraphStore, out: Path, trials: int = 3, **more: Any) -> Tuned:
     settings: dict[str, Any] = {"overrides": BASE, "search": SEARCH, "only": True}
-    return tune(store, out, trials, **(settings | more))
+    return tune(store, None, out, trials, **(settings | more))
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -269,7 +269,7 @@ def test_smaller_errors_are_better(tmp_path: Path) -> None:
 
 
 def test_a_baseline_by_its_whole_table(store: GraphStore, tmp_path: Path) -> None:
-    found = tune(store, tmp_path / "t", 11, model="mlp", overrides=["train.epochs=1"], search=["model.hidden_dim=4,8"])
+    found = tune(store, {"model.name": "mlp", "train.epochs": 1}, tmp_path / "t", 11, search=["model.hidden_dim=4,8"])
     assert {"train.learning_rate", "model.norm", "model.num_layers", "model.hidden_dim"} <= set(found.trials[0].values)
     assert found.config.model.name == "mlp"
     assert set(found.importances) <= set(found.space.axes)

@@ -202,7 +202,7 @@ def note_stale(store: Any, config: Any) -> None:
 
 def note_few_steps(store: Any, config: Any) -> None:
     """That a training whose batches hold all there is ends before it has learned much."""
-    from largegt.auto.choose import small_batch
+    from largegt.preprocessing.auto_config import small_batch
 
     num_nodes, train = len(store.splits["train"]), config.train
     if 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:

@@ -175,12 +175,11 @@ def tune(
     """
     from largegt.auto.tuning.tune import tune as run_tune
 
-    configuration.check()
-    asked = {name: value for name, value in vars(configuration).items() if name != "settings"}
+    recipe, overrides = configuration.recipe_and_overrides()
     with show.progress() as progress, goes_on():
         found = run_tune(
-            store, out, trials, max_time, search=search or [], only=only, final=final, seed=seed, progress=progress,
-            memory=memory, overrides=configuration.settings or [], **asked,
+            store, recipe, out, trials, max_time, search or [], overrides=overrides, only=only, final=final, seed=seed,
+            progress=progress, memory=memory,
         )  # fmt: skip
     best = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
     differs = "differs from the recipe (its value)"

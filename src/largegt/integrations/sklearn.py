@@ -10,7 +10,6 @@ Cost: the graph is written as a store and prepared once, whatever is fitted on i
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from largegt.auto.choose import config_for
+from largegt.config.describe import as_overrides
 from largegt.config.schema import Config
 from largegt.data.labels import Encoded, counted, scatter
 from largegt.data.sources import as_numpy
@@ -28,6 +27,7 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import register
 from largegt.errors import ConfigError, InputError, disk_errors
 from largegt.inference.predictor import predict
+from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.runtime.progress import Progress, console_progress
 from largegt.training.trainer import train
 from largegt.types import Array, PathLike, Task
@@ -99,7 +99,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     _fitted: _Fitted
 
     def __init__(
-        self, graph: Any = None, features: Any = None, *, recipe: PathLike | Config = "default", k: int | None = None,
+        self, graph: Any = None, features: Any = None, *, recipe: ConfigLike = "default", k: int | None = None,
         hidden_dim: int | None = None, num_heads: int | None = None, num_layers: int | None = None,
         dropout: float | None = None, epochs: int | None = None, batch_size: int | None = None,
         learning_rate: float | None = None, weight_decay: float | None = None, patience: int | None = None,
@@ -201,9 +201,9 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positional_encoding.seed={seed}"]
         for name, setting in _SETTINGS.items():
             if getattr(self, name) is not None:
-                overrides.append(_override(setting, getattr(self, name)))
+                overrides += as_overrides({setting: getattr(self, name)})
         if isinstance(self.settings, Mapping):
-            overrides += [_override(name, value) for name, value in self.settings.items()]
+            overrides += as_overrides(self.settings)
         elif isinstance(self.settings, str):
             raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.num_heads=4']")
         elif self.settings is not None:
@@ -314,13 +314,6 @@ class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
 
     def _encoded(self, targets: Array, is_train: Array) -> Encoded:
         return counted(targets, "regression", [])
-
-
-def _override(setting: str, value: Any) -> str:
-    """`a.b=c` as a recipe's TOML reads it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return f"{setting}={'none' if value is None else json.dumps(value)}"
 
 
 def _numbers(graph: GraphStore, X: Any) -> Array:

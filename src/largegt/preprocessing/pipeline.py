@@ -30,6 +30,7 @@ from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
 
+from .auto_config import ConfigLike, config_for
 from .blocks import Neighbors, degrees_of, marked_numbers
 from .cache_key import (
     directions_of,
@@ -55,7 +56,7 @@ Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
 def prepare(
     store: GraphStore | PathLike,
-    config: PrepareConfig | None = None,
+    config: PrepareConfig | ConfigLike = None,
     threads: int | None = None,
     progress: Progress | None = None,
     *,
@@ -77,7 +78,9 @@ def prepare(
         wait: wait for a stage that another process is making, or refuse.
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    resolved = resolve_config(store, config or PrepareConfig())
+    if not isinstance(config, PrepareConfig):
+        config = config_for(store, config)[0].preparation
+    resolved = resolve_config(store, config)
     engine = engine or Engine(memory_budget(memory), threads, progress)
     engine.check_positions(resolved.positional_encoding.method)
     store = engine.opened(store)

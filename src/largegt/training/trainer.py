@@ -35,6 +35,7 @@ from largegt.loader.loader import shuffled
 from largegt.loader.table import check_place
 from largegt.models.base import NodeModel
 from largegt.models.largegt.model import BatchNorm
+from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks, is_first_here
@@ -72,7 +73,7 @@ Watch = Callable[[NodeModel, int, float], None]
 
 def train(
     data: Prepared | GraphStore | PathLike,
-    config: Config | None = None,
+    config: ConfigLike = None,
     out: PathLike = "runs/run",
     resume: bool = False,
     overwrite: bool = False,
@@ -88,16 +89,18 @@ def train(
     another process is making is waited for; without `wait` it is an error. Processes that were started
     together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
     refuse_url(out, "a run")
-    out, config = Path(out), config or Config()
+    out = Path(out)
+    if isinstance(data, Prepared):
+        store = data.store()
+    else:
+        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
+    config = config_for(store, config)[0]
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config.settings})
-        store = data.store()
         data.check_serves(config.model.spec)
         data.check_inputs(config.model)
         if config.preparation.tokens != data.config.for_model(config.model.spec).tokens:  # fresh samples will be drawn
             data.check_reachable()
-    else:
-        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
     with Lock(out, "training into") if is_first_here() else nullcontext(), disk_errors(out):
         check_out(out, config, store, resume, overwrite)
         ranks = Ranks.here(config.train.device)

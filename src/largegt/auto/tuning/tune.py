@@ -29,9 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from largegt.auto.choose import config_for
 from largegt.config.describe import seconds
-from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, first_line
@@ -39,6 +37,7 @@ from largegt.io.checksums import fingerprint
 from largegt.io.locks import remove_stale
 from largegt.io.remote import refuse_url
 from largegt.models.base import NodeModel
+from largegt.preprocessing.auto_config import ConfigLike, config_for, recipe_and_overrides
 from largegt.preprocessing.cache_key import is_prepared
 from largegt.preprocessing.pipeline import prepare
 from largegt.runtime.progress import Progress, silent
@@ -62,16 +61,14 @@ class _WorseThanMedian(Exception):
 
 def tune(
     store: GraphStore | PathLike,
+    config: ConfigLike = None,
     out: PathLike = "tune",
     trials: int = 30,
     max_time: str | None = None,
-    model: str | None = None,
-    recipe: PathLike | None = None,
-    overrides: Iterable[str] = (),
     search: Iterable[str] = (),
     *,
+    overrides: Iterable[str] = (),
     only: bool = False,
-    original: bool = False,
     final: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -91,8 +88,9 @@ def tune(
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
     max_time_s = seconds(max_time) if max_time else math.inf
     opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    given = [*overrides, *([f"model.name={model}"] if model else [])]
-    start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
+    recipe, own = recipe_and_overrides(config)
+    given = [*own, *overrides]
+    start = config_for(opened, recipe, given)[0]
     space = make_space(start, given, search, opened.task, only)
     base = space.config({})
     for split in ("train", "valid"):

@@ -1,0 +1,107 @@
+"""`lg.train` and its like take a configuration in any form, and fail in Python's terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import largegt as lg
+from largegt.config.schema import Config
+from largegt.preprocessing.auto_config import config_for
+from run_helpers import Killed, easy_store, one_thread  # noqa: F401
+
+TINY: dict[str, Any] = {"prepare": {"local_nodes": {"k": 4}}, "model.hidden_dim": 8, "train.epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> lg.GraphStore:
+    return easy_store(tmp_path_factory.mktemp("manners") / "g")
+
+
+# a configuration in any form
+
+
+def test_a_configuration_is_a_recipe_a_file_a_dict_or_a_config(store: lg.GraphStore, tmp_path: Path) -> None:
+    default = Config.from_recipe("default")
+    file = tmp_path / "own.toml"
+    file.write_text('extends = "default"\n[train]\nepochs = 3\n')
+    assert config_for(store)[0] == config_for(store, "default")[0] == config_for(store, default)[0] == default
+    assert config_for(store, "auto")[0] == lg.auto_config(store)[0]
+    for three_epochs in (file, str(file), {"train.epochs": 3}, {"train": {"epochs": 3}}):
+        assert config_for(store, three_epochs)[0] == Config.from_recipe("default", ["train.epochs=3"])
+
+
+def test_a_dict_is_on_top_of_its_recipe_or_of_its_models_recipe(store: lg.GraphStore) -> None:
+    mlp = {"model": {"name": "mlp"}, "train.epochs": 3}
+    assert config_for(store, mlp)[0] == Config.from_recipe("mlp", ["train.epochs=3"])
+    named = {"recipe": "base", "train": {"max_time": None, "learning_rate": np.float32(0.5)}}
+    assert config_for(store, named)[0] == Config.from_recipe("base", ["train.learning_rate=0.5"])
+    of_auto = config_for(store, {"recipe": "auto", "train.epochs": 3})
+    assert of_auto == lg.auto_config(store, ["train.epochs=3"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (3, "cannot be 3: give a recipe, a .toml file, a dict or a Config"),
+        ("defualt", "no recipe 'defualt' .did you mean 'default'"),
+        ({"train.epoch": 3}, "unknown setting 'train.epoch' .did you mean 'train.epochs'"),
+        ({"train": {"epochs": 0}}, "setting train.epochs cannot be 0"),
+        ({"model": "mlp"}, "model is a table of settings"),
+    ],
+)
+def test_a_wrong_configuration_is_a_config_error(store: lg.GraphStore, config: Any, message: str) -> None:
+    with pytest.raises(lg.ConfigError, match=message):
+        lg.train(store, config)
+
+
+def test_train_without_a_configuration_is_the_default_recipe(store: lg.GraphStore, tmp_path: Path) -> None:
+    run = lg.train(store, TINY, tmp_path / "a")
+    assert run.config == Config.from_recipe(
+        "default", ["prepare.local_nodes.k=4", "model.hidden_dim=8", "train.epochs=1"]
+    )
+
+    def stop(*_: Any) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        lg.train(store, out=tmp_path / "b", watch=stop)
+    assert lg.Run.open(tmp_path / "b").config == Config.from_recipe("default")
+
+
+def test_a_preparation_without_a_configuration_serves_the_default_training(
+    store: lg.GraphStore, tmp_path: Path
+) -> None:
+    prepared = lg.prepare(store)
+    assert prepared.config.neighbor_label_hops == 2
+    assert lg.prepare(store, "default").path == prepared.path
+    assert lg.prepare(store, {"model.name": "sgc"}).config.local_nodes.k == 1
+    assert lg.prepare(store, lg.PrepareConfig()).config.neighbor_label_hops == 0
+    assert lg.train(prepared, {"train.epochs": 1}, tmp_path / "a").config.model.name == "largegt-local"
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lg.PrepareConfig(local_nodes={"k": 0}), "setting local_nodes.k cannot be 0"),
+        (lambda: lg.TrainConfig(epochs=0), "setting epochs cannot be 0"),
+        (lambda: lg.TrainConfig(epoch=1), "unknown setting 'epoch' .did you mean 'epochs'"),
+        (lambda: lg.Config(prepare={"local_nodes": {"k": 0}}), "setting prepare.local_nodes.k cannot be 0"),
+        (lambda: lg.model_config("mlp", hidden_dim=0), "setting model.hidden_dim cannot be 0"),
+        (lambda: lg.IngestConfig(split_fractions=(1, 2)), "setting split_fractions.2"),
+    ],
+)
+def test_a_wrong_setting_is_a_config_error(make: Any, message: str) -> None:
+    with pytest.raises(lg.ConfigError, match=message):
+        make()
+
+
+def test_the_errors_and_the_recipes_are_public() -> None:
+    assert {lg.ConfigError, lg.InputError, lg.FormatError} <= set(lg.LargeGTError.__subclasses__())
+    assert "default" in lg.recipe_names()
