@@ -261,7 +261,7 @@ def test_other_tasks(task: str, tmp_path: Path) -> None:
     if task == "regression":
         assert found.score == pytest.approx(row["value"], abs=1e-4)
         assert found.local_nodes == []
-        with pytest.raises(ConfigError, match="leave out --label"):
+        with pytest.raises(ConfigError, match="leave out `label`"):
             explain(one, 3, label="1")
     else:
         for label in one.store().classes:

@@ -132,7 +132,7 @@ def test_files_say_what_the_table_says(suffix: str, run: Run, tmp_path: Path) ->
 def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
     out.write_text("old")
-    with pytest.raises(InputError, match=r"p\.csv already exists: .* --overwrite"):
+    with pytest.raises(InputError, match=r"p\.csv already exists: .* `overwrite=True`"):
         predict(run.path, out, split="test")
     assert out.read_text() == "old"
     predict(run.path, out, split="test", overwrite=True)

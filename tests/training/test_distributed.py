@@ -41,7 +41,7 @@ from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from largegt.types import MODEL_NAMES
-from run_helpers import SMALL, Killed, final, history, left_in, small
+from run_helpers import SMALL, Killed, final, history, left_in, logged, small
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
@@ -473,7 +473,7 @@ def test_which_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert backend_for("cpu", 2) == "gloo"
     assert backend_for("auto", 2) == "cpu:gloo,cuda:nccl"
-    with pytest.warns(UserWarning, match="3 ranks share 2 GPUs: they talk by gloo"):
+    with logged("3 ranks share 2 GPUs: they talk by gloo"):
         assert backend_for("cuda", 3) == "gloo"
 
 
@@ -497,7 +497,7 @@ def test_what_says_that_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_advice_without_a_checkpoint(tmp_path: Path) -> None:
-    assert "no checkpoint yet; begin again with: largegt train --resume" in resume_advice(tmp_path, 2)
+    assert "no checkpoint yet; begin again with: `lg.train(resume=True" in resume_advice(tmp_path, 2)
 
 
 def test_an_idle_rank_weighs_nothing() -> None:

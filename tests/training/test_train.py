@@ -413,7 +413,7 @@ def test_a_device_that_is_not_there(done: Run, prepared: Prepared, tmp_path: Pat
 
 def test_an_existing_run_is_neither_replaced_nor_continued_unasked(copy: Path, done: Run, prepared: Prepared) -> None:
     before = {file: (copy / file).read_bytes() for file in ("config.toml", "metrics.json", "model.safetensors")}
-    with pytest.raises(InputError, match="--resume"):
+    with pytest.raises(InputError, match="resume=True"):
         train(prepared, done.config, copy)
     assert before == {file: (copy / file).read_bytes() for file in before}
 

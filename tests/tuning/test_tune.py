@@ -316,7 +316,7 @@ def test_a_study_of_the_wrong_kind_is_refused(
     text = (out / "study.jsonl").read_text()
     assert change[0] in text, text
     (out / "study.jsonl").write_text(text.replace(*change))
-    with pytest.raises(FormatError, match=r"study\.jsonl is no study \(.*\): choose another --out"):
+    with pytest.raises(FormatError, match=r"study\.jsonl is no study \(.*\): choose another `out`"):
         small_tune(store, out, 3)
     assert outside.is_dir()
 

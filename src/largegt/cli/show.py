@@ -12,6 +12,8 @@ from typing import Any
 
 from largegt.runtime.text import clipped, printable
 
+from .flags import as_typed
+
 _MANY_STEPS = 100
 _LONG_NAME = 80
 _MOST_BARS, _MOST_COLUMNS = 20, 60
@@ -83,9 +85,10 @@ def say(line: object) -> None:
 
 
 def say_stderr(line: object) -> None:
-    """The same on standard error. Where that is closed or full, the work goes on without."""
+    """The same on standard error, with flags where the library names arguments. Where that is closed or full, the work
+    goes on without."""
     with suppress(OSError):
-        print(printable(line), file=sys.stderr)
+        print(printable(as_typed(str(line))), file=sys.stderr)
 
 
 # what a folder holds

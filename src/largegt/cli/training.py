@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from largegt.errors import AGAIN, InputError
+from largegt.errors import AGAIN
 from largegt.runtime.text import quoted
 
 from . import show
@@ -83,6 +82,7 @@ def train(
         engine: Who starts --devices processes: local (this machine) or ray (a cluster).
     """
     from largegt.training.launch import resume_advice
+    from largegt.training.run import run_to_resume, store_to_train_on
     from largegt.training.trainer import check_out
     from largegt.training.trainer import train as run_train
 
@@ -90,10 +90,8 @@ def train(
     overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
     check_engine(engine)
     if store is None:
-        data, config = _run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
+        data, config = run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
     else:
-        from largegt.training.run import store_to_train_on
-
         data = store_to_train_on(store, out, resume)
         config = configuration.config(data, overrides, devices)
     check_out(out, config, data, resume, overwrite)
@@ -120,20 +118,6 @@ def train(
     where = finished.path
     next_step = f"The run is in {where}. Next: largegt predict {quoted(where)} --out predictions.parquet"
     return Result(finished.metrics, [*show.metrics(finished.metrics), "", next_step])
-
-
-def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, Any]:
-    """The store and the configuration of the run that --resume without a store goes on with."""
-    from largegt.training.run import Run
-
-    if not resume:
-        raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
-    run = Run.open(out)
-    if is_configured:
-        raise InputError(
-            "--resume without a store goes on with the run's own settings: leave out --set, --recipe and --model"
-        )
-    return run.store(), run.config
 
 
 @verb()

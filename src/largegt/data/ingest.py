@@ -77,9 +77,7 @@ def ingest(
     with ArrayWriter(out, KIND, replace=overwrite, identity=identity) as writer:
         opened = source.opened(writer.partial / _TABLES, config, budget // 2, count, engine is not None)
         if engine is not None and opened.edges.feature_names:
-            raise ConfigError(
-                "edge features are not read on a cluster: leave --engine ray out, or --edge-feature-columns"
-            )
+            raise ConfigError("edge features are not read on a cluster: leave `engine` out, or `edge_feature_columns`")
         workers = engine or Threads(budget, count)
         work = _Work(opened, writer, config, report, count, budget, workers, engine is not None)
         notes = {"column_names": dict(opened.column_names)} if opened.column_names else None

@@ -244,7 +244,7 @@ class GraphStore:
     def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
         """(weights, strengths, sums of blocks) beside `csr(direction)`: see weights.py."""
         if not self.weighted:
-            raise InputError(f"{self.place} has no edge weights: ingest it again with --weight-column COLUMN")
+            raise InputError(f"{self.place} has no edge weights: ingest it again with `weight_column='COLUMN'`")
         prefix = direction if self.directed else "out"
         weights, strengths, sums = (self._large(f"{prefix}_{part}") for part in WEIGHT_PARTS)
         return weights, strengths, sums

@@ -57,7 +57,7 @@ def explain(
     name = opened.config.model.name
     if not name.startswith("largegt-"):
         raise ConfigError(
-            f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with --model largegt"
+            f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with `model.name=largegt-full`"
         )
     prediction = Predictor(opened, PredictOptions(
         ids=[node], all_probabilities=True, device=device, progress=progress, memory=memory,
@@ -124,7 +124,7 @@ def _target(store: GraphStore, label: Any, probabilities: Tensor) -> int:
     """The class or label column that is explained."""
     if store.task == "regression":
         if label is not None:
-            raise ConfigError("this run predicts a value, so there is no label to choose: leave out --label")
+            raise ConfigError("this run predicts a value, so there is no label to choose: leave out `label`")
         return 0
     if len(store.classes) < 2 and store.task == "multiclass":
         raise ConfigError("this run knows one class only, so nothing speaks for or against it")

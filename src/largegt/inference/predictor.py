@@ -307,7 +307,7 @@ class Predictor:
             return ConfigError(f"{said}, since its weights are not: train it again")
         return ConfigError(
             f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
-            f"with --set prepare.tokens.normalize=per_feature (largegt inspect {quoted(self.store.path)} "
+            f"with `prepare.tokens.normalize=per_feature` (largegt inspect {quoted(self.store.path)} "
             "--verify looks for damage)"
         )
 

@@ -10,7 +10,6 @@ Cost: the graph is written as a store and prepared once, whatever is fitted on i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,9 +136,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             cache.prepared(store, config.preparation, show)
             fitted = _Fitted(graph, encoded, split, cache=cache)
             fitted.run = cache.run_folder(fitted)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
-                run = train(store, config, fitted.run, progress=show, score_test=False)
+            run = train(store, config, fitted.run, progress=show, score_test=False)
         self._fitted = fitted
         self.run_path_: Path = run.path
         self.config_: Config = run.config

@@ -103,7 +103,7 @@ def auto_config(
     made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
     config = Config.from_recipe("default", [*map(str, made), *given])
     if not config.model.name.startswith("largegt"):
-        raise ConfigError(f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
+        raise ConfigError(f"recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
     return config, made
 
 

@@ -7,7 +7,7 @@ taken from the preparation of its earlier version (incremental.py).
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -50,6 +50,8 @@ from .incremental import SAMPLED, Earlier, find_earlier, merge
 from .label_features import TrainingLabels, write_label_counts, write_neighbor_label_histogram
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
+
+_log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
@@ -110,7 +112,7 @@ def _sound(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Ope
     except InputError:
         return None
     except FormatError as error:
-        warnings.warn(f"{path} is made again: {error}", stacklevel=3)
+        _log.warning(f"{path} is made again: {error}")
         remote.remove_folder(path)
         return None
 

@@ -230,7 +230,7 @@ class Prepared:
         if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
-                "prepare with --set prepare.tokens.precompute_for=reachable"
+                "prepare with `prepare.tokens.precompute_for=reachable`"
             )
 
     def check_serves(self, spec: ModelSpec) -> None:
@@ -238,12 +238,12 @@ class Prepared:
         if not self.config.serves(spec):
             raise ConfigError(
                 f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those of all: "
-                "train from the store, or prepare with --set prepare.tokens.precompute_for=all"
+                "train from the store, or prepare with `prepare.tokens.precompute_for=all`"
             )
         if spec.needs.get("tokens", {}).get("separate_directions") is False and self.config.tokens.separate_directions:
             raise ConfigError(
                 f"{self.path} has two contexts after each hop, along and against the edges, and {spec.name} reads one: "
-                "prepare with --set prepare.tokens.separate_directions=false"
+                "prepare with `prepare.tokens.separate_directions=false`"
             )
 
     def check_inputs(self, model: ModelConfig) -> None:
@@ -257,7 +257,7 @@ class Prepared:
             if is_missing:
                 raise ConfigError(
                     f"{self.path} was prepared without the labels that model.{setting} reads: train from the store, or "
-                    f"prepare with --set model.{setting}"
+                    f"prepare with `model.{setting}`"
                 )
 
 

@@ -93,7 +93,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     store = run.store()
     if not is_prepared(store, run.config.preparation):
         raise InputError(
-            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {quoted(run.path)} makes "
+            f"the preparation of {run.path} is no longer in {store.place}: `lg.evaluate({str(run.path)!r})` makes "
             "it again"
         )
     prepared = run.prepared(progress)

@@ -42,7 +42,7 @@ def report(
     """
     opened = open_runs(runs)
     if not opened:
-        raise InputError("no run folders given: largegt report runs/*")
+        raise InputError("no run folders given: `lg.report(['runs/a', 'runs/b'])`")
     datasets = datasets_of(opened)
 
     def look_at(run: Run) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def check_consistency(config: Config, ranks: Ranks, prepared: Prepared | None = 
     if prepared is not None and len(prepared.split_rows("train")) == len(prepared.nodes):
         raise ConfigError(
             "train.consistency_weight needs nodes without a training label, and all that are prepared have one: "
-            "prepare the others with --set prepare.local_nodes.target_nodes=all"
+            "prepare the others with `prepare.local_nodes.target_nodes=all`"
         )
 
 

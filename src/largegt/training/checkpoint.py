@@ -111,7 +111,7 @@ def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
         return TypeAdapter(Progress).validate_python(kept["progress"])
     except Exception as error:
         raise FormatError(
-            f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"
+            f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with `overwrite=True`"
         ) from error
 
 

@@ -63,8 +63,8 @@ def evaluate(
     scores = scorer.scores(ranks.batches_of(rows, config.eval_batch_size), num_eval_samples, progress)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
-            f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: "
+            f"`lg.predict({str(opened.path)!r}, split={split!r})` names the first node that the model says no number of"
         )
     return scores
 

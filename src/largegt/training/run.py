@@ -82,10 +82,10 @@ class Run:
         if not file.is_file():
             if (path / "manifest.json").is_file():
                 raise InputError(
-                    f"{path} is not a run but a store: train first, largegt train {quoted(path)} --out runs/a"
+                    f"{path} is not a run but a store: train first, `lg.train({str(path)!r}, out='runs/a')`"
                 )
             raise InputError(
-                f"{path} is not a run: it has no config.toml; largegt train STORE --out {quoted(path)} makes one"
+                f"{path} is not a run: it has no config.toml; `lg.train('STORE', out={str(path)!r})` makes one"
             )
         check_file(path, file)
         try:
@@ -103,7 +103,7 @@ class Run:
         file = self.path / "metrics.json"
         if not file.is_file():
             raise InputError(
-                f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it"
+                f"{self.path} has not finished: `lg.train(resume=True, out={str(self.path)!r})` goes on with it"
             )
         check_file(self.path, file)
         return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FinalEntry)
@@ -215,3 +215,13 @@ def store_to_train_on(place: PathLike, out: Path, resume: bool) -> GraphStore:
         with suppress(InputError):  # another store: the caller says so
             return GraphStore.open(place, version=Run.open(out).store_fingerprint)
     return GraphStore.open(place)
+
+
+def run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[GraphStore, Config]:
+    """The store and the configuration of the run that a training without a store goes on with."""
+    if not resume:
+        raise InputError("which store? `lg.train('data/g', out='runs/a')`, or `resume=True` to go on with a run")
+    run = Run.open(out)
+    if is_configured:
+        raise InputError("`resume=True` without a store goes on with the run's own settings: give no others")
+    return run.store(), run.config

@@ -9,7 +9,7 @@ batch of another size (the last of an epoch) is computed as usual. Nothing insid
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -28,6 +28,8 @@ from .checkpoint import State
 from .metrics import TaskHead
 from .nan_check import Losses
 from .setup import Accelerator
+
+_log = logging.getLogger(__name__)
 
 _STEPS_BEFORE_RECORDING = 3
 
@@ -128,7 +130,7 @@ class TrainingStep:
             try:
                 self._graph = self._recorded()
             except RuntimeError as error:
-                warnings.warn(f"steps are not replayed, since recording failed: {first_line(error)}", stacklevel=3)
+                _log.warning(f"steps are not replayed, since recording failed: {first_line(error)}")
                 self._record = False
                 self._compute(self._buffers)
                 self._buffers = []

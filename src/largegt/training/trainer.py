@@ -10,10 +10,10 @@ first alone writes.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -41,7 +41,6 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks, is_first_here
 from largegt.runtime.progress import Progress as Show
 from largegt.runtime.progress import silent
-from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
 from .batches import EpochBatches, check_consistency
@@ -52,7 +51,7 @@ from .evaluate import Scorer, nodes_at_once
 from .log import RunLog, check_wandb, write_history
 from .metrics import TaskHead
 from .nan_check import about_steps, likely_cause
-from .run import Run, store_to_train_on
+from .run import Run, run_to_resume, store_to_train_on
 from .setup import (
     Accelerator,
     Loader,
@@ -65,6 +64,8 @@ from .setup import (
 )
 from .step import TrainingStep
 
+_log = logging.getLogger(__name__)
+
 _OUT_OF_TIME = "the time is used up"
 _STEPS_BEFORE = 8
 """A step that spoils weights may have a finite loss itself, and so may the next."""
@@ -72,7 +73,7 @@ Watch = Callable[[NodeModel, int, float], None]
 
 
 def train(
-    data: Prepared | GraphStore | PathLike,
+    data: Prepared | GraphStore | PathLike | None = None,
     config: ConfigLike = None,
     out: PathLike = "runs/run",
     resume: bool = False,
@@ -90,6 +91,8 @@ def train(
     together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
     refuse_url(out, "a run")
     out = Path(out)
+    if data is None:
+        data, config = run_to_resume(out, resume, config is not None)
     if isinstance(data, Prepared):
         store = data.store()
     else:
@@ -246,8 +249,10 @@ class Trainer:
             raise self._not_a_number(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
         if valid and self.monitor not in valid:
             if self.ranks.is_first:
-                warnings.warn(f"{self.monitor} is undefined on the validation nodes, which are all of one class: "
-                              "the loss picks the best epoch", stacklevel=2)  # fmt: skip
+                _log.warning(
+                    f"{self.monitor} is undefined on the validation nodes, which are all of one class: the loss picks "
+                    "the best epoch"
+                )
             self.monitor, self.sign = "loss", -1.0
         return valid
 
@@ -304,11 +309,11 @@ class Trainer:
         config, progress, scorer = self.config, self.progress, self.scorer
         shown, earlier = (loader.batches(some, config.batch_size) for some in (rows, before))
         cause = likely_cause(config, scorer.accelerator.precision, scorer.prepared, shown, earlier)
-        kept = "no epoch was finished: start anew with --overwrite"
+        kept = "no epoch was finished: start anew with `overwrite=True`"
         if progress.epoch:
             kept = (
                 f"{self.run.path} keeps its last checkpoint and its best weights, of epoch {progress.best_epoch}, "
-                "which evaluate and predict take; start anew with --overwrite, or into another --out"
+                "which evaluate and predict take; start anew with `overwrite=True`, or into another `out`"
             )
         return ConfigError(f"{what} in epoch {progress.epoch + 1} is not a finite number: {cause}; {kept}")
 
@@ -358,22 +363,22 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
     """Refuse a run folder that this training must not touch, before any work is done."""
     refuse_url(out, "a run")
     if resume and overwrite:
-        raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
+        raise ConfigError("`resume=True` goes on with a run and `overwrite=True` starts anew: give one of them")
     if config.train.wandb_project:
         check_wandb()
     if not out.exists() or (out.is_dir() and all(_is_partial(item.name) for item in out.iterdir())):
         return
     if not (out / "config.toml").is_file():
-        raise InputError(f"{out} exists and is not a run: choose another --out")
+        raise InputError(f"{out} exists and is not a run: choose another `out`")
     if not resume and not overwrite:
-        raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
+        raise InputError(f"{out} already holds a run: `resume=True` goes on with it, `overwrite=True` starts anew")
     run = Run.open(out)
     if resume and run.store_fingerprint != store.fingerprint:
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _comparable(run.config) != _comparable(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: go on with its own, --recipe "
-            f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
+            f"{out} was started with other settings than these: go on with its own, "
+            f"`lg.train(resume=True, out={str(out)!r})`, or start anew with `overwrite=True`"
         )
 
 

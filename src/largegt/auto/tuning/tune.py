@@ -105,7 +105,7 @@ def tune(
         tuning = _Tuning(opened, Path(out), space, study, metric, sign, trials, progress or silent, memory)
         stopped = tuning.run(max_time_s)
         if not study.ranked():
-            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --max-time")
+            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer `max_time`")
         return tuning.write(tuning.final(final), stopped)
 
 

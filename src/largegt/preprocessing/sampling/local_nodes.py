@@ -137,8 +137,8 @@ def refuse_weights(weighted: bool) -> None:
     """Lists that lie elsewhere are of neighbours alone."""
     if weighted:
         raise ConfigError(
-            "lists on a cluster or in Redis have no edge weights: sample without them, --set "
-            "prepare.local_nodes.use_edge_weights=false, or from the store itself"
+            "lists on a cluster or in Redis have no edge weights: sample without them, "
+            "`prepare.local_nodes.use_edge_weights=false`, or from the store itself"
         )
 
 
