@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import largegt
-from largegt.preprocessing.auto_config import Facts, auto_config, choose, label_information, share_of_zeros
 from largegt.errors import ConfigError
+from largegt.preprocessing.auto_config import Facts, auto_config, choose, label_information, share_of_zeros
 
 
 def ring_of_pairs(num_pairs: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from largegt.experiments.paper import DATASETS, DELTA_MODELS, EPOCH_SECONDS, ORI
 from largegt.experiments.plan import Experiment
 from largegt.experiments.reproduce import EXPERIMENTS, reproduce
 from largegt.pages.charts import Axis, Dot, Line
-from largegt.pages.tables import Ranked, Table
+from largegt.pages.tables import PageTable, Ranked
 from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 
@@ -158,7 +158,7 @@ def test_the_papers_tables_are_whole() -> None:
 
 
 def test_tables_in_every_format() -> None:
-    table = Table("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
+    table = PageTable("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
     assert table.csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
     assert "| a_b\\|c | **1.0±0.1** |" in table.markdown()
     latex = table.latex()

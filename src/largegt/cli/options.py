@@ -224,8 +224,8 @@ def check_engine(name: str) -> None:
 
 
 @dataclass
-class Columns:
-    """Columns of new nodes and edges: predict, append, ingest.
+class ColumnOptions:
+    """ColumnOptions of new nodes and edges: predict, append, ingest.
 
     Args:
         source_column: Edge column that an edge leaves. Guessed when not given.
@@ -242,7 +242,7 @@ class Columns:
 
 
 @dataclass
-class NodeFiles(Columns):
+class NodeFiles(ColumnOptions):
     """Tables and files of nodes: append, ingest.
 
     Args:

@@ -31,7 +31,7 @@ def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None 
         scores, metrics, page = run_demo(out, seed, progress, epochs)
     rows = [(name, f"{score['valid']:.4f}", f"{score['test']:.4f}") for name, score in scores.items()]
     return Result({"scores": scores, "metrics": metrics, "page": str(page)}, [
-        show.Table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows), "",
+        show.TextTable("Accuracy on wordnet31-lite", ("", "valid", "test"), rows), "",
         f"LargeGT trained {metrics['epochs']} epochs in {metrics['train_time_s']:.0f} s; kept epoch "
         f"{metrics['best_epoch']}.",
         f"Look at the learning curves: {page}",
@@ -169,7 +169,7 @@ def tune(
     differs = "differs from the recipe (its value)"
     heads = ("trial", f"valid {found.metric}", "epochs", differs)
     blocks: list[show.Block] = [
-        show.Table(f"The best of {found.num_done} trials on {found.dataset}", heads, best, left=(differs,))
+        show.TextTable(f"The best of {found.num_done} trials on {found.dataset}", heads, best, left=(differs,))
     ]
     if found.importances:
         shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
@@ -205,4 +205,4 @@ def evaluate(
     if is_silent:
         return None
     rows = [(name, f"{score:.4f}") for name, score in scores.items()]
-    return Result(scores, [show.Table(f"{run}, {split}", ("metric", "value"), rows)])
+    return Result(scores, [show.TextTable(f"{run}, {split}", ("metric", "value"), rows)])

@@ -33,7 +33,7 @@ from largegt.types import Array, PathLike
 
 from .attribution import Attribution, scores
 from .columns import input_columns, mean_token, token_columns
-from .explanation import MOST_DRAWN, Centroid, Explanation, LabelAround, LocalNode, Piece
+from .explanation import MOST_DRAWN, Centroid, Contribution, Explanation, LabelAround, LocalNode
 from .inputs import OpenModel
 
 MOST_CENTROIDS = 20
@@ -148,7 +148,7 @@ def _predicted(store: GraphStore, probabilities: Tensor) -> Any:
 # what carried it -------------------------------------------------------------------------------------------------
 
 
-def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
+def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
     """Kinds of inputs, the strongest first."""
     carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
@@ -166,7 +166,7 @@ def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
         if name in carried:
             changed = found.inputs[name].clone()
             changed[:, of] = found.baseline[name][:, of]
-            pieces.append(Piece(words, float(carried[name][:, of].sum()), found.without(**{name: changed})))
+            pieces.append(Contribution(words, float(carried[name][:, of].sum()), found.without(**{name: changed})))
     return sorted(pieces, key=lambda piece: -abs(piece.carried))
 
 

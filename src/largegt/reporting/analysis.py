@@ -28,7 +28,6 @@ from largegt.preprocessing.cache_key import is_prepared
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.runtime.progress import Progress
-from largegt.runtime.text import quoted
 from largegt.training.checksums import check_file
 from largegt.training.evaluate import Scorer
 from largegt.training.metrics import Scores

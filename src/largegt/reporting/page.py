@@ -21,7 +21,7 @@ from largegt.types import PathLike
 
 from . import insight, results, settings
 from .analysis import FILE, MAX_NODES, analyse, codebook_use
-from .groups import Dataset, datasets_of, open_runs
+from .groups import DatasetRuns, datasets_of, open_runs
 from .results import Baselines
 
 
@@ -75,7 +75,7 @@ def report(
 
 
 def _looks(
-    dataset: Dataset, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
+    dataset: DatasetRuns, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
 ) -> Iterable[insight.Look]:
     """The analysis of each model's best run, or why there is none: a page without it is better than no page."""
     for group, run in dataset.best_of_each_model():

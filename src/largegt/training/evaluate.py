@@ -26,12 +26,11 @@ from largegt.models.baselines.message_passing import MessagePassing
 from largegt.preprocessing.prepared import Prepared, sample_rows
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.runtime.progress import Progress, silent
-from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Accelerator, Loader, make_accelerator, make_loader, num_samples
+from .setup import Accelerator, AnyLoader, make_accelerator, make_loader, num_samples
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -85,7 +84,7 @@ class Scorer:
     head: TaskHead
     config: TrainConfig
     accelerator: Accelerator
-    loader: Loader
+    loader: AnyLoader
     prepared: Prepared
     store: GraphStore
 
@@ -108,7 +107,7 @@ class Scorer:
             scores.add(logits, labels)
         return scores.result(self.accelerator.ranks)
 
-    def loaders(self, rows: Array, num_eval_samples: int) -> list[Loader]:
+    def loaders(self, rows: Array, num_eval_samples: int) -> list[AnyLoader]:
         """The loader, and others like it with fresh samples of local nodes or neighbours for these rows."""
         if num_eval_samples < 1:
             raise ConfigError(f"num_eval_samples is {num_eval_samples}: it must be at least 1")
@@ -120,7 +119,7 @@ class Scorer:
 
     @torch.no_grad()
     def logits(
-        self, loaders: Sequence[Loader], rows: Array, progress: Progress | None = None, stage: str = ""
+        self, loaders: Sequence[AnyLoader], rows: Array, progress: Progress | None = None, stage: str = ""
     ) -> Iterator[Predicted]:
         """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' samples."""
         show = progress or silent
@@ -134,7 +133,7 @@ class Scorer:
             num_done += len(nodes)
             show(stage, num_done, len(rows))
 
-    def _predicted(self, loader: Loader, rows: Array) -> Iterator[Predicted]:
+    def _predicted(self, loader: AnyLoader, rows: Array) -> Iterator[Predicted]:
         model = self.model
         if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and self.config.layerwise_inference:
             yield from self._over_all_neighbors(model, loader, rows)
@@ -167,7 +166,7 @@ class Scorer:
             done += len(output.nodes)
 
 
-def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
+def nodes_at_once(loader: AnyLoader, config: TrainConfig) -> int:
     """Nodes per step of evaluation and prediction: as set, but fewer where their tokens are very wide."""
     if not isinstance(loader, TokenLoader):
         return config.eval_batch_size

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from largegt.runtime.distributed import LOST_RANK_CODE, LostRank
-from largegt.runtime.text import printable, quoted
+from largegt.runtime.text import printable
 from largegt.runtime.threads import num_threads
 
 _POLL_S = 0.02

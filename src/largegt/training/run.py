@@ -29,7 +29,6 @@ from largegt.models.base import NodeModel
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.progress import Progress
-from largegt.runtime.text import quoted
 from largegt.types import PathLike
 
 from .checksums import check_file, replacing

@@ -116,7 +116,7 @@ def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int
     )
 
 
-Loader = TokenLoader | NeighborLoader
+AnyLoader = TokenLoader | NeighborLoader
 
 
 def make_loader(
@@ -126,7 +126,7 @@ def make_loader(
     device: torch.device,
     place: TablePlace = "auto",
     store: GraphStore | None = None,
-) -> Loader:
+) -> AnyLoader:
     """Batches of what the model reads. Tokens: as many local nodes as it wants, repeated ones once where that is
     faster; for a GPU in the precision it computes in, padded to a width it likes."""
     form = TokenForm()

@@ -24,7 +24,7 @@ from largegt.loader.batch import TokenBatch
 from largegt.models.base import NodeOutput
 from largegt.runtime.cuda_streams import side_stream
 
-from .checkpoint import State
+from .checkpoint import TrainingState
 from .metrics import TaskHead
 from .nan_check import Losses
 from .setup import Accelerator
@@ -39,7 +39,7 @@ class TrainingStep:
     epoch is known to be no number."""
 
     def __init__(
-        self, accelerator: Accelerator, state: State, head: TaskHead, config: TrainConfig, record: bool,
+        self, accelerator: Accelerator, state: TrainingState, head: TaskHead, config: TrainConfig, record: bool,
         num_others: int = 0,
     ) -> None:  # fmt: skip
         """So many nodes at the end of a batch, `num_others`, are not trained on: their views are to agree."""

@@ -39,12 +39,11 @@ from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks, is_first_here
-from largegt.runtime.progress import Progress as Show
-from largegt.runtime.progress import silent
+from largegt.runtime.progress import Progress, silent
 from largegt.types import Array, PathLike
 
 from .batches import EpochBatches, check_consistency
-from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
+from .checkpoint import TrainingProgress, TrainingState, load_checkpoint, require_room, save_checkpoint
 from .checksums import FILE as CHECKSUMS
 from .checksums import replacing
 from .evaluate import Scorer, nodes_at_once
@@ -54,7 +53,7 @@ from .nan_check import about_steps, likely_cause
 from .run import Run, run_to_resume, store_to_train_on
 from .setup import (
     Accelerator,
-    Loader,
+    AnyLoader,
     build_model,
     is_worth_compiling,
     make_accelerator,
@@ -78,7 +77,7 @@ def train(
     out: PathLike = "runs/run",
     resume: bool = False,
     overwrite: bool = False,
-    progress: Show | None = None,
+    progress: Progress | None = None,
     memory: str | int | None = None,
     watch: Watch | None = None,
     score_test: bool = True,
@@ -140,7 +139,7 @@ class Trainer:
         self.monitor, self.sign = head.monitor(self.config.monitor)
         torch.manual_seed(self.config.seed)
         self.model = build_model(run.config.model, prepared)
-        self.state, self.progress = State.make(self.model, self.config, accelerator), Progress()
+        self.state, self.progress = TrainingState.make(self.model, self.config, accelerator), TrainingProgress()
         checkpoint = run.path / "checkpoints" / "last.pt"
         if checkpoint.exists():
             self.progress = load_checkpoint(checkpoint, self.state, self.device)
@@ -159,7 +158,7 @@ class Trainer:
         self.max_time_s = seconds(self.config.max_time) if self.config.max_time else math.inf
         if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.max_time_s:
             self.progress.stopped = ""
-        self.show: Show = silent
+        self.show: Progress = silent
         self.history = [entry for entry in run.history if entry["epoch"] <= self.progress.epoch]
         self.log: RunLog | None = None
         if self.ranks.is_first:
@@ -181,7 +180,7 @@ class Trainer:
 
     # epochs
 
-    def fit(self, show: Show = silent, watch: Watch | None = None) -> None:
+    def fit(self, show: Progress = silent, watch: Watch | None = None) -> None:
         """Train until the last epoch, the end of the time or the end of patience."""
         progress, self.show = self.progress, show
         if self.device.type == "cuda":
@@ -303,7 +302,7 @@ class Trainer:
         rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
         return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_of(epoch), rows, before)
 
-    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array) -> ConfigError:
+    def _not_a_number(self, what: str, loader: AnyLoader, rows: Array, before: Array) -> ConfigError:
         """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
         that showed it, those of the steps just `before` may have caused it."""
         config, progress, scorer = self.config, self.progress, self.scorer
