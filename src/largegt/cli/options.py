@@ -224,8 +224,8 @@ def check_engine(name: str) -> None:
 
 
 @dataclass
-class ColumnOptions:
-    """ColumnOptions of new nodes and edges: predict, append, ingest.
+class ColumnNames:
+    """ColumnNames of new nodes and edges: predict, append, ingest.
 
     Args:
         source_column: Edge column that an edge leaves. Guessed when not given.
@@ -242,7 +242,7 @@ class ColumnOptions:
 
 
 @dataclass
-class NodeFiles(ColumnOptions):
+class NodeFiles(ColumnNames):
     """Tables and files of nodes: append, ingest.
 
     Args:

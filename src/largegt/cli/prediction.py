@@ -10,13 +10,13 @@ from typing import Any
 from largegt.errors import AGAIN, ConfigError
 
 from . import show
-from .options import ColumnOptions, launch_ranks, verb
+from .options import ColumnNames, launch_ranks, verb
 from .show import Result
 
 
 @verb()
 def predict(
-    run: Path, *, columns: ColumnOptions, out: Path = Path("predictions.parquet"), node: list[str] | None = None,
+    run: Path, *, columns: ColumnNames, out: Path = Path("predictions.parquet"), node: list[str] | None = None,
     split: str | None = None, probabilities: bool = False, new_nodes: str | None = None,
     new_edges: list[str] | None = None, new_features: str | None = None, csv_safe: bool = False,
     num_eval_samples: int | None = None, device: str | None = None, devices: int = 1, memory: str | None = None,
