@@ -105,3 +105,61 @@ def test_a_wrong_setting_is_a_config_error(make: Any, message: str) -> None:
 def test_the_errors_and_the_recipes_are_public() -> None:
     assert {lg.ConfigError, lg.InputError, lg.FormatError} <= set(lg.LargeGTError.__subclasses__())
     assert "default" in lg.recipe_names()
+
+
+# what an object shows of itself, and methods of a run
+
+
+@pytest.fixture(scope="module")
+def run(store: lg.GraphStore) -> lg.Run:
+    return lg.train(store, TINY, store.path.parent / "run")
+
+
+def test_a_store_a_preparation_and_a_run_are_three_lines(store: lg.GraphStore, run: lg.Run) -> None:
+    prepared = run.prepared()
+    assert repr(store) == (
+        f"GraphStore g: undirected, multiclass\n  150 nodes, {store.num_edges:,} edges, 5 features, 3 classes\n  {store.path}"
+    )
+    assert repr(prepared).splitlines()[1].startswith("  150 nodes, 4 local nodes of each, 150 token rows, ")
+    assert repr(prepared).splitlines()[2] == f"  {prepared.path}"
+    what, sizes, where = repr(run).splitlines()
+    assert what == f"Run largegt-local on {store.path}"
+    assert sizes.endswith(f"{run.metrics['test']['accuracy']:.4f} test accuracy")
+    assert where == f"  {run.path}"
+
+
+def test_a_notebook_shows_a_table(store: lg.GraphStore, run: lg.Run, tmp_path: Path) -> None:
+    for one in (store, run.prepared(), run):
+        page = one._repr_html_()
+        assert page.count("<tr>") == page.count("</tr>") >= 5
+    hostile = easy_store(tmp_path / "<b>g")
+    assert "&lt;b&gt;g" in hostile._repr_html_()
+    assert "<b>" not in hostile._repr_html_()
+
+
+def test_a_run_evaluates_and_predicts(run: lg.Run, tmp_path: Path) -> None:
+    assert run.evaluate() == lg.evaluate(run) == run.metrics["test"]
+    table = run.predict(tmp_path / "p.parquet", split="val", all_probabilities=True)
+    assert table.equals(lg.predict(run, split="valid", all_probabilities=True))
+    assert (tmp_path / "p.parquet").is_file()
+
+
+def test_val_is_valid(run: lg.Run) -> None:
+    assert run.evaluate("val") == run.evaluate("valid")
+    batches = [list(lg.token_batches(run.prepared(), split=name, batch_size=64)) for name in ("val", "valid")]
+    assert [b.nodes.tolist() for b in batches[0]] == [b.nodes.tolist() for b in batches[1]]
+    with pytest.raises(lg.InputError, match="split 'vald' is not one of train, valid, test"):
+        run.evaluate("vald")
+
+
+def test_a_hetero_data_is_refused_by_name(tmp_path: Path) -> None:
+    class HeteroData:
+        num_nodes = 3
+
+    takers = (
+        lg.from_pyg, lg.sources.pyg, lambda data: lg.pyg.Loader(data),
+        lambda data: lg.LargeGTClassifier(data).fit([0, 1], [0, 1]),
+    )  # fmt: skip
+    for take in takers:
+        with pytest.raises(lg.InputError, match=r"a HeteroData has several types .* give data\.to_homogeneous"):
+            take(HeteroData())

@@ -33,6 +33,7 @@ from largegt.errors import FormatError, InputError, first_line
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.checksums import is_checker
 from largegt.runtime.progress import Progress
+from largegt.runtime.summary import Summary
 from largegt.runtime.text import quoted
 from largegt.types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 
@@ -56,7 +57,7 @@ _NOTES = {
 }
 
 
-class GraphStore:
+class GraphStore(Summary):
     """A graph on disk: `GraphStore.open("data/g")`. See the module's text for the arrays."""
 
     def __init__(self, folder: ArrayFolder, in_ranges: bool = False) -> None:
@@ -162,6 +163,11 @@ class GraphStore:
         return GraphStore(self.folder, in_ranges=True)
 
     # what it is
+
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        kind = f"{self.name}: {'directed' if self.directed else 'undirected'}, {self.task}"
+        sizes = {"nodes": self.num_nodes, "edges": self.num_edges, "features": self.num_features}
+        return kind, {**sizes, **({"classes": len(self.classes)} if self.classes else {})}, self.place
 
     @property
     def path(self) -> Path:

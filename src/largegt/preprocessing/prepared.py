@@ -19,14 +19,16 @@ import numpy as np
 from largegt.config.describe import build
 from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
 from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
-from largegt.data.splits import SPLIT_CODES
+from largegt.data.splits import SPLIT_CODES, split_name
 from largegt.data.store import GraphStore
 from largegt.data.versions import State
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
 from largegt.io import remote
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.checksums import is_checker
+from largegt.runtime.memory import format_bytes
 from largegt.runtime.progress import Progress
+from largegt.runtime.summary import Summary
 from largegt.types import Array, PathLike
 
 from .cache_key import directions_of, directions_read, resolve_config
@@ -43,7 +45,7 @@ def _stored(name: str) -> Any:
     return property(lambda prepared: prepared.array(name))
 
 
-class Prepared:
+class Prepared(Summary):
     """A prepared graph: `Prepared.open(folder)`. n nodes have a row, and t nodes are behind the token rows they use."""
 
     nodes: Array = _stored("nodes")
@@ -106,6 +108,11 @@ class Prepared:
     def store(self) -> GraphStore:
         """The version of the store that it was made from."""
         return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
+
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        sizes = {"nodes": len(self.nodes), "local nodes of each": self.k, "token rows": len(self.token_nodes)}
+        sizes |= {"features": self.num_features, "positions": self.num_positions}
+        return f"{self.meta['name']}, {format_bytes(self.num_bytes)}", {**sizes}, self.place
 
     # its arrays
 
@@ -218,10 +225,10 @@ class Prepared:
         return _places(self.token_nodes, np.asarray(nodes))
 
     def split_rows(self, split: str) -> Array:
-        """The rows of one split."""
-        if split not in SPLIT_CODES:
+        """The rows of one split: train, valid (or val) or test."""
+        if (name := split_name(split)) is None:
             raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
-        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
+        return np.flatnonzero(self.array("split") == SPLIT_CODES[name])
 
     # what it is good for
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from largegt.config.describe import build, to_toml
 from largegt.config.schema import Config, TrainConfig
 from largegt.data.store import GraphStore
@@ -29,6 +31,7 @@ from largegt.models.base import NodeModel
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.progress import Progress
+from largegt.runtime.summary import Summary
 from largegt.types import PathLike
 
 from .checksums import check_file, replacing
@@ -39,8 +42,8 @@ from .setup import build_model
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Summary):
     """A run folder, opened."""
 
     path: Path
@@ -95,6 +98,28 @@ class Run:
             raise FormatError(
                 f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"
             ) from error
+
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        what = f"{self.config.model.name} on {remote.shown(self.store_path)}"
+        if not (self.path / "metrics.json").is_file():
+            return what, {f"of {self.config.train.epochs} epochs": len(self.history)}, str(self.path)
+        found = self.metrics
+        scores = {
+            f"{split} {name}": found[split][name] for split in ("valid", "test") for name in list(found[split])[1:2]
+        }
+        return what, {"epochs": found["epochs"], "parameters": found["num_parameters"], **scores}, str(self.path)
+
+    def evaluate(self, split: str = "test", **options: Any) -> dict[str, float]:
+        """Scores of the best weights on a split: `lg.evaluate`, which has the options."""
+        from .evaluate import evaluate
+
+        return evaluate(self, split, **options)
+
+    def predict(self, out: PathLike | None = None, **options: Any) -> pa.Table:
+        """Predictions of the nodes of its store: `lg.predict`, which has the options."""
+        from largegt import predict
+
+        return predict(self, out, **options)
 
     @property
     def metrics(self) -> dict[str, Any]:
