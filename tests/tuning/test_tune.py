@@ -331,7 +331,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(store: GraphStore, tmp
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"trials": 0}, "trials is 0"),
         ({"max_time": "soon"}, "duration"),
-        ({"model": "grafsage"}, "no model"),
+        ({"overrides": ["model.name=grafsage"]}, "no model"),
         ({"search": ["model.hiden=3"]}, "model.hidden_dim"),
         ({"overrides": ["train.monitor=accurcy"]}, "accuracy"),
     ]
