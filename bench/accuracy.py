@@ -37,10 +37,10 @@ import torch
 
 import largegt as lg
 from baselines import features_of, label_of, metric_of, splits_of
+from largegt.config.models import model_names
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
-from largegt.types import MODEL_NAMES
 
 PAPER = "ogbn-products-largegt-full"
 
@@ -96,7 +96,7 @@ def config_of(contestant: str, store: GraphStore, settings: list[str]) -> Config
                 *settings,
             ],
         )
-    if contestant in MODEL_NAMES:
+    if contestant in model_names():
         return Config.from_recipe(recipe_for(contestant), [f"model.name={contestant}", *settings])
     return Config.from_recipe(contestant, settings)
 

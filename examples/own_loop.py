@@ -15,7 +15,7 @@ features = (rng.normal(size=(2000, 8)) + 0.5 * labels[:, None]).astype(np.float3
 torch.manual_seed(0)
 store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/own-loop", overwrite=True)
 prepared = lg.prepare(store, lg.Config.from_recipe("demo").prepare)
-model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden_dim=64))
+model = lg.LargeGT.for_prepared(prepared, lg.LargeGTConfig(hidden_dim=64))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 for epoch in range(5):

@@ -16,7 +16,7 @@ data = RandomNodeSplit(num_val=0.2, num_test=0.2)(data)
 
 train_loader = lg.pyg.loader(data, data.train_mask, k=16, batch_size=64, shuffle=True)
 test_loader = lg.pyg.loader(data, data.test_mask, k=16, batch_size=512)
-model = train_loader.model(lg.ModelConfig(hidden_dim=32))
+model = train_loader.model(lg.LargeGTConfig(hidden_dim=32))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 for epoch in range(8):

@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from largegt import cli
+from largegt.config.describe import setting_names
+from largegt.config.models import model_spec
 from largegt.config.schema import Config, IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
@@ -26,13 +28,22 @@ from largegt.data.store import GraphStore
 from largegt.errors import LargeGTError
 from largegt.training.trainer import train
 
-SMALL = (
-    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "model.hidden_dim=8",
-    "model.codebook.num_centroids=6", "model.codebook.dim=4", "train.epochs=3", "train.batch_size=32",
+_QUICK = (
+    "prepare.local_nodes.k=4", "prepare.positional_encoding.dim=3", "train.epochs=3", "train.batch_size=32",
     "train.learning_rate=0.02",
 )  # fmt: skip
-"""Overrides that make any recipe quick."""
-FULL = (*SMALL, "model.name=largegt-full")
+_NARROW = ("model.hidden_dim=8", "model.codebook.num_centroids=6", "model.codebook.dim=4")
+
+
+def small_settings(model: str) -> tuple[str, ...]:
+    """Overrides that make any recipe of this model quick."""
+    own = setting_names(model_spec(model).settings, "model.")
+    return (*_QUICK, *(one for one in _NARROW if one.partition("=")[0] in own))
+
+
+SMALL = small_settings("largegt-local")
+"""Overrides that make a recipe of a model with a hidden width quick."""
+FULL = (*small_settings("largegt-full"), "model.name=largegt-full")
 """The same for the whole model, which reads everything that is prepared."""
 
 HOSTILE_COLUMN = "<i>[red]in\x1b[31mcome"
@@ -105,7 +116,10 @@ def table_store(path: Path, edge_columns: bool = False) -> GraphStore:
 
 
 def small(*overrides: str, recipe: str = "base") -> Config:
-    return Config.from_recipe(recipe, [*SMALL, *overrides])
+    """A quick configuration of the recipe's model, or of the one that `overrides` name."""
+    names = [one.partition("=")[2] for one in overrides if one.startswith("model.name=")]
+    name = names[-1] if names else Config.from_recipe(recipe).model.name
+    return Config.from_recipe(recipe, [*small_settings(name), *overrides])
 
 
 def timeless(tree: Any) -> Any:

@@ -72,7 +72,7 @@ def train_in_two_parts(prepared: lg.Prepared, config: lg.Config, folder: Path) -
 
 def test_logits_agree_with_the_cpu(prepared: lg.Prepared) -> None:
     torch.manual_seed(0)
-    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden_dim=32)).eval()
+    model = lg.LargeGT.for_prepared(prepared, lg.LargeGTConfig(hidden_dim=32)).eval()
     batch = next(lg.token_batches(prepared, batch_size=64))
     with torch.no_grad():
         model.update_codebook(model(batch))
@@ -354,7 +354,7 @@ def test_the_fused_readout_against_the_plain_one(shape: tuple[int, int, int], dr
 def test_fused_ways_agree_with_the_plain_model(prepared: lg.Prepared, head_dim: int, compiles: bool) -> None:
     """Logits and gradients in float32, with the fused readout and heads of every kind, against the CPU."""
     torch.manual_seed(0)
-    config = lg.ModelConfig(
+    config = lg.LargeGTConfig(
         hidden_dim=32 if head_dim < 300 else 300, head_dim=head_dim, num_heads=2, dropout=0, encoder_dropout=0
     )
     model = lg.LargeGT.for_prepared(prepared, config)

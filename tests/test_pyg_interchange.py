@@ -137,7 +137,7 @@ def test_a_plain_loop_with_the_loader(work: Path) -> None:
     data = a_graph()
     batches = lg.pyg.loader(data, data.train_mask, k=4, batch_size=32, shuffle=True)
     torch.manual_seed(0)
-    model = batches.model(lg.ModelConfig(hidden_dim=8))
+    model = batches.model(lg.LargeGTConfig(hidden_dim=8))
     learn(model, [batches] * 12)
     assert accuracy(model, lg.pyg.loader(data, data.test_mask, k=4)) > 0.7
     assert len(list(work.glob("largegt-*"))) == 1
@@ -187,7 +187,7 @@ def test_the_transform_against_the_oracle_and_the_loader() -> None:
 def test_a_plain_loop_with_the_transform() -> None:
     data = lg.pyg.LargeGTTransform(k=4, positions=0)(a_graph())
     torch.manual_seed(0)
-    model = lg.pyg.model_for(data, num_outputs=3, config=lg.ModelConfig(hidden_dim=8))
+    model = lg.pyg.model_for(data, num_outputs=3, config=lg.LargeGTConfig(hidden_dim=8))
     nodes = data.train_mask.nonzero()[:, 0]
     learn(model, ([lg.pyg.token_batch(data, part) for part in nodes.split(32)] for _ in range(12)))
     assert accuracy(model, [lg.pyg.token_batch(data, data.test_mask)]) > 0.7

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from largegt.config.models import model_names
 from largegt.config.recipes import read_recipe, recipe_names
 from largegt.config.schema import Config
 from largegt.inference.predictor import predict
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
-from largegt.types import MODEL_NAMES
 from run_helpers import easy_store, one_thread  # noqa: F401
 
-BASELINES = [name for name in MODEL_NAMES if not name.startswith("largegt")]
+BASELINES = [name for name in model_names() if not name.startswith("largegt")]
 IN_THE_PAPER = ["graphsage", "gat", "gt-sparse", "nagphormer", "goat-local", "goat-global", "goat-full"]
 
 
@@ -152,7 +152,7 @@ def test_the_tables_are_whole() -> None:
 def test_what_the_paper_s_recipes_share(name: str) -> None:
     config = Config.from_recipe(name)
     assert name.removesuffix("-original").endswith(config.model.name)
-    assert (config.train.epochs, config.train.max_grad_norm, config.prepare.tokens.normalize) == (500, None, False)
+    assert (config.train.epochs, config.train.max_grad_norm, config.prepare.tokens.normalize) == (500, None, "none")
     assert config.train.max_time == ("48h" if "papers100m" in name else "4h")
     assert config.prepare.local_nodes.direction == ("out" if name.startswith("snap-patents") else "both")
     assert config.train.optimizer == ("adamw" if config.model.name == "nagphormer" else "adam")
@@ -198,14 +198,14 @@ def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
     def of(name: str) -> Any:
         return Config.from_recipe(f"{dataset}-{name}").model
 
-    hidden = of("goat-full").hidden
+    hidden_dim = of("goat-full").hidden_dim
     assert GAT(DataShape(7, 3), of("gat")).layers[0].weight_hwd.shape == (4, 128, 7)
     assert GTSparse(DataShape(7, 3), of("gt-sparse")).layers[0].value.weight.shape == (4 * 128, 7)
     goat = GOAT(DataShape(7, 3, 10, 64), of("goat-full"))
     assert goat.local_module is not None
     assert goat.global_module is not None
-    assert goat.local_module.value.weight.shape == (2 * hidden, hidden)
-    assert goat.global_module.value.weight.shape == (2 * hidden, 64)
+    assert goat.local_module.value.weight.shape == (2 * hidden_dim, hidden_dim)
+    assert goat.global_module.value.weight.shape == (2 * hidden_dim, 64)
 
 
 # for a graph of one's own
@@ -215,7 +215,7 @@ def test_heads_are_as_wide_as_the_table_s_hidden_dim(dataset: str) -> None:
 def test_every_baseline_has_a_recipe_for_any_graph(name: str) -> None:
     config = Config.from_recipe(name)
     assert config.model.name == name
-    assert config.prepare.tokens.normalize
+    assert config.prepare.tokens.normalize == "per_feature"
     reads_positions = name in ("goat-global", "goat-full")
     assert config.prepare.positional_encoding.method == ("random_projection" if reads_positions else "none")
     assert config.train.max_time is None

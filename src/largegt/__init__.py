@@ -29,8 +29,10 @@ _HOMES = {
     "PrepareConfig": ".config.schema",
     "IngestConfig": ".config.schema",
     "ModelConfig": ".config.models",
+    "LargeGTConfig": ".config.models",
     "model_config": ".config.models",
     "register_model": ".config.models",
+    "register_metric": ".training.metrics",
     "NodeModel": ".models.base",
     "NodeOutput": ".models.base",
     "TrainConfig": ".config.schema",
@@ -67,7 +69,7 @@ _MODULES = ("sources", "pyg")
 
 if TYPE_CHECKING:
     from .auto.tuning.tune import tune
-    from .config.models import ModelConfig, model_config, register_model
+    from .config.models import LargeGTConfig, ModelConfig, model_config, register_model
     from .config.recipes import recipe_names
     from .config.schema import Config, IngestConfig, PrepareConfig, TrainConfig
     from .data import sources
@@ -96,15 +98,17 @@ if TYPE_CHECKING:
     from .preprocessing.sampling.local_nodes import local_nodes
     from .reporting.page import report
     from .training.evaluate import evaluate
+    from .training.metrics import register_metric
     from .training.run import Run
     from .training.trainer import train
 
 __all__ = [
-    "Config", "ConfigError", "FormatError", "GraphStore", "IngestConfig", "InputError", "LargeGT", "LargeGTError",
-    "ModelConfig", "NodeModel", "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch", "TrainConfig",
-    "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg", "generate", "ingest",
-    "local_nodes", "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "recipe_names",
-    "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "Config", "ConfigError", "FormatError", "GraphStore", "IngestConfig", "InputError", "LargeGT", "LargeGTConfig",
+    "LargeGTError", "ModelConfig", "NodeModel", "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch",
+    "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg",
+    "generate", "ingest", "local_nodes", "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg",
+    "recipe_names", "register_metric", "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg",
+    "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import CodebookConfig, Config, ModelConfig
+from largegt.config.models import CodebookConfig, ModelConfig, model_config
+from largegt.config.schema import Config
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape
@@ -31,7 +32,7 @@ MEMBERS = [
 
 def config_of(name: str = "goat-full", **settings: Any) -> ModelConfig:
     """Heads as wide as hidden, as published; settings are not checked, as `norm` may be `none`."""
-    config = ModelConfig(name=name, hidden_dim=6, num_heads=2, head_dim=6, codebook={"num_centroids": 5, "dim": 4})
+    config = model_config(name, hidden_dim=6, num_heads=2, head_dim=6, codebook={"num_centroids": 5, "dim": 4})
     return config.model_copy(update={"fanouts": (3, 2), **settings})
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import LINKXConfig
 from largegt.models.base import DataShape
 from largegt.models.baselines.batch import AdjacencyBatch
 from largegt.models.baselines.linkx import LINKX
@@ -38,7 +38,7 @@ def batch_of(nodes: list[int], adjacency: Tensor, features: Tensor) -> Adjacency
 
 def make_model(**settings: Any) -> LINKX:
     torch.manual_seed(0)
-    config = ModelConfig(hidden_dim=6).model_copy(update={"norm": "none", **settings})
+    config = LINKXConfig(**{"hidden_dim": 6, "norm": "none", **settings})
     model = LINKX(DataShape(5, 3, NUM_NODES), config).double().eval()
     nn.init.normal_(model.table_nd)
     return model

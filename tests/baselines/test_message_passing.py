@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from largegt.config.schema import ModelConfig, TrainConfig
+from largegt.config.models import GATConfig
+from largegt.config.schema import TrainConfig
 from largegt.models.base import DataShape
 from largegt.models.baselines.batch import NeighborBatch
 from largegt.models.baselines.gat import GAT, GatLayer
@@ -33,9 +34,9 @@ from oracles import convolutions as oracle
 MODELS = [GraphSAGE, GAT, GTSparse]
 
 
-def config_of(**settings: Any) -> ModelConfig:
-    """Small, and with every weight in play; settings are not checked, as `norm` may be `none`."""
-    return ModelConfig(hidden_dim=8, num_heads=2).model_copy(update={"norm": "none", "fanouts": (-1, -1), **settings})
+def config_of(**settings: Any) -> GATConfig:
+    """Small, with every setting that one of the models reads."""
+    return GATConfig(**{"hidden_dim": 8, "norm": "none", "fanouts": (-1, -1), **settings})
 
 
 def block_of(neighbors: list[list[int]], num_inputs: int) -> Block:
@@ -131,7 +132,7 @@ def pyg_sage(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=False).double()
+    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=False).double()
     skip = nn.Linear(5, layer.skip.out_features, bias=False).double()
     nn.init.normal_(conv.bias)
     return _WithSkip(conv, skip), [
@@ -141,7 +142,7 @@ def pyg_gat(layer: Any, pyg: Any) -> Twin:
 
 
 def pyg_first_gat(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.GATConv(5, 3, num_heads=2, concat=not layer.average, add_self_loops=True).double()
+    conv = pyg.GATConv(5, 3, heads=2, concat=not layer.average, add_self_loops=True).double()
     nn.init.normal_(conv.bias)
     return conv, [
         (layer.weight, conv.lin.weight), (layer.source_hw, conv.att_src), (layer.target_hw, conv.att_dst),
@@ -159,7 +160,7 @@ class _WithSkip(nn.Module):
 
 
 def pyg_transformer(layer: Any, pyg: Any) -> Twin:
-    conv = pyg.TransformerConv(5, 3, num_heads=2, concat=not layer.average).double()
+    conv = pyg.TransformerConv(5, 3, heads=2, concat=not layer.average).double()
     pairs = [(layer.query, conv.lin_query), (layer.value, conv.lin_value), (layer.skip, conv.lin_skip)]
     weights = [(ours.weight, theirs.weight) for ours, theirs in [*pairs, (layer.key, conv.lin_key)]]
     return conv, weights + [(ours.bias, theirs.bias) for ours, theirs in pairs]

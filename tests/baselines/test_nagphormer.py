@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import NAGphormerConfig
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape
 from largegt.models.baselines.nagphormer import NAGphormer
@@ -18,7 +18,7 @@ from oracles import attention as oracle
 
 def model_of(hops: int = 2, positions: int = 3, seed: int = 0, **settings: Any) -> NAGphormer:
     torch.manual_seed(seed)
-    config = ModelConfig(name="nagphormer", **{"hidden_dim": 8, **settings})
+    config = NAGphormerConfig(**{"hidden_dim": 8, **settings})
     return NAGphormer(DataShape(5, 4, 0, positions, hops), config).double().eval()
 
 
@@ -84,7 +84,9 @@ def test_dropout_is_the_encoders() -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 4])
 def test_normal_init_is_as_published(num_layers: int) -> None:
-    model = NAGphormer(DataShape(50, 9, 0, 20, 3), ModelConfig(hidden_dim=128, init="normal", num_layers=num_layers))
+    model = NAGphormer(
+        DataShape(50, 9, 0, 20, 3), NAGphormerConfig(hidden_dim=128, init="normal", num_layers=num_layers)
+    )
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weights = torch.cat([m.weight.flatten() for m in linears])
     assert weights.std().item() == pytest.approx(0.02 / math.sqrt(num_layers), rel=0.05)

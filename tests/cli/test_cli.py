@@ -20,11 +20,11 @@ import pytest
 import largegt
 from largegt import cli
 from largegt.config.describe import build
+from largegt.config.models import model_names
 from largegt.config.recipes import recipe_names, recipes_by_dataset
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.preprocessing.prepared import Prepared
-from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
 
 VERBS = (
@@ -273,9 +273,9 @@ def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_pa
 
 def test_help_tells_of_every_model(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    said = lg("train", "--help").out
-    assert all(name in said for name in MODEL_NAMES)
-    assert "--original" in said
+    assert set(lg("config", "--models", "--json").json) == set(model_names())
+    assert all(f" {name} " in lg("config", "--models").out for name in model_names())
+    assert "config --models" in lg("train", "--help").out
     assert "--model" in lg("prepare", "--help").out
 
 

@@ -14,10 +14,10 @@ import pytest
 
 import largegt
 from largegt.config.describe import parse_overrides, setting_names
+from largegt.config.models import model_names
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import Config, IngestConfig
 from largegt.datasets.registry import DATASETS
-from largegt.types import MODEL_NAMES
 from run_helpers import easy_store
 
 HEAVY = ("torch", "numba", "pyarrow", "scipy", "lightning", "matplotlib")
@@ -54,7 +54,7 @@ def test_recipes_models_and_datasets(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").touch()
     assert offered("largegt train g --recipe ", tmp_path) == [*recipe_names(), "auto", "mine.toml"]
     assert offered("largegt prepare g --recipe mi", tmp_path) == ["mine.toml"]
-    assert offered("largegt tune g --model goat", tmp_path) == [n for n in MODEL_NAMES if n.startswith("goat")]
+    assert offered("largegt tune g --model goat", tmp_path) == [n for n in model_names() if n.startswith("goat")]
     assert offered("largegt datasets download ", tmp_path) == list(DATASETS)
     assert offered("largegt generate --like snap", tmp_path) == ["snap-patents"]
     assert offered("largegt reproduce all --dataset ogbn-pr", tmp_path) == ["ogbn-products"]

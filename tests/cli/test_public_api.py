@@ -88,7 +88,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     store = lg.ingest(lg.sources.arrays(edges, features, labels), out=tmp_path / "g")
     prepared = lg.prepare(store, Config.from_recipe("base", SMALL).prepare)
     torch.manual_seed(0)
-    model = lg.LargeGT.for_prepared(prepared, lg.ModelConfig(hidden_dim=8))
+    model = lg.LargeGT.for_prepared(prepared, lg.LargeGTConfig(hidden_dim=8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for epoch in range(5):

@@ -122,7 +122,8 @@ def test_folders_and_lists_of_files(tmp_path: Path, six: Any) -> None:
 def test_a_note_names_the_edge_columns_that_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("source,target,amount,paid\n0,1,2.5,2024-01-01\n")
     notes = sources.files(tmp_path / "e.csv", weight_column="amount").notes
-    assert notes[1] == f"{tmp_path / 'e.csv'}: paid: not used, as neither weight nor edge_features names them"
+    unused = "not used, as neither weight_column nor edge_feature_columns names them"
+    assert notes[1] == f"{tmp_path / 'e.csv'}: paid: {unused}"
 
 
 def test_headerless_csv_with_comments(tmp_path: Path) -> None:
@@ -334,16 +335,16 @@ def _bad(tmp_path: Path) -> dict[str, Path]:
         ("null.csv", {}, r"null\.csv: column 'source': an id is missing"),
         (
             "e.csv",
-            {"source": "sorce"},
+            {"source_column": "sorce"},
             r"no column 'sorce' for the source \(did you mean 'source'\?\); its columns are",
         ),
         (
             "e.csv",
-            {"nodes": "n.csv", "label": "lable"},
+            {"nodes": "n.csv", "label_column": "lable"},
             r"no column 'lable' for the label \(did you mean 'label'",
         ),
-        ("e.csv", {"nodes": "n.csv", "id": "ident"}, r"no column 'ident' for the ids \(did you mean 'id'"),
-        ("e.csv", {"nodes": "n.csv", "split": "fold"}, r"no column 'fold' for the split"),
+        ("e.csv", {"nodes": "n.csv", "id_column": "ident"}, r"no column 'ident' for the ids \(did you mean 'id'"),
+        ("e.csv", {"nodes": "n.csv", "split_column": "fold"}, r"no column 'fold' for the split"),
         ("e.csv", {"nodes": "n.csv", "feature_columns": "z*"}, r"no column like 'z\*' for the features"),
         ("e.csv", {"nodes": "missing.csv"}, r"missing\.csv does not exist"),
         ("e.csv", {"features": "pickle.npy"}, r"pickle\.npy cannot be read"),

@@ -206,7 +206,7 @@ def test_a_preparation_of_an_updated_store_is_one_from_nothing(
         kept, made = prepared.reused["token rows"]
         assert kept > made > 0
     if what != "features":
-        assert "label contexts" not in prepared.reused, "made whole, since labels changed"
+        assert "label histograms" not in prepared.reused, "made whole, since labels changed"
 
 
 @pytest.mark.parametrize("what", ["features", "labels", "both"])

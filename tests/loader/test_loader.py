@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionalEncodingConfig, PrepareConfig, TokensConfig
+from largegt.config.models import model_config
+from largegt.config.schema import LocalNodesConfig, PositionalEncodingConfig, PrepareConfig, TokensConfig
 from largegt.errors import InputError, LargeGTError
 from largegt.loader import table as table_module
 from largegt.loader.loader import TokenLoader, token_batches
@@ -150,7 +151,7 @@ def test_leaving_a_loop_early_ends_the_worker(prepared: Prepared) -> None:
 @pytest.mark.parametrize("batch_size", [1, 13, 60])
 def test_distinct_tokens_give_the_same_logits(prepared: Prepared, num_layers: int, name: Any, batch_size: int) -> None:
     torch.manual_seed(0)
-    config = ModelConfig(name=name, hidden_dim=16, num_layers=num_layers, codebook={"num_centroids": 8, "dim": 6})
+    config = model_config(name, hidden_dim=16, num_layers=num_layers, codebook={"num_centroids": 8, "dim": 6})
     model = LargeGT.for_prepared(prepared, config).eval()
 
     def logits(distinct: bool) -> torch.Tensor:

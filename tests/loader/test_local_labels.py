@@ -149,12 +149,12 @@ def test_every_local_node_tells(make: Any, task: str, directed: bool, distinct: 
 @pytest.mark.parametrize("nodes", ["labelled", "all"])
 def test_whatever_was_prepared(make: Any, nodes: str, rows: str) -> None:
     store = make("multiclass")
-    batches = token_batches(prepare_(store, rows, nodes=nodes), batch_size=7, seed=0, local_labels=True)
+    batches = token_batches(prepare_(store, rows, target_nodes=nodes), batch_size=7, seed=0, local_labels=True)
     assert Oracle(store).check(batches)["nodes"] == (NUM if nodes == "all" else 45)
 
 
 @pytest.mark.parametrize(("place", "is_large"), [("pinned", False), ("mmap", False), ("mmap", True)])
-def test_other_draws_and_other_places(make: Any, place: Any, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_samples_and_other_places(make: Any, place: Any, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make("multiclass")
     prepared, oracle = prepare_(store, rows="reachable"), Oracle(store)
     if is_large:
@@ -215,10 +215,10 @@ def test_nothing_leaks(make: Any, task: str) -> None:
     """Another label of a training node changes not a bit of its own inputs, but others'; another label of a valid or
     test node changes nothing at all."""
     labels, store = labels_of(task), make(task)
-    before = inputs(prepare_(store, nodes="all"))
+    before = inputs(prepare_(store, target_nodes="all"))
 
     def changed(other: np.ndarray) -> set[int]:
-        after = inputs(prepare_(make(task, other), nodes="all"))
+        after = inputs(prepare_(make(task, other), target_nodes="all"))
         return {node for node in before if not all(map(torch.equal, before[node], after[node]))}
 
     seen = 0
@@ -239,7 +239,7 @@ def test_nothing_leaks(make: Any, task: str) -> None:
 def test_a_graph_without_labels(random_edges: Any, tmp_path: Path) -> None:
     """Nothing is told, and nothing fails."""
     store = ingest(arrays(random_edges(NUM, 90).T, np.ones((NUM, 1), dtype=np.float32)), tmp_path / "g")
-    batch = next(token_batches(prepare_(store, nodes="all"), batch_size=10))
+    batch = next(token_batches(prepare_(store, target_nodes="all"), batch_size=10))
     assert batch.local_label_histogram is not None
     assert not batch.local_label_histogram.any()
 
@@ -247,7 +247,7 @@ def test_a_graph_without_labels(random_edges: Any, tmp_path: Path) -> None:
 def test_a_batch_carries_along_what_was_asked_for(make: Any) -> None:
     store = make("multiclass")
     plain = next(token_batches(prepare(store, ResolvedPrepareConfig()), batch_size=6))
-    assert plain.is_neighbor is plain.local_labels is plain.local_label_histogram is None
+    assert plain.local_labels is plain.local_label_histogram is None
     batch = next(token_batches(prepare_(store), batch_size=6, local_labels=True))
     copy = batch.clone()
     for name in ("is_neighbor", "local_labels", "local_label_histogram"):

@@ -75,13 +75,15 @@ def test_other_local_rows_replace_some_and_leave_the_first_table(prepared: Prepa
     loader = TokenLoader(TokenTable(prepared, place=place), CPU)
     rows = torch.arange(0, 300, 3)
     before = loader.gather(rows)
-    drawn = np.asarray(prepared.local_rows)[:, ::-1][5:45].copy()
-    other = replace(loader, table=loader.table.with_local_rows(np.arange(5, 45), drawn))
+    drawn, is_neighbor = np.asarray(prepared.local_rows)[:, ::-1][5:45].copy(), np.zeros((40, 9), dtype=bool)
+    other = replace(loader, table=loader.table.with_local_rows(np.arange(5, 45), drawn, is_neighbor))
     after = other.gather(rows)
     changed = (rows >= 5) & (rows < 45)
     assert torch.equal(after.tokens[~changed], before.tokens[~changed])
     expected = prepared.tokens[drawn[rows[changed].numpy() - 5]].reshape(int(changed.sum()), 27, 4)
     assert np.array_equal(after.tokens[changed].numpy(), expected.astype(np.float32))
+    assert not after.is_neighbor[changed].any()
+    assert torch.equal(after.is_neighbor[~changed], before.is_neighbor[~changed])
     assert same(loader.gather(rows), before)
 
 
@@ -134,13 +136,13 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(monkeypatch: pytest.Monke
 def test_training_is_the_same_from_every_place(prepared: Prepared, tmp_path: Path) -> None:
     def losses(place: str) -> list[Any]:
         config = Config.from_recipe(
-            "base", ["model.hidden_dim=8", "train.epochs=2", "train.device=cpu", f"tokens.table={place}"]
+            "base", ["model.hidden_dim=8", "train.epochs=2", "train.device=cpu", f"train.token_table={place}"]
         )
         run = train(prepared, config, tmp_path / place)
         return [entry[split]["loss"] for entry in run.history for split in ("train", "valid")]
 
     assert losses("pinned") == losses("mmap") == losses("auto")
-    with pytest.raises(ConfigError, match=r"tokens\.table=auto"):
+    with pytest.raises(ConfigError, match=r"train\.token_table=auto"):
         losses("cuda")
     assert not (tmp_path / "cuda").exists(), "refused before anything is written"
 
@@ -150,7 +152,7 @@ def test_a_run_may_be_scored_and_resumed_with_another_table(prepared: Prepared, 
     run = train(prepared, Config.from_recipe("base", [*settings, "train.token_table=pinned"]), tmp_path / "run")
     file = run.path / "config.toml"
     file.write_text(
-        file.read_text().replace('table = "pinned"', 'table = "cuda"')
+        file.read_text().replace('token_table = "pinned"', 'token_table = "cuda"')
     )  # as if it came from another machine
     (run.path / "checksums.json").unlink()
     assert evaluate(run.path, device="cpu") == run.metrics["test"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import CodebookConfig
+from largegt.config.models import CodebookConfig
 from largegt.models.largegt.codebook import Codebook
 from oracles.ema_kmeans import EmaKMeans
 
@@ -52,14 +52,14 @@ def agree(book: Codebook, oracle: EmaKMeans) -> None:
 
 
 @pytest.mark.parametrize(
-    ("centroids", "dead_code_threshold", "epsilon"),
+    ("centroids", "dead_code_threshold", "eps"),
     [(5, 0.0, 1e-5), (5, 0.0, 0.3), (5, 0.05, 1e-5), (5, 0.6, 1e-5), (30, 0.3, 1e-5)],
 )
-def test_against_numpy_with_the_draws_it_made(
-    monkeypatch: pytest.MonkeyPatch, centroids: int, dead_code_threshold: float, epsilon: float
+def test_against_numpy_with_its_own_random_numbers(
+    monkeypatch: pytest.MonkeyPatch, centroids: int, dead_code_threshold: float, eps: float
 ) -> None:
-    """From the very first step, with centroids that die: the draws are recorded and given to the oracle."""
-    book = book_of(centroids=centroids, dead_code_threshold=dead_code_threshold, epsilon=epsilon, decay=0.8)
+    """From the very first step, with centroids that die: the random numbers are recorded and given to the oracle."""
+    book = book_of(centroids=centroids, dead_code_threshold=dead_code_threshold, eps=eps, ema_decay=0.8)
     drawn = record(monkeypatch)
     oracle = None
     for step in range(25):
@@ -71,9 +71,7 @@ def test_against_numpy_with_the_draws_it_made(
             data = z.double().numpy()
             data = (data - data.mean(axis=0)) / np.sqrt(data.var(axis=0) + 1e-5)
             start = data[np.argsort(nodes.numpy())[chosen.numpy()]] + 0.01 * noise.double().numpy()
-            oracle = EmaKMeans(
-                start, 12 / centroids, decay=0.8, epsilon=epsilon, dead_code_threshold=dead_code_threshold
-            )
+            oracle = EmaKMeans(start, 12 / centroids, decay=0.8, epsilon=eps, dead_code_threshold=dead_code_threshold)
         oracle.step(z.double().numpy(), nodes.numpy(), np.argsort(nodes.numpy())[drawn[-1].numpy()])
         agree(book, oracle)
     if dead_code_threshold > 0.1:
@@ -82,7 +80,7 @@ def test_against_numpy_with_the_draws_it_made(
 
 def test_the_order_of_a_batch_changes_nothing() -> None:
     """What is drawn goes by node numbers: ranks, and tokens that stand for several, order a batch differently."""
-    one, other = (book_of(centroids=9, dead_code_threshold=0.6, decay=0.8) for _ in range(2))
+    one, other = (book_of(centroids=9, dead_code_threshold=0.6, ema_decay=0.8) for _ in range(2))
     for step in range(15):
         z, nodes = step_of(step)
         order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(step))
@@ -155,7 +153,7 @@ def test_an_inconsistent_start_would_explode() -> None:
 
 def test_dead_centroids_move_to_the_data() -> None:
     def far_away(dead_code_threshold: float) -> float:
-        book = book_of(centroids=6, decay=0.9, dead_code_threshold=dead_code_threshold)
+        book = book_of(centroids=6, ema_decay=0.9, dead_code_threshold=dead_code_threshold)
         book.update(*step_of(0))
         book.centroids[:3] = 100.0
         book.ema_sum[:3] = 100.0 * book.ema_size[:3, None]
@@ -181,13 +179,13 @@ def test_it_finds_clusters() -> None:
 
 
 def test_saved_and_restored_it_goes_on_the_same() -> None:
-    book = book_of(dead_code_threshold=0.5, decay=0.8)
+    book = book_of(dead_code_threshold=0.5, ema_decay=0.8)
     for step in range(10):
         book.update(*step_of(step))
     stream = io.BytesIO()
     torch.save(book.state_dict(), stream)
     stream.seek(0)
-    other = book_of(seed=99, dead_code_threshold=0.5, decay=0.8)
+    other = book_of(seed=99, dead_code_threshold=0.5, ema_decay=0.8)
     other.load_state_dict(torch.load(stream, weights_only=True))
     for one in (book, other):
         torch.manual_seed(5)

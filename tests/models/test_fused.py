@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from largegt.config.schema import CodebookConfig, ModelConfig
+from largegt.config.models import CodebookConfig, model_config
 from largegt.loader.batch import TokenBatch
 from largegt.models.largegt.fused import Fused
 from largegt.models.largegt.model import LargeGT
@@ -52,7 +52,7 @@ def test_a_compiled_model_is_the_same_model(traced: None, task: Any, head_dim: i
     """Also where it reads labels of local nodes, whatever the task."""
     torch.manual_seed(0)
     book = CodebookConfig(num_centroids=20, dim=8)
-    config = ModelConfig(name=name, hidden_dim=16, head_dim=head_dim, codebook=book, dropout=0.0, encoder_dropout=0.0,
+    config = model_config(name, hidden_dim=16, head_dim=head_dim, codebook=book, dropout=0.0, encoder_dropout=0.0,
                          label_embeddings=task is not None)  # fmt: skip
     plain = LargeGT(5, 1 if task == "regression" else 3, 100, 4, config, task=task or "multiclass")
     fused = copy.deepcopy(plain)

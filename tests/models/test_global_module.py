@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import LargeGTConfig
 from largegt.models.largegt.global_module import GlobalModule
 from oracles import attention as oracle
 
 
 def module_of(num_positions: int = 3, **codebook: Any) -> GlobalModule:
     torch.manual_seed(0)
-    config = ModelConfig(hidden_dim=8, codebook={"num_centroids": 6, "dim": 4, **codebook})
+    config = LargeGTConfig(hidden_dim=8, codebook={"num_centroids": 6, "dim": 4, **codebook})
     module = GlobalModule(5, num_positions, 20, config).double().eval()
     module.codebook.mean.normal_()
     module.codebook.variance.uniform_(0.5, 2.0)

@@ -10,7 +10,8 @@ import torch
 from model_batches import make_batch
 from torch.nn import functional as F
 
-from largegt.config.schema import LocalNodesConfig, ModelConfig, PositionalEncodingConfig, PrepareConfig
+from largegt.config.models import model_config
+from largegt.config.schema import LocalNodesConfig, PositionalEncodingConfig, PrepareConfig
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
@@ -22,7 +23,7 @@ NAMES = ["largegt-full", "largegt-local", "largegt-global"]
 
 def model_of(name: str = "largegt-full", num_outputs: int = 3, num_positions: int = 3, **settings: Any) -> LargeGT:
     torch.manual_seed(0)
-    config = ModelConfig(name=name, **{"hidden_dim": 8, "codebook": {"num_centroids": 6, "dim": 4}, **settings})
+    config = model_config(name, **{"hidden_dim": 8, "codebook": {"num_centroids": 6, "dim": 4}, **settings})
     return LargeGT(5, num_outputs, 50, num_positions, config).double()
 
 
@@ -139,7 +140,7 @@ def test_a_user_s_own_loop_learns(make_store: Any, name: Any) -> None:
         store, PrepareConfig(local_nodes=LocalNodesConfig(k=6), positional_encoding=PositionalEncodingConfig(dim=8))
     )
     torch.manual_seed(0)
-    config = ModelConfig(name=name, hidden_dim=16, codebook={"num_centroids": 16, "dim": 8})
+    config = model_config(name, hidden_dim=16, codebook={"num_centroids": 16, "dim": 8})
     model = LargeGT.for_prepared(prepared, config)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     means = []

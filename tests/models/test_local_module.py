@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from model_batches import make_batch
+from model_batches import EmbeddedModule, make_batch
 
-from largegt.config.schema import ModelConfig
+from largegt.config.models import LargeGTLocalConfig
 from largegt.loader.batch import distinct_rows, input_tokens
-from largegt.models.largegt.local_module import LocalModule
-from largegt.models.largegt.padding import PaddedLinear
+from largegt.models.largegt.model import LargeGT
+from largegt.models.padding import PaddedLinear
 from oracles import attention as oracle
 
 
-def module_of(num_features: int = 5, seed: int = 0, **settings: Any) -> LocalModule:
+def module_of(hops: int = 2, seed: int = 0, **settings: Any) -> EmbeddedModule:
     torch.manual_seed(seed)
-    module = LocalModule(num_features, ModelConfig(**{"hidden_dim": 8, **settings})).double().eval()
-    if module.hop_embedding is not None:
-        torch.nn.init.normal_(module.hop_embedding)
+    module = EmbeddedModule(hops=hops, **settings).double().eval()
+    if module.inputs.hop_embedding is not None:
+        torch.nn.init.normal_(module.inputs.hop_embedding)
     return module
 
 
@@ -36,7 +36,7 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
     module = module_of(**settings)
     batch = make_batch(b=2, k=k)
     found = module(batch.tokens)
-    assert found.shape == (2, settings.get("hidden", 8))
+    assert found.shape == (2, settings.get("hidden_dim", 8))
     for row in range(2):
         torch.testing.assert_close(found[row], oracle.local_module(module, batch.tokens[row]))
 
@@ -45,11 +45,9 @@ def test_against_the_written_out_version(settings: dict[str, Any], k: int) -> No
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("hops", [0, 1, 2, 4])
 def test_any_number_of_hops(hops: int, k: int, hop_embedding: bool) -> None:
-    torch.manual_seed(0)
-    module = LocalModule(5, ModelConfig(hidden_dim=8, hop_embedding=hop_embedding), hops).double().eval()
-    if module.hop_embedding is not None:
-        assert module.hop_embedding.shape == (2, hops + 1, 8)
-        torch.nn.init.normal_(module.hop_embedding)
+    module = module_of(hops, hop_embedding=hop_embedding)
+    if hop_embedding:
+        assert module.inputs.hop_embedding.shape == (2, hops + 1, 8)
     table = torch.randn(6, hops + 1, 5, dtype=torch.float64)
     rows = torch.randint(0, 6, (3, k))
     rows[0, 1:] = rows[0, :1]
@@ -120,13 +118,14 @@ def test_target_half_of_an_additive_readout_cancels() -> None:
     module = module_of()
     h = torch.randn(3, 7, 8, dtype=torch.float64)
     a = torch.randn(8, dtype=torch.float64)
-    score = h[:, :1] @ a + h[:, 1:] @ module.readout.weight[0]
+    score = h[:, :1] @ a + h[:, 1:] @ module.local.readout.weight[0]
     expected = h[:, 0] + (score.softmax(dim=1)[:, :, None] * h[:, 1:]).sum(dim=1)
-    torch.testing.assert_close(module.read(h, None), expected)
+    torch.testing.assert_close(module.local.read(h, None), expected)
 
 
 def test_normal_init_is_as_published() -> None:
-    module = LocalModule(50, ModelConfig(hidden_dim=64, init="normal"))
+    module = LargeGT(50, 3, 0, config=LargeGTLocalConfig(hidden_dim=64, init="normal"))
+    module = torch.nn.ModuleList([module.inputs, module.local_module])
     weights = torch.cat([m.weight.flatten() for m in module.modules() if isinstance(m, torch.nn.Linear)])
     assert 0.018 < weights.std() < 0.022
     assert all((m.bias == 0).all() for m in module.modules() if isinstance(m, torch.nn.Linear) and m.bias is not None)

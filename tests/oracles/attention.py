@@ -76,14 +76,14 @@ def readout(weight: Tensor, h: list[Tensor], bias: list[float]) -> Tensor:
 
 def local_module(module: Any, tokens_tf: Tensor, bias: list[float] | None = None, h: int = 3) -> Tensor:
     """H_local of one node from the h tokens of each of its k local nodes."""
-    x = [linear(module.project, token) for token in tokens_tf]
-    if module.hop_embedding is not None:
-        x = [token + module.hop_embedding[0 if t < h else 1, t % h] for t, token in enumerate(x)]
+    x = [linear(module.inputs.project, token) for token in tokens_tf]
+    if module.inputs.hop_embedding is not None:
+        x = [token + module.inputs.hop_embedding[0 if t < h else 1, t % h] for t, token in enumerate(x)]
     bias = bias or [0.0] * len(x)
-    for layer in module.layers:
+    for layer in module.local.layers:
         x = encoder_layer(layer, x, bias)
-    x = [layer_norm(module.norm, token) for token in x]
-    return readout(module.readout.weight[0], x, bias) if len(x) > 1 else x[0]
+    x = [layer_norm(module.local.norm, token) for token in x]
+    return readout(module.local.readout.weight[0], x, bias) if len(x) > 1 else x[0]
 
 
 def mlp(layers: Any, x: Tensor) -> Tensor:

@@ -54,26 +54,26 @@ def test_bytes_of_any_number_of_hops(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("hops", [0, 1, 2, 3])
-@pytest.mark.parametrize("degrees", [False, True])
-def test_bytes_of_contexts_apart_and_degrees(
-    store: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any, hops: int, degrees: bool
+@pytest.mark.parametrize("add_degrees", [False, True])
+def test_bytes_of_separate_directions_and_degrees(
+    store: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any, hops: int, add_degrees: bool
 ) -> None:
-    config = config_of("labelled", dtype, "none", 6, hops, "all", contexts="apart", degrees=degrees)
+    config = config_of("labelled", dtype, "none", 6, hops, "all", separate_directions=True, add_degrees=add_degrees)
     check_bytes(store, monkeypatch, config)
 
 
-def test_contexts_apart_take_more_and_on_an_undirected_graph_the_same(
+def test_separate_directions_take_more_and_on_an_undirected_graph_the_same(
     store: Any, make_store: Any, random_edges: Any
 ) -> None:
-    def said(of: Any, contexts: Any) -> Any:
-        return estimate(of, config_of("all", "float32", "none", contexts=contexts)).stages[1]
+    def said(of: Any, separate: bool) -> Any:
+        return estimate(of, config_of("all", "float32", "none", separate_directions=separate)).stages[1]
 
-    together, apart = said(store, "together"), said(store, "apart")
-    assert apart.disk_bytes == 3000 * 5 * 7 * 4
-    assert together.disk_bytes == 3000 * 3 * 7 * 4
-    assert (together.scratch_bytes, apart.scratch_bytes) == (3000 * 7 * 4, 3 * 3000 * 7 * 4)
+    joined, separate = said(store, False), said(store, True)
+    assert separate.disk_bytes == 3000 * 5 * 7 * 4
+    assert joined.disk_bytes == 3000 * 3 * 7 * 4
+    assert (joined.scratch_bytes, separate.scratch_bytes) == (3000 * 7 * 4, 3 * 3000 * 7 * 4)
     undirected = make_store(random_edges(3000, 9000), 3000, width=7)
-    assert said(undirected, "apart").disk_bytes == said(undirected, "together").disk_bytes == together.disk_bytes
+    assert said(undirected, True).disk_bytes == said(undirected, False).disk_bytes == joined.disk_bytes
 
 
 def check_bytes(store: Any, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig) -> None:

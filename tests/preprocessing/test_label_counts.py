@@ -41,7 +41,8 @@ def store_of(path: Path, directed: bool = False) -> GraphStore:
 def config_of(k: int = 9, rows: Any = "sampled", hops: int = 0, **local_nodes: Any) -> ResolvedPrepareConfig:
     return ResolvedPrepareConfig(
         local_nodes=LocalNodesConfig(k=k, **local_nodes), tokens=TokensConfig(precompute_for=rows),
-        neighbor_label_hops=hops, local_label_histograms=True, positional_encoding=PositionalEncodingConfig(method="none"),
+        neighbor_label_hops=hops, local_label_histograms=True,
+        positional_encoding=PositionalEncodingConfig(method="none"),
     )  # fmt: skip
 
 
@@ -62,36 +63,34 @@ def unpacked(prepared: Prepared) -> np.ndarray:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"k": 1}, {"k": 25, "rows": "all"}, {"direction": "out"}, {"nodes": "all"}])
-def test_neighbours_are_told_from_others(tmp_path: Path, settings: dict[str, Any], directed: bool) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"k": 1}, {"k": 25, "rows": "all"}, {"direction": "out"}, {"target_nodes": "all"}]
+)
+def test_which_local_nodes_are_neighbours(tmp_path: Path, settings: dict[str, Any], directed: bool) -> None:
     store = store_of(tmp_path / "g", directed=directed)
     prepared = prepare(store, config_of(**settings))
-    near, lists = unpacked(prepared), around(store)
+    is_neighbor, lists = unpacked(prepared), around(store)
     assert prepared.is_neighbor.shape == (len(prepared.nodes), -(-prepared.k // 8))
     local = prepared.token_nodes[prepared.local_rows]
     for n, node in enumerate(prepared.nodes.tolist()):
-        assert near[n].tolist() == [other in lists[node] for other in local[n].tolist()]
-    assert not near[:, 0].any(), "itself"
+        assert is_neighbor[n].tolist() == [other in lists[node] for other in local[n].tolist()]
+    assert not is_neighbor[:, 0].any(), "itself"
     if prepared.k > 1:
-        assert 0.1 < near.mean() < 0.9
-        assert (near[prepared.nodes >= NUM - 2] == 0).all(), "without neighbours, any nodes are local"
+        assert 0.1 < is_neighbor.mean() < 0.9
+        assert (is_neighbor[prepared.nodes >= NUM - 2] == 0).all(), "without neighbours, any nodes are local"
 
 
-def test_other_draws_say_it_too(tmp_path: Path) -> None:
+def test_other_samples_have_it_too(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
     prepared = prepare(store, config_of(rows="reachable"))
     lists, every = around(store), np.arange(len(prepared.nodes))
     same = sample_rows(store, prepared, every, 0)
-    assert same.is_neighbor is not None
     assert np.array_equal(same.is_neighbor, unpacked(prepared))
     drawn = sample_rows(store, prepared, every, 3)
-    assert drawn.is_neighbor is not None
     assert not np.array_equal(drawn.local_rows, same.local_rows)
     for n, node in enumerate(prepared.nodes.tolist()):
         local = prepared.token_nodes[drawn.local_rows[n]]
         assert drawn.is_neighbor[n].tolist() == [other in lists[node] for other in local.tolist()]
-    plain = prepare(store, ResolvedPrepareConfig(tokens=TokensConfig(precompute_for="reachable")))
-    assert sample_rows(store, plain, every, 3).is_neighbor is None
 
 
 def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
@@ -138,38 +137,23 @@ def test_only_what_is_new_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert other.file("label_counts") == counts
 
 
-def test_without_them_there_are_no_such_stages(tmp_path: Path) -> None:
+def test_label_counts_are_a_stage_where_asked_for(tmp_path: Path) -> None:
     store = store_of(tmp_path / "g")
     prepared = prepare(store, ResolvedPrepareConfig(neighbor_label_hops=1))
-    assert not {"is_neighbor", "label_counts"} & set(prepared.stages)
-    assert prepared.is_neighbor.shape == (len(prepared.nodes), 0)
+    assert "label_counts" not in prepared.stages
     assert prepared.label_counts.shape == (len(prepared.token_nodes), 0)
 
 
-def test_labels_around_local_nodes_need_distances(tmp_path: Path) -> None:
-    """Nothing could be taken out of the counts without."""
-    store = store_of(tmp_path / "g")
-    prepared = prepare(store, ResolvedPrepareConfig(local_label_histograms=True))
-    assert prepared.config.local_nodes.is_neighbor
-    assert prepared.is_neighbor.shape[1] > 0
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("model.hop_distance_embedding=true", "prepare.local_nodes.is_neighbor"),
-        ("model.local_label_histograms=true", "prepare.labels.local"),
-    ],
-)
-def test_what_is_missing_is_said(tmp_path: Path, setting: str, named: str) -> None:
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    setting = "model.local_label_histograms=true"
     prepared = prepare(store_of(tmp_path / "g"), small().preparation)
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=f"prepare with --set {setting}"):
         lg.train(prepared, small(setting), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=f"prepare with --set {setting}"):
         lg.LargeGT.for_prepared(prepared, small(setting).model)
     baseline = small(setting, "model.name=nagphormer")
-    assert not baseline.preparation.local_nodes.is_neighbor, "which does not read it"
+    assert not baseline.preparation.local_label_histograms, "which does not read it"
 
 
 def test_the_estimate_counts_them(tmp_path: Path) -> None:
@@ -184,4 +168,4 @@ def test_the_estimate_counts_them(tmp_path: Path) -> None:
     assert more.stages[0].disk_bytes == sum(
         prepared.array(name).nbytes for name in ("local_rows", "is_neighbor", "token_nodes")
     )
-    assert "label surroundings" in {stage.name for stage in more.stages}
+    assert "label counts" in {stage.name for stage in more.stages}

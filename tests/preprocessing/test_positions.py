@@ -330,7 +330,7 @@ def test_laplacian_that_is_not_found_is_said(
     make_store: Any, random_edges: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(laplacian_home, "_MOST_RESTARTS", 1)
-    with pytest.raises(ConfigError, match=r"of 6 Laplacian eigenvectors.*smaller prepare\.positions\.dim"):
+    with pytest.raises(ConfigError, match=r"of 6 Laplacian eigenvectors.*smaller prepare\.positional_encoding\.dim"):
         positions(make_store(random_edges(3000, 4000), 3000, width=1), np.arange(3000), LAPLACIAN)
 
 

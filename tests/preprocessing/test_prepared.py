@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from largegt.cli.inspection import inspect
+from largegt.config.models import model_config
 from largegt.config.schema import (
     Config,
     IngestConfig,
     LocalNodesConfig,
-    ModelConfig,
     PositionalEncodingConfig,
     PrepareConfig,
     TokensConfig,
@@ -67,7 +67,7 @@ def config_of(
     hops: int = 2,
     rows: Any = "sampled",
     hop1_fraction: float | None = None,
-    apart: bool = False,
+    separate: bool = False,
     degrees: bool = False,
     **positions: Any,
 ) -> PrepareConfig:
@@ -76,7 +76,7 @@ def config_of(
             k=k, target_nodes=nodes, direction=direction, seed=seed, hop1_fraction=hop1_fraction
         ),
         tokens=TokensConfig(
-            normalize=normalize, num_hops=hops, precompute_for=rows, separate_directions=apart, add_degrees=degrees
+            normalize=normalize, num_hops=hops, precompute_for=rows, separate_directions=separate, add_degrees=degrees
         ),
         positional_encoding=PositionalEncodingConfig(dim=3, **positions),
     )
@@ -149,23 +149,23 @@ def edges_of(store: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("normalize", ["none", "per_feature"])
 @pytest.mark.parametrize("direction", ["in", "both"])
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("rows", ["sampled", "all"])
-def test_contexts_apart_and_degrees(
-    half_labelled: Any, rows: Any, apart: bool, direction: Any, normalize: Any
+def test_separate_directions_and_degrees(
+    half_labelled: Any, rows: Any, separate: bool, direction: Any, normalize: Any
 ) -> None:  # fmt: skip
     """Sampling follows the direction either way."""
     store, edges = half_labelled, edges_of(half_labelled)
-    config = config_of(apart=apart, degrees=True, direction=direction, normalize=normalize, rows=rows)
+    config = config_of(separate=separate, degrees=True, direction=direction, normalize=normalize, rows=rows)
     prepared = prepare(store, config)
     entered = oracle.with_degrees(edges, np.asarray(store.features), directed=True)
-    way = "apart" if contexts == "apart" else direction
+    way = "apart" if separate else direction
     expected = oracle.token_rows(edges, entered, way, normalize == "per_feature")
     np.testing.assert_allclose(prepared.tokens, expected[prepared.token_nodes], rtol=3e-5, atol=3e-5)
     sampled = local_nodes(store, prepared.nodes, k=4, direction=direction)
     assert np.array_equal(prepared.token_nodes[prepared.local_rows], sampled)
     assert prepared.num_features == 6
-    assert prepared.hops == (4 if contexts == "apart" else 2)
+    assert prepared.hops == (4 if separate else 2)
     shift, gain = (prepared.array(name) for name in ("feature_shift", "feature_gain"))
     scaled = (entered - shift) * gain
     np.testing.assert_allclose(scaled, expected[:, 0], rtol=3e-5, atol=3e-5)
@@ -174,25 +174,28 @@ def test_contexts_apart_and_degrees(
 def test_names_of_a_token_row(half_labelled: Any) -> None:
     assert prepare(half_labelled, config_of()).token_names == ["H", "C0", "C1"]
     assert prepare(half_labelled, config_of(hops=0)).token_names == ["H"]
-    apart = prepare(half_labelled, config_of(apart=True))
-    assert apart.token_names == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
-    assert len(apart.token_names) == apart.tokens.shape[1]
-    facts = inspect(apart.path)
-    assert (facts["hops"], facts["contexts"]) == (2, apart.token_names[1:])
+    separate = prepare(half_labelled, config_of(separate=True))
+    assert separate.token_names == ["H", "out 1 hop", "in 1 hop", "out 2 hops", "in 2 hops"]
+    assert len(separate.token_names) == separate.tokens.shape[1]
+    facts = inspect(separate.path)
+    assert (facts["hops"], facts["contexts"]) == (2, separate.token_names[1:])
 
 
 @pytest.mark.parametrize("model", ["largegt-full", "largegt-local", "sign", "nagphormer", "mlp", "graphsage", "linkx"])
-def test_models_take_the_shapes_of_apart_and_degrees(half_labelled: Any, model: Any, tmp_path: Path) -> None:
+def test_models_take_the_shapes_of_separate_directions_and_degrees(
+    half_labelled: Any, model: Any, tmp_path: Path
+) -> None:
     """Trained on labelled nodes, asked for all: the nodes prepared later have the same columns, on the same scale."""
     overrides = [
-        "prepare.tokens.separate_directions=true", "prepare.tokens.add_degrees=true", "prepare.local_nodes.k=4", "model.hidden_dim=8",
-        "train.epochs=1", f"model.name={model}", "train.device=cpu", "prepare.positional_encoding.dim=3",
+        "prepare.tokens.separate_directions=true", "prepare.tokens.add_degrees=true", "prepare.local_nodes.k=4",
+        "model.hidden_dim=8", "train.epochs=1", f"model.name={model}", "train.device=cpu",
+        "prepare.positional_encoding.dim=3",
     ]  # fmt: skip
     run = train(half_labelled, Config.from_recipe("base", overrides), tmp_path / "run")
     hops = {"graphsage": 0, "linkx": 0}.get(model, 4)
     prepared = run.prepared()
     assert prepared.tokens.shape[1:] == (1 + hops, 6)
-    assert prepared.config.tokens.separate_directions == (bool(hops))
+    assert prepared.config.tokens.separate_directions == bool(hops)
     some, every = predict(run, split="valid", all_probabilities=True), predict(run, all_probabilities=True)
     nodes = np.array(some["node"])
     for name in some.column_names:
@@ -229,7 +232,7 @@ def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any)
     assert np.array_equal(
         sample_rows(half_labelled, prepared, np.arange(9), draw=5).local_rows, prepared.local_rows[:9]
     )
-    with pytest.raises(ConfigError, match=r"prepare\.tokens\.nodes=reachable"):
+    with pytest.raises(ConfigError, match=r"prepare\.tokens\.precompute_for=reachable"):
         sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), draw=5)
 
 
@@ -240,18 +243,18 @@ def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: An
     for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
         some.check_serves(name)  # type: ignore[arg-type]
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
-        with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.nodes=all"):
+        with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.precompute_for=all"):
             some.check_serves(name)  # type: ignore[arg-type]
 
 
 def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
-    apart = prepare(half_labelled, config_of(apart=True, rows="all"))
+    separate = prepare(half_labelled, config_of(separate=True, rows="all"))
     for name in set(get_args(ModelName)) - {"sgc"}:
-        apart.check_serves(name)
-    with pytest.raises(ConfigError, match=r"sgc reads one.*contexts=together"):
-        apart.check_serves("sgc")
+        separate.check_serves(name)
+    with pytest.raises(ConfigError, match=r"sgc reads one.*separate_directions=false"):
+        separate.check_serves("sgc")
     undirected = make_store(random_edges(60, 90), 60)
-    prepare(undirected, config_of(apart=True)).check_serves("sgc")
+    prepare(undirected, config_of(separate=True)).check_serves("sgc")
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -333,7 +336,7 @@ def test_unchanged_config_runs_nothing_again(half_labelled: Any, calls: Counter[
         ({"k": 5}, {"local_nodes", "tokens"}),
         ({"seed": 1}, {"local_nodes", "tokens"}),
         ({"hops": 3}, {"tokens"}),
-        ({"apart": True}, {"tokens"}),
+        ({"separate": True}, {"tokens"}),
         ({"degrees": True}, {"tokens"}),
         ({"rows": "all"}, {"local_nodes", "tokens"}),
         ({"k": 1}, {"local_nodes", "tokens"}),
@@ -368,8 +371,8 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
         ({"rows": "all"}, {"seed": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
         ({"rows": "all", "apart": True}, {"direction": "out"}, {"local_nodes", "positions"}),
-        ({"rows": "all", "apart": True}, {"contexts": "together", "direction": "out"}, set(STAGES)),
-        ({"hops": 0}, {"apart": True}, set()),
+        ({"rows": "all", "separate": True}, {"separate": False, "direction": "out"}, set(STAGES)),
+        ({"hops": 0}, {"separate": True}, set()),
         ({"k": 1}, {"seed": 1, "hop1_fraction": 0.5}, set()),
         ({"k": 1, "method": "laplacian"}, {"seed": 1}, set()),
     ],
@@ -383,22 +386,24 @@ def test_stages_run_for_what_they_read_alone(
     assert set(calls) == runs
 
 
-def test_nothing_is_kept_apart_without_directions(make_store: Any, random_edges: Any, calls: Counter[str]) -> None:
+def test_directions_are_not_separated_where_there_are_none(
+    make_store: Any, random_edges: Any, calls: Counter[str]
+) -> None:
     """An undirected graph, and one whose edges all have their inverse in the file: one preparation, under one name."""
     edges = random_edges(60, 90)
     for store in (make_store(edges, 60), make_store([*edges, *edges[:, ::-1]], 60, undirected=False)):
-        together = prepare(store, config_of())
+        joined = prepare(store, config_of())
         calls.clear()
-        assert prepared_path(store, config_of(apart=True)) == together.path
-        again = prepare(store, config_of(apart=True))
-        assert (again.path, again.fingerprint, again.hops) == (together.path, together.fingerprint, 2)
-        assert again.config.tokens.separate_directions == False
+        assert prepared_path(store, config_of(separate=True)) == joined.path
+        again = prepare(store, config_of(separate=True))
+        assert (again.path, again.fingerprint, again.hops) == (joined.path, joined.fingerprint, 2)
+        assert not again.config.tokens.separate_directions
         assert not calls
-        shutil.rmtree(together.path)
-        fresh = prepare(store, config_of(apart=True))
-        assert (fresh.path, fresh.config) == (together.path, resolve_config(store, config_of()))
+        shutil.rmtree(joined.path)
+        fresh = prepare(store, config_of(separate=True))
+        assert (fresh.path, fresh.config) == (joined.path, resolve_config(store, config_of()))
         assert fresh.token_names == ["H", "C0", "C1"]
-        note = stale_note(store, config_of(apart=True, k=5))
+        note = stale_note(store, config_of(separate=True, k=5))
         assert note is not None
         assert note.endswith("was prepared with local_nodes.k=4 (now 5)")
         assert prepare(store, config_of(degrees=True)).num_features == 5
@@ -606,7 +611,7 @@ def test_the_receptive_field_is_four_hops_and_no_more(make_store: Any, name: Any
         prepared = prepare(make_store(edges, 12, features), config_of(k=3))
         batch = next(iter(token_batches(prepared, nodes=[0])))
         torch.manual_seed(0)
-        config = ModelConfig(name=name, hidden_dim=16, ffn_ratio=0, codebook={"centroids": 4, "width": 4})
+        config = model_config(name, hidden_dim=16, ffn_ratio=0, codebook={"num_centroids": 4, "dim": 4})
         model = LargeGT.for_prepared(prepared, config).eval()
         with torch.no_grad():
             return batch.tokens, model(batch).logits

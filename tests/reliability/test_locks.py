@@ -138,7 +138,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return easy_store(tmp_path_factory.mktemp("locks") / "g").path
 
 
-def test_every_verb_that_writes_is_told(store: Path, tmp_path: Path, lg: Cli) -> None:
+def test_every_verb_that_writes_is_refused(store: Path, tmp_path: Path, lg: Cli) -> None:
     """A second ingest, prepare, train, tune or predict into the same place ends at once, and changes nothing."""
     np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
     run = train(store, small("train.epochs=1"), tmp_path / "made")

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import IngestConfig, ModelConfig
+from largegt.config.models import LargeGTLocalConfig
+from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import InputError
 from largegt.explanation.node import explain
 from largegt.inference.predictor import predict
+from largegt.models.input_encoder import InputEncoder
 from largegt.models.largegt.local_module import LocalModule
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.reporting import analysis
@@ -134,16 +136,17 @@ def test_codebook_use_is_what_the_codebook_counted(runs: dict[str, Path]) -> Non
 @pytest.mark.parametrize("overrides", [{}, {"hop_embedding": False}, {"num_layers": 2, "ffn_ratio": 2.0}])
 def test_readout_weights_are_those_of_the_forward(overrides: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    module = LocalModule(5, ModelConfig(hidden_dim=8, num_heads=2, **overrides)).eval()
+    config = LargeGTLocalConfig(hidden_dim=8, num_heads=2, **overrides)
+    encoder, module = InputEncoder(5, 8, 2, config).eval(), LocalModule(config).eval()
     tokens = torch.randn(6, 12, 5)
     with torch.no_grad():
-        h = module.hidden_states(module.embed(tokens))
+        h = module.hidden_states(encoder(tokens))
         weight = module.readout_weights(h)
     assert weight.shape == (6, 12)
     assert (weight[:, 0] == 0).all()
     torch.testing.assert_close(weight.sum(dim=1), torch.ones(6))
     read = h[:, 0] + (weight[:, :, None] * h).sum(dim=1)
-    torch.testing.assert_close(read, module(tokens).detach(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(read, module(encoder(tokens)).detach(), atol=1e-5, rtol=1e-4)
 
 
 def test_attention_is_summed_by_hop_and_by_whose_token() -> None:

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from largegt.config.schema import CodebookConfig, Config
+from largegt.config.models import CodebookConfig, model_names
+from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.inference.predictor import predict
@@ -40,7 +41,6 @@ from largegt.training.launch import launch, resume_advice
 from largegt.training.metrics import Scores, TaskHead
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
-from largegt.types import MODEL_NAMES
 from run_helpers import SMALL, Killed, final, history, left_in, logged, small
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
@@ -64,7 +64,7 @@ OURS: dict[str, tuple[str, ...]] = {
 }
 BASELINES = {
     name: (*STILL, *ODD, f"model.name={name}", "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
-    for name in MODEL_NAMES
+    for name in model_names()
     if not name.startswith("largegt")
 }
 CASES = OURS | BASELINES

@@ -157,7 +157,7 @@ def test_no_test_nodes(tmp_path: Path) -> None:
 def test_report_and_reproduce_say_how_many(run: Run, store: GraphStore, tmp_path: Path) -> None:
     page = str(listing(open_runs([run.path])).html)
     head, row = (re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", part) for part in re.findall(r"<tr>(.*?)</tr>", page)[:2])
-    assert dict(zip(head, row, strict=True))["eval samples"] == str(DRAWS)
+    assert dict(zip(head, row, strict=True))["samples"] == str(DRAWS)
     for samples, expected in ((1, False), (2, True)):
         files = reproduce("table-main", store.path, tmp_path / str(samples), runs=1, models=["mlp", "largegt-local"],
                           overrides=[*SMALL, "train.epochs=1", f"train.num_eval_samples={samples}"])  # fmt: skip

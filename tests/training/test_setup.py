@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from largegt.config.schema import Config, ModelConfig, TrainConfig
+from largegt.config.models import model_config
+from largegt.config.schema import Config, TrainConfig
 from largegt.errors import ConfigError
 from largegt.models.baselines.feature_models import MLP
 from largegt.models.largegt.model import LargeGT
@@ -103,7 +104,7 @@ def test_a_name_stands_for_a_model(name: str, prepared: Prepared) -> None:
 
 
 def test_whether_tokens_are_deduplicated_is_chosen_by_the_device(prepared: Prepared) -> None:
-    model = build_model(ModelConfig(name="largegt-local", hidden_dim=8), prepared)
+    model = build_model(model_config("largegt-local", hidden_dim=8), prepared)
     for choice, device, expected in (("auto", "cpu", True), (False, "cpu", False), (True, "cpu", True)):
         loader = make_loader(prepared, model, TrainConfig(deduplicate_tokens=choice), torch.device(device))  # type: ignore[arg-type]
         assert loader.distinct is expected

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from largegt.auto.tuning.space import SPACES, make_space, text_of, value_of
+from largegt.auto.tuning.space import make_space, search_space, text_of, value_of
+from largegt.config.models import ModelConfig, model_names, model_specs
 from largegt.config.recipes import recipe_for
-from largegt.config.schema import Config, ModelConfig
+from largegt.config.schema import Config
 from largegt.errors import ConfigError
 from largegt.preprocessing.pipeline import prepare
 from largegt.training.setup import build_model
-from largegt.types import MODEL_NAMES
-from run_helpers import SMALL, easy_store, one_thread  # noqa: F401
+from run_helpers import easy_store, one_thread, small_settings  # noqa: F401
 
 
 def axis_of(search: str, *overrides: str) -> BaseDistribution:
@@ -61,7 +61,7 @@ def test_what_cannot_be_searched_is_said_in_one_line(search: str, words: str) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model", MODEL_NAMES)
+@pytest.mark.parametrize("model", model_names())
 def test_every_model_starts_at_its_own_recipe(model: str) -> None:
     for recipe in (recipe_for(model), "demo"):
         overrides = [f"model.name={model}"]
@@ -74,25 +74,25 @@ def test_every_model_starts_at_its_own_recipe(model: str) -> None:
             for value in ends:
                 found = value_of(space.config({name: value}), name)
                 assert text_of(found) == text_of(value)
-    assert set(SPACES) == set(MODEL_NAMES)
 
 
-def test_a_model_reads_every_setting_that_is_searched_for_it(tmp_path: Path) -> None:
+def test_a_model_reads_every_setting_that_it_has(tmp_path: Path) -> None:
     store = easy_store(tmp_path / "g")
     read: set[str] = set()
 
-    class Spy(ModelConfig):
-        def __getattribute__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getattribute__(name)
+    def spy(self: ModelConfig, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(self, name)
 
-    for model in MODEL_NAMES:
-        config = Config.from_recipe(recipe_for(model), [*SMALL, f"model.name={model}"])
-        spied = Spy(**config.model.model_dump())
+    for spec in model_specs():
+        config = Config.from_recipe(recipe_for(spec.name), [*small_settings(spec.name), f"model.name={spec.name}"])
+        prepared = prepare(store, config.preparation)
+        spied = type("Spied", (spec.settings,), {"__getattribute__": spy})(**config.model.model_dump())
         read.clear()
-        build_model(spied, prepare(store, config.preparation))
-        searched = {name.split(".")[1] for name in SPACES[model] if name.startswith("model.")}
-        assert searched <= read, model
+        build_model(spied, prepared)
+        assert set(spec.settings.model_fields) - {"name"} <= read, spec.name
+        searched = {name.split(".")[1] for name in search_space(spec) if name.startswith("model.")}
+        assert searched <= read, spec.name
 
 
 def test_what_is_fixed_is_not_searched() -> None:

@@ -36,7 +36,7 @@ def _literal(text: str) -> str:
 def models(incomplete: str) -> Offers:
     from largegt.config.models import model_specs
 
-    return _beginning(incomplete, [(spec.name, spec.title) for spec in model_specs()])
+    return _beginning(incomplete, [(spec.name, spec.about) for spec in model_specs()])
 
 
 def datasets(incomplete: str) -> Offers:

@@ -29,7 +29,7 @@ def ingest(
 
     From arrays:  largegt ingest --edges edge_index.npy --features x.npy --labels y.npy --out data/g
 
-    With edge weights:  largegt ingest --edges transfers.parquet --weight-column amount --nodes nodes.parquet --out data/g
+    With edge weights:  largegt ingest --edges paid.parquet --weight-column amount --nodes nodes.parquet --out data/g
 
     From a database:  largegt ingest --database crm.duckdb --edges transfers --nodes customers --out data/g
 

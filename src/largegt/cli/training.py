@@ -55,21 +55,10 @@ def train(
 
     On two GPUs:  largegt train data/g --out runs/a --devices 2, or on more machines by torchrun -m largegt train …
 
-    --model NAME trains one of these, each by the recipe of its name (LargeGT by the default one):
+    Another model by its own recipe:  largegt train data/g --model graphsage --out runs/sage
 
-    * [bold]largegt-local[/] (K local nodes), [bold]largegt-global[/] (a codebook), [bold]largegt-full[/] (both)
-
-    * [bold]mlp[/]: the node's own features, nothing of the graph
-
-    * [bold]sgc[/], [bold]sign[/], [bold]nagphormer[/]: features averaged over hops; linear, MLP, Transformer
-
-    * [bold]graphsage[/], [bold]gat[/], [bold]gt-sparse[/]: messages from sampled neighbours, layer by layer
-
-    * [bold]goat-local[/] (a sampled neighbourhood), [bold]goat-global[/] (a codebook), [bold]goat-full[/] (both)
-
-    * [bold]linkx[/]: a learned vector for each neighbour, and the features
-
-    All look two hops far at most, so that they compare. As its authors have it:  --model gat --original
+    `largegt config --models` lists all models. They look two hops far at most, so that they compare;
+    as its authors have it:  --model gat --original
 
     Args:
         store: The store, a path or URL; not needed with --resume.

@@ -23,11 +23,15 @@ Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 neighbours that it samples from the store itself."""
 
 
+class UnknownModelError(ConfigError):
+    """A model of this name is not registered here."""
+
+
 class ModelConfig(Settings):
     """The settings of a model. Each model has a subclass, with the settings that it reads."""
 
     name: str
-    """The model; `largegt train --help` lists them."""
+    """The model; `largegt config --models` lists them."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -179,15 +183,21 @@ class LargeGTConfig(LargeGTLocalConfig, CodebookModelConfig):
 AnyLargeGTConfig = LargeGTLocalConfig | LargeGTGlobalConfig
 
 
-class MLPConfig(BlockConfig):
-    """mlp, sign, linkx."""
+class LINKXConfig(BlockConfig):
+    """linkx."""
 
-    name: str = "mlp"
+    name: str = "linkx"
     num_layers: int = Field(default=1, ge=1, le=1000)
     """Hidden layers of the head; mlp has one more."""
 
 
-class SGCConfig(ModelConfig):
+class MLPConfig(LINKXConfig, NodeLabelsConfig):
+    """mlp, sign."""
+
+    name: str = "mlp"
+
+
+class SGCConfig(NodeLabelsConfig):
     """sgc."""
 
     name: str = "sgc"
@@ -217,7 +227,7 @@ class GATConfig(GTSparseConfig):
     """A linear skip from the target; false: the form of the first paper, with attention to the target itself."""
 
 
-class NAGphormerConfig(EncoderConfig):
+class NAGphormerConfig(EncoderConfig, NodeLabelsConfig):
     """nagphormer."""
 
     name: str = "nagphormer"
@@ -275,6 +285,8 @@ class ModelSpec:
     """What a tuning searches beside the common settings: {"model.my_setting": "1,2,3"}."""
     new_nodes: bool = True
     """Whether it predicts nodes that are not in the store."""
+    about: str = ""
+    """One line for lists of models."""
 
     def load(self) -> Any:
         """The class."""
@@ -302,22 +314,34 @@ class ModelSpec:
 _BASELINES = "largegt.models.baselines"
 _GOAT, _LARGEGT = f"{_BASELINES}.goat:GOAT", "largegt.models.largegt.model:LargeGT"
 _MODELS = {spec.name: spec for spec in (
-    ModelSpec("largegt-full", _LARGEGT, LargeGTConfig, "LargeGT-full", ("local_nodes", "contexts", "positions")),
-    ModelSpec("largegt-local", _LARGEGT, LargeGTLocalConfig, "LargeGT-local", ("local_nodes", "contexts")),
-    ModelSpec("largegt-global", _LARGEGT, LargeGTGlobalConfig, "LargeGT-global", ("positions",)),
-    ModelSpec("mlp", f"{_BASELINES}.feature_models:MLP", MLPConfig, "MLP"),
+    ModelSpec("largegt-full", _LARGEGT, LargeGTConfig, "LargeGT-full", ("local_nodes", "contexts", "positions"),
+              about="LargeGT: a Transformer over local nodes, and attention to a codebook of the whole graph"),
+    ModelSpec("largegt-local", _LARGEGT, LargeGTLocalConfig, "LargeGT-local", ("local_nodes", "contexts"),
+              about="LargeGT without the codebook"),
+    ModelSpec("largegt-global", _LARGEGT, LargeGTGlobalConfig, "LargeGT-global", ("positions",),
+              about="LargeGT without local nodes"),
+    ModelSpec("mlp", f"{_BASELINES}.feature_models:MLP", MLPConfig, "MLP",
+              about="an MLP on the node's own features: no graph"),
     ModelSpec("sgc", f"{_BASELINES}.feature_models:SGC", SGCConfig, "SGC", ("contexts",),
-              {"tokens": {"separate_directions": False}}),
-    ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",)),
-    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", MLPConfig, "LINKX", new_nodes=False),
-    ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",)),
-    ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",)),
-    ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",)),
+              {"tokens": {"separate_directions": False}}, about="a linear layer on features averaged over hops"),
+    ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",),
+              about="an MLP on the averaged features of each hop"),
+    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", LINKXConfig, "LINKX", new_nodes=False,
+              about="an MLP on a learned vector for each neighbour, and features"),
+    ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",),
+              about="means over sampled neighbours, layer by layer"),
+    ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",),
+              about="attention to sampled neighbours, layer by layer"),
+    ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",),
+              about="dot-product attention to sampled neighbours, layer by layer"),
     ModelSpec("nagphormer", f"{_BASELINES}.nagphormer:NAGphormer", NAGphormerConfig, "NAGphormer",
-              ("contexts", "positions")),
-    ModelSpec("goat-local", _GOAT, GOATLocalConfig, "GOAT-local", ("neighbors",)),
-    ModelSpec("goat-global", _GOAT, GOATGlobalConfig, "GOAT-global", ("positions",), new_nodes=False),
-    ModelSpec("goat-full", _GOAT, GOATConfig, "GOAT-full", ("neighbors", "positions")),
+              ("contexts", "positions"), about="a Transformer over the averaged features of each hop"),
+    ModelSpec("goat-local", _GOAT, GOATLocalConfig, "GOAT-local", ("neighbors",),
+              about="attention to a sampled neighbourhood"),
+    ModelSpec("goat-global", _GOAT, GOATGlobalConfig, "GOAT-global", ("positions",), new_nodes=False,
+              about="attention to a codebook of the whole graph"),
+    ModelSpec("goat-full", _GOAT, GOATConfig, "GOAT-full", ("neighbors", "positions"),
+              about="goat-local and goat-global, joined"),
 )}  # fmt: skip
 
 Model = TypeVar("Model", bound=type)
@@ -333,7 +357,7 @@ def register_model(
         settings: its settings, a subclass of `ModelConfig`: each field is `model.FIELD`.
         title: its name in tables; `name` when not given.
         inputs: what it reads beside the node's features: local_nodes, contexts, positions, neighbors.
-        more: other fields of `ModelSpec`: prepare, search, new_nodes.
+        more: other fields of `ModelSpec`: prepare, search, new_nodes, about.
 
     A package makes its models known by an entry point of the group `largegt.models` that names the module.
     """
@@ -347,7 +371,7 @@ def register_model(
 
 def model_specs() -> Iterator[ModelSpec]:
     """Every model: those of this package, and registered ones."""
-    _load_plugins()
+    load_plugins()
     yield from _MODELS.values()
 
 
@@ -358,13 +382,17 @@ def model_names() -> list[str]:
 def model_spec(name: str) -> ModelSpec:
     """The model of this name."""
     if name not in _MODELS:
-        _load_plugins()
+        load_plugins()
     if name not in _MODELS:
-        raise ConfigError(f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}")
+        raise UnknownModelError(
+            f"no model {name!r}{nearest(name, _MODELS)}; there are: {', '.join(_MODELS)}, and those whose module is "
+            "imported or installed (register_model)"
+        )
     return _MODELS[name]
 
 
-def _load_plugins() -> None:
+def load_plugins() -> None:
+    """Import the modules that packages name in the entry points `largegt.models`; they register models and metrics."""
     for plugin in entry_points(group="largegt.models"):
         plugin.load()
 

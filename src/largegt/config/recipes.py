@@ -53,7 +53,7 @@ def _included() -> dict[str, dict[str, Any]]:
 
 def recipe_for(model: str, original: bool = False) -> str:
     """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
-    one. LargeGT has the default recipe."""
+    one. LargeGT has the default recipe, a registered model `base`."""
     known, models = recipe_names(), model_names()
     if model not in models:
         form = model.lower().removesuffix("-original")
@@ -61,7 +61,7 @@ def recipe_for(model: str, original: bool = False) -> str:
         hint = f" (did you mean `recipe={form}-original`?)" if is_form else nearest(form, models)
         raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(models)}")
     if not original:
-        return model if model in known else "default"
+        return model if model in known else "default" if model.startswith("largegt") else "base"
     if f"{model}-original" not in known:
         others = [name for name in models if f"{name}-original" in known]
         raise ConfigError(f"{model} has no other original form: leave out `original`, which {', '.join(others)} have")

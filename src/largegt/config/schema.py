@@ -277,7 +277,7 @@ class TrainConfig(Settings):
     wandb_project: str | None = None
     """Weights & Biases project to log to as well; needs the wandb extra."""
     token_table: TablePlace = "auto"
-    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. Results do not depend on it."""
+    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. The results are the same."""
 
     @model_validator(mode="after")
     def _check_end(self) -> TrainConfig:

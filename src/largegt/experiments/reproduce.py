@@ -245,4 +245,6 @@ def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:
     count = "one run" if experiment.runs == 1 else f"{experiment.runs} runs"
     samples = {int(run.metrics.get("num_eval_samples", 1)) for run in runs} - {1}
     several = " and ".join(map(str, sorted(samples)))
-    return f"{count}, test predictions averaged over {several} samples where a model samples" if samples else count
+    return (
+        f"{count}, test predictions averaged over {several} samples of local nodes or neighbours" if samples else count
+    )

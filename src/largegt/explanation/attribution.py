@@ -1,12 +1,12 @@
 """Attribution: how much of a score each input carried, in two ways that check each other.
 
-Axes: v variants, d draws, k local nodes, h tokens of each, t = h·k tokens, o outputs; others as in inputs.py.
+Axes: v variants, d samples, k local nodes, h tokens of each, t = h·k tokens, o outputs; others as in inputs.py.
 
 Integrated gradients: from inputs that say nothing to the real ones along a straight line, the gradient of the score
 times the way gone. The parts add up to the difference of the two scores, but for what the numeric integral misses: the
 stretch of the way that misses most is halved until that is small, and what is left is told. Leaving out: the score
 computed again without one thing, and the difference. Cost: 32 to 256 forwards and backwards, and a forward per distinct
-local node, of each draw.
+local node, of each sample.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NUMBERS_AT_ONCE = 1 << 24
 
 
 def scores(head: TaskHead, logits_vdo: Tensor, target_v: Tensor) -> Tensor:
-    """[v] what is explained, of v variants: log-odds of a class or label, of the probability averaged over the draws; a
+    """[v] what is explained, of v variants: log-odds of a class or label, of the probability averaged over samples; a
     value, for regression. Targets are classes, or columns of labels."""
     if head.task == "regression":
         return logits_vdo[..., 0].mean(dim=1) * head.target_std + head.target_mean
@@ -62,7 +62,7 @@ class _Stretch:
 
 
 class Attribution:
-    """What carried one node's score, over its draws; the score is that of logits [v, d, o]."""
+    """What carried one node's score, over its samples; the score is that of logits [v, d, o]."""
 
     def __init__(self, model: OpenModel, score: Callable[[Tensor], Tensor], inputs: Inputs, baseline: Inputs) -> None:
         self.model, self.score, self.inputs, self.baseline = model, score, inputs, baseline
@@ -118,7 +118,7 @@ class Attribution:
         return by_part(lambda slope: slope.view(steps, self.num_samples, *slope.shape[1:]).sum(dim=0), by_name)
 
     def _rows_at_once(self) -> int:
-        if self.model.local is None:
+        if self.model.encoder is None:
             return _NUMBERS_AT_ONCE
         t, width = self.inputs["tokens"].shape[1], int(self.model.model.ffn[-1].out_features)  # type: ignore[arg-type]
         return max(1, _NUMBERS_AT_ONCE // (t * max(8 * width, t)))
@@ -131,15 +131,15 @@ class Attribution:
     def without_nodes(self, slots_ndk: Tensor) -> Tensor:
         """[n] how much the score falls without each of some local nodes, as if it had not been drawn: True where it
         stands."""
-        assert self.model.local is not None
-        h = self.model.local.tokens_per_node
+        assert self.model.encoder is not None
+        h = self.model.encoder.tokens_per_node
         logits_vdo = self.logits_do.repeat(len(slots_ndk), 1, 1)
         for some in torch.split(slots_ndk.any(dim=2).nonzero(), self._rows_at_once()):
-            numbers, draws = some.unbind(dim=1)
-            left_out_pt = slots_ndk[numbers, draws].repeat_interleave(h, dim=1)
+            numbers, samples = some.unbind(dim=1)
+            left_out_pt = slots_ndk[numbers, samples].repeat_interleave(h, dim=1)
             bias_pt = torch.zeros_like(left_out_pt, dtype=logits_vdo.dtype).masked_fill(left_out_pt, -torch.inf)
-            logits_vdo[numbers, draws] = self.model.logits(
-                {name: part[draws] for name, part in self.inputs.items()}, bias_pt
+            logits_vdo[numbers, samples] = self.model.logits(
+                {name: part[samples] for name, part in self.inputs.items()}, bias_pt
             )
         return self.full - self.score(logits_vdo)
 

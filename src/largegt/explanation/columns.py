@@ -3,7 +3,7 @@
 A token row has the features of the node table's columns, then degrees where asked for, then means of the features of
 edges; each column has its places there, the same in H and in the contexts. Enters: attributions and the store that
 names the columns. Leaves: a row per column of one node's explanation, or means over nodes for the report; none for a
-store whose features came from an array. Cost: a forward per listed column, of each draw; for the report, 32 to 256
+store whose features came from an array. Cost: a forward per listed column, of each sample; for the report, 32 to 256
 forwards and backwards of each node, some nodes at once.
 """
 

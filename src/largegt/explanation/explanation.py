@@ -40,16 +40,16 @@ class LocalNode:
     hop: int
     """1 or 2; 0: the node has no neighbours, so this one was drawn from the whole graph."""
     drawn: float
-    """How often it stands among the local nodes, mean over the draws."""
+    """How often it stands among the local nodes, mean over the samples."""
     carried: float
-    told: float
-    """The part of it that is due to the label it told."""
+    from_label: float
+    """The part of it that its label contributes."""
     by_token: dict[str, float]
     """The rest, by its tokens: H and its contexts."""
     without: float
     """How much the score falls when it is not among the local nodes."""
     weight: float
-    """Attention: the readout's weight of its tokens, mean over the draws."""
+    """Attention: the readout's weight of its tokens, mean over the samples."""
 
 
 @dataclass(frozen=True)

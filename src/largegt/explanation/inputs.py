@@ -1,14 +1,14 @@
 """The inputs of a LargeGT, each apart, and the model's answer to them in double precision.
 
-Axes: d draws of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f input
-features, w model width, a heads, c centroids, o outputs.
+Axes: d samples of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f
+input features, w model width, a heads, c centroids, o outputs.
 
 Enters: a model and batches, in which every local node stands for itself, repeated ones too. Leaves: `Inputs`, those
 parts that the model has, by name:
 
 tokens    [d, t, f]
-told      [d, k, 1, w] vectors of the labels that local nodes tell of
-near      [d, k] 1 where a local node is a neighbour. That is as it is: nothing is carried by it
+labels    [d, k, 1, w] vectors of the labels of local nodes and around them
+is_neighbor [d, k] 1 where a local node is a direct neighbour; it gets no attribution
 weights   [d, a, c] how much each head takes of each centroid
 around    [d, ·] training labels around the node
 own       [d, f] the node's own features, past both modules (Eqn 6)
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from largegt.loader.batch import TokenBatch
-from largegt.models.largegt.local_module import LocalModule
+from largegt.models.input_encoder import InputEncoder, LocalInputs
 from largegt.models.largegt.model import Embedded, LargeGT
 
 Inputs = dict[str, Tensor]
@@ -41,7 +41,7 @@ class OpenModel:
 
     def __init__(self, model: LargeGT) -> None:
         self.model = model.double().eval()
-        self.local: LocalModule | None = model.local_module
+        self.encoder: InputEncoder | None = model.inputs
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
 
@@ -49,11 +49,11 @@ class OpenModel:
     def inputs(self, batch: TokenBatch) -> Inputs:
         """The parts of a batch."""
         batch = replace(batch, tokens=batch.tokens.double(), positions=batch.positions.double())
-        embedded, of_local = self.model.embed(batch), self.model.local_node_inputs(batch)
-        reads_labels = self.local is not None and self.local.reads_labels
+        embedded, encoder = self.model.embed(batch), self.encoder
+        of_local = LocalInputs() if encoder is None else encoder.local_inputs(batch)
         parts = {
-            "tokens": None if self.local is None else batch.tokens,
-            "told": self.local.label_vectors(of_local) if self.local is not None and reads_labels else None,
+            "tokens": None if encoder is None else batch.tokens,
+            "labels": encoder.label_vectors(of_local) if encoder is not None and encoder.reads_labels else None,
             "is_neighbor": None if of_local.is_neighbor is None else of_local.is_neighbor.double(),
             "weights": None if embedded.centroid_weights is None else embedded.centroid_weights.transpose(0, 1),
             "around": embedded.label_shares,
@@ -66,16 +66,16 @@ class OpenModel:
         """What explanations start from: tokens of an average node, no label told, centroids by their sizes alone, no
         label around."""
         made = {"around": mean_hf.new_zeros(()), "own": mean_hf[0]}
-        if self.local is not None:
+        if self.encoder is not None:
             made["tokens"] = mean_hf.repeat(inputs["tokens"].shape[1] // len(mean_hf), 1)
-            made["told"] = self.local.no_label_vector()
+            made["labels"] = self.encoder.no_label_vector()
         if self.model.global_module is not None:
             made["weights"] = self.model.global_module.codebook.log_counts().softmax(dim=0)
         return {name: made.get(name, part).expand_as(part) for name, part in inputs.items()}
 
     def logits(self, inputs: Inputs, bias_dt: Tensor | None = None) -> Tensor:
         """[d, o] what the model says. -inf in `bias_dt` leaves a token out."""
-        tokens_dtw = None if self.local is None else self._embedded_tokens(inputs)
+        tokens_dtw = None if self.encoder is None else self._embedded_tokens(inputs)
         if bias_dt is None and tokens_dtw is not None:
             bias_dt = tokens_dtw.new_zeros(tokens_dtw.shape[:2])
         weights_adc = inputs["weights"].transpose(0, 1) if "weights" in inputs else None
@@ -84,9 +84,10 @@ class OpenModel:
     @torch.no_grad()
     def readout(self, inputs: Inputs) -> Tensor:
         """[d, t] the weights of the LocalModule's readout; 0 for the first token, which is added in full."""
-        assert self.local is not None
-        return self.local.readout_weights(self.local.hidden_states(self._embedded_tokens(inputs)))
+        local = self.model.local_module
+        assert local is not None
+        return local.readout_weights(local.hidden_states(self._embedded_tokens(inputs)))
 
     def _embedded_tokens(self, inputs: Inputs) -> Tensor:
-        assert self.local is not None
-        return self.local.join(inputs["tokens"], inputs.get("told"), inputs.get("is_neighbor"))
+        assert self.encoder is not None
+        return self.encoder.join(inputs["tokens"], inputs.get("labels"), inputs.get("is_neighbor"))

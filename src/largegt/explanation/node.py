@@ -57,7 +57,7 @@ def explain(
     name = opened.config.model.name
     if not name.startswith("largegt-"):
         raise ConfigError(
-            f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with `model.name=largegt-full`"
+            f"{opened.path} is a {name}, and only a LargeGT can be explained: train with `model.name=largegt-full`"
         )
     prediction = Predictor(opened, PredictOptions(
         ids=[node], all_probabilities=True, device=device, progress=progress, memory=memory,
@@ -154,9 +154,9 @@ def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
     if "tokens" in carried and carried["tokens"].shape[1] > h:
         kinds += [(f"{name} of local nodes", "tokens", slice(h + hop, None, h)) for hop, name in enumerate(names)]
-    kinds.append(("labels that local nodes tell", "told", slice(1, None)))
-    if found.model.local is not None and found.model.local.context is not None:
-        kinds.append(("labels around, its own token", "told", slice(0, 1)))  # itself, it tells of nothing else
+    kinds.append(("labels of local nodes", "labels", slice(1, None)))
+    if found.model.encoder is not None and found.model.encoder.histogram is not None:
+        kinds.append(("labels around, its own token", "labels", slice(0, 1)))  # its own label is no input
     kinds += [
         ("training labels around it", "around", every), ("centroids of the whole graph", "weights", every),
         ("its own features, added last", "own", every),
@@ -179,7 +179,9 @@ def _local_nodes(
         return []
     names, num_samples = prepared.token_names, len(local_rows_dk)
     by_token_dkh = carried["tokens"].sum(dim=2).view(*local_rows_dk.shape, -1).cpu().numpy()
-    told_dk = carried["told"].sum(dim=(2, 3)).cpu().numpy() if "told" in carried else np.zeros(local_rows_dk.shape)
+    labels_dk = (
+        carried["labels"].sum(dim=(2, 3)).cpu().numpy() if "labels" in carried else np.zeros(local_rows_dk.shape)
+    )
     weight_dk = found.model.readout(found.inputs).view(*local_rows_dk.shape, -1).sum(dim=2).cpu().numpy()
     rows = np.unique(local_rows_dk[:, 1:])
     slots_ndk = rows[:, None, None] == local_rows_dk
@@ -192,7 +194,7 @@ def _local_nodes(
     splits = {code: name for name, code in SPLIT_CODES.items()}
     made = []
     for at, (slots_dk, id_) in enumerate(zip(slots_ndk, store.ids_of(nodes), strict=True)):
-        by_token_h, told = by_token_dkh[slots_dk].sum(axis=0), float(told_dk[slots_dk].sum())
+        by_token_h, from_label = by_token_dkh[slots_dk].sum(axis=0), float(labels_dk[slots_dk].sum())
         made.append(
             LocalNode(
                 node=id_,
@@ -200,8 +202,8 @@ def _local_nodes(
                 split=splits.get(int(store.split[nodes[at]]), "none"),
                 hop=int(hops[at]),
                 drawn=float(slots_dk.sum()) / num_samples,
-                carried=float(by_token_h.sum()) + told,
-                told=told,
+                carried=float(by_token_h.sum()) + from_label,
+                from_label=from_label,
                 by_token=dict(zip(names, by_token_h.tolist(), strict=True)),
                 without=float(falls[at]),
                 weight=float(weight_dk[slots_dk].sum()) / num_samples,

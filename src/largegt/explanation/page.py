@@ -21,19 +21,23 @@ from .picture import legend_of, picture
 _MOST_ROWS, _MOST_BARS = 60, 15
 
 
-def text(found: Explanation, top_k: int) -> str:
+def text(found: Explanation, top: int) -> str:
     """What is explained, then the strongest rows of every table."""
     said = found.predicted if found.task != "regression" else number(found.predicted)
     sure = "" if found.probability is None else f", probability of {found.target}: {found.probability:.3f}"
     missed = f", but for {found.gap:+.1g} that the integral misses" if abs(found.gap) >= 5e-4 else ""
-    samples = f"{found.num_eval_samples} sample{'s' if found.num_eval_samples > 1 else ''} of local nodes"
     parts = [
         f"{found.run} says of node {found.node}: {in_words(said)}{sure} (its own label: {in_words(found.label)})",
         f"{found.explained}: {number(found.score)}; of inputs that say nothing: {number(found.base_score)}. The pieces "
-        f"below add up to the difference{missed}. Mean of {samples}.",
+        f"below add up to the difference{missed}. Mean of {_samples(found)}.",
     ]
     tables = (_pieces(found), _columns(found), _local_nodes(found), _labels(found), _centroids(found))
-    return "\n\n".join([*map(printable, parts), *(one.text(top_k) for one in tables if one.rows)]) + "\n"
+    return "\n\n".join([*map(printable, parts), *(one.text(top) for one in tables if one.rows)]) + "\n"
+
+
+def _samples(found: Explanation) -> str:
+    count = found.num_eval_samples
+    return f"{count} sample{'s' if count > 1 else ''} of local nodes"
 
 
 def page(found: Explanation) -> str:
@@ -42,7 +46,7 @@ def page(found: Explanation) -> str:
     if found.probability is not None:
         facts.append((f"{found.probability:.3f}", f"probability of {in_words(found.target)}"))
     facts += [(number(found.score), found.explained), (number(found.base_score), "of inputs that say nothing")]
-    lead = f"What {found.run}, a {found.model}, made of this node, over {found.num_eval_samples} samples of its local nodes."
+    lead = f"What {found.run}, a {found.model}, made of this node: the mean over {found.num_eval_samples} samples."
     return page_of(f"Node {in_words(found.node)}: why {in_words(found.predicted)}?", lead, facts, _sections(found))
 
 
@@ -116,7 +120,7 @@ def _columns(found: Explanation) -> PageTable:
 
 def _local_nodes(found: Explanation) -> PageTable:
     rows = [
-        [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.told),
+        [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.from_label),
          number(one.without), percent(one.weight), f"{one.drawn:.2f}"]
         for one in found.local_nodes
     ]  # fmt: skip

@@ -4,7 +4,7 @@ Axes: n nodes, d width of a vector.
 
 Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
 same as arrays), npy (the vectors alone, in the same order), or a table. A vector is what the prediction head reads
-(`output`, H_out), or one of its halves, H_local and H_global; with several draws of local nodes it is the mean. Cost:
+(`output`, H_out), or one of its halves, H_local and H_global; with several samples of local nodes it is the mean. Cost:
 that of a prediction of the same nodes.
 """
 
@@ -129,8 +129,8 @@ class Embedder(NodeModel):
     def _half(self, batch: TokenBatch) -> Tensor:
         if self.layer == "local":
             assert self.model.local_module is not None
-            inputs = self.model.local_node_inputs(batch)
-            local_bd: Tensor = self.model.local_module(batch.tokens, batch.multiplicity, inputs)
+            embedded = self.model.embed(batch)
+            local_bd: Tensor = self.model.local_module(embedded.tokens, embedded.token_bias)
             return local_bd
         assert self.model.global_module is not None
         global_bd: Tensor = self.model.global_module(batch.tokens[:, 0], batch.positions)[0]
@@ -144,7 +144,7 @@ class Embedder(NodeModel):
 
 
 def vectors_head(width: int) -> TaskHead:
-    """What leaves outputs as they are, and averages draws by their mean: that of values."""
+    """What leaves outputs as they are, and averages samples by their mean: that of values."""
     return TaskHead("regression", width, None, 0.0, 0.0, 1.0)
 
 

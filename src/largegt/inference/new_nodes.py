@@ -162,7 +162,7 @@ class NewNodes(Predictor):
         return self.model.num_local_nodes or self.prepared.k
 
     def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[LocalNodeSample]]:
-        """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further draws of
+        """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further samples of
         local nodes, as rows of that table."""
         config, index = self.prepared.config, self.prepared.nodes.dtype
         settings = config.local_nodes.model_copy(update={"k": self._k})

@@ -41,7 +41,7 @@ from largegt.types import Array, PathLike
 from .writers import SUFFIXES, check_prediction_file, prediction_file
 
 _SEGMENT_ROWS = 1 << 18
-"""Nodes whose row numbers, and fresh draws of local nodes, are held at once."""
+"""Nodes whose row numbers, and new samples of local nodes, are held at once."""
 _GROUP_ROWS, _GROUP_NUMBERS = 1 << 20, 1 << 22
 """A group that is written has so many rows, or fewer if they are wide: whatever the batches and ranks."""
 _NUMBERS_AT_ONCE = 1 << 22
@@ -96,9 +96,10 @@ def predict(
     Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and is
     not replaced without `overwrite=True`. The table is held in memory: `Predictor.write` only writes it.
 
-    Other options: `num_eval_samples`, the samples of local nodes that predictions are averaged over (as many as the run is set to,
-    `train.num_eval_samples`); `device`; `memory`, for preparing nodes that are not prepared yet; `progress`; `csv_safe`. Under
-    torchrun each process predicts a part; the first one writes and returns the whole, the others a table without rows.
+    Other options: `num_eval_samples`, the samples of local nodes that predictions are averaged over
+    (`train.num_eval_samples` of the run when not given); `device`; `memory`, for preparing nodes that are not prepared
+    yet; `progress`; `csv_safe`. Under torchrun each process predicts a part; the first one writes and returns the
+    whole, the others a table without rows.
     """
     return Predictor(run, PredictOptions(out, ids, split, **options)).collect()
 

@@ -44,10 +44,10 @@ except ImportError as error:
     ) from error
 
 _SETTINGS = {
-    "k": "prepare.local_nodes.k", "hidden_dim": "model.hidden_dim", "num_heads": "model.num_heads", "num_layers": "model.num_layers",
-    "dropout": "model.dropout", "epochs": "train.epochs", "batch_size": "train.batch_size",
-    "learning_rate": "train.learning_rate", "weight_decay": "train.weight_decay", "patience": "train.patience",
-    "device": "train.device",
+    "k": "prepare.local_nodes.k", "hidden_dim": "model.hidden_dim", "num_heads": "model.num_heads",
+    "num_layers": "model.num_layers", "dropout": "model.dropout", "epochs": "train.epochs",
+    "batch_size": "train.batch_size", "learning_rate": "train.learning_rate",
+    "weight_decay": "train.weight_decay", "patience": "train.patience", "device": "train.device",
 }  # fmt: skip
 _SHARED = ("graph", "features")
 _RUN_FILES = ("config.toml", "metrics.json", "metrics.jsonl", "model.safetensors", "checksums.json")
@@ -231,13 +231,13 @@ class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[mis
 
     graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a GraphStore or
     the path of one. features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a
-    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden_dim, num_heads, num_layers, dropout,
-    epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None leaves
-    them to the recipe. settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`. validation_fraction: share
-    of the nodes of `fit`, each class's, that picks the best epoch instead of being trained on. work_dir: where graph
-    and runs are kept; a temporary folder without it. random_state: a number seeds everything; None and a RandomState
-    leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take the values of the
-    matrix, or the edge_weight of the Data, for weights of edges.
+    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden_dim, num_heads, num_layers,
+    dropout, epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None
+    leaves them to the recipe. settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`.
+    validation_fraction: share of the nodes of `fit`, each class's, that picks the best epoch instead of being trained
+    on. work_dir: where graph and runs are kept; a temporary folder without it. random_state: a number seeds everything;
+    None and a RandomState leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take
+    the values of the matrix, or the edge_weight of the Data, for weights of edges.
 
     After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
     """

@@ -73,9 +73,9 @@ def computable(tokens: Tensor) -> Tensor:
 
 
 def fewer_rows(local_rows_bk: Tensor, dropout: float, seed: int) -> Tensor:
-    """[b, 1 + m] the node itself and m = (1 - dropout)(k - 1) of its other draws, one at least.
+    """[b, 1 + m] the node itself and m = (1 - dropout)(k - 1) of its other local nodes, one at least.
 
-    Its local nodes are put into a random order, all draws of one node together, and the first m draws stay: nodes are
+    Its local nodes are put into a random order, all copies of one node together, and the first m stay: nodes are
     left out as wholes, but for the one at the cut, and every row keeps as many. The order is a function of (seed,
     node, local node): the same on every device, in any batch.
     """

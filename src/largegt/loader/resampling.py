@@ -1,7 +1,7 @@
-"""Fresh neighbourhoods: another draw of LocalNodes every epoch, made in the background while the last one trains.
+"""Resampling: another sample of LocalNodes every epoch, drawn in the background while the last one trains.
 
 Enters: a store and a Prepared with token rows of every node in reach. Leaves: per epoch, a loader whose rows of that
-epoch have new local nodes. A draw is a function of (seed, epoch, node), so a resumed run sees the same ones.
+epoch have new local nodes. A sample is a function of (seed, epoch, node), so a resumed run sees the same ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .loader import TokenLoader
 
 
 class Resampler:
-    """Draws ahead by one epoch; `close` it when done."""
+    """Samples one epoch ahead; `close` it when done."""
 
     def __init__(
         self, store: GraphStore, prepared: Prepared, loader: TokenLoader, rows_of: Callable[[int], Array],

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
+from largegt.data.labels import num_label_columns
+
 if TYPE_CHECKING:
     from largegt.preprocessing.prepared import Prepared
 
@@ -22,12 +24,14 @@ class DataShape:
     num_positions: int = 0
     hops: int = 2
     """Contexts that a token row has beside the features."""
+    num_labels: int = 0
+    """Numbers in a label distribution."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> DataShape:
         return cls(
             prepared.num_features, prepared.meta["num_outputs"], prepared.num_trained_nodes, prepared.num_positions,
-            prepared.hops,
+            prepared.hops, num_label_columns(prepared.meta["task"], prepared.meta["num_outputs"]),
         )  # fmt: skip
 
 

@@ -29,15 +29,17 @@ _VERSIONS = {
 
 
 def resolve_config(store: GraphStore, config: PrepareConfig) -> ResolvedPrepareConfig:
-    """What a configuration comes to for this store: without directions or hops there is nothing to keep apart, and
+    """What a configuration comes to for this store: without directions or hops none are separate, and
     without weights, hops or samples nothing to weigh."""
     if not isinstance(config, ResolvedPrepareConfig):
         config = ResolvedPrepareConfig(**dict(config))
     sampled, tokens = config.local_nodes, config.tokens
     has_weights, has_features = store.weighted, store.num_edge_features > 0
     for name, choice, is_there, missing in (
-        ("local_nodes.use_edge_weights", sampled.use_edge_weights, has_weights, "weights: ingest it with `weight_column='COLUMN'`"),
-        ("tokens.use_edge_weights", tokens.use_edge_weights, has_weights, "weights: ingest it with `weight_column='COLUMN'`"),
+        ("local_nodes.use_edge_weights", sampled.use_edge_weights, has_weights,
+         "weights: ingest it with `weight_column='COLUMN'`"),
+        ("tokens.use_edge_weights", tokens.use_edge_weights, has_weights,
+         "weights: ingest it with `weight_column='COLUMN'`"),
         ("tokens.use_edge_features", tokens.use_edge_features, has_features,
          "features: ingest it with `edge_feature_columns='COLUMNS'`"),
     ):  # fmt: skip
@@ -93,10 +95,11 @@ def state_as_of(store: GraphStore, config: ResolvedPrepareConfig, as_of: str | N
         raise InputError(f"{store.place} did not come from its version {as_of} by append: train again")
     if state.directed != store.directed:
         raise InputError(f"{store.place} has {'' if store.directed else 'no '}directions since it grew: train again")
-    if config.positional_encoding.method in ("node2vec", "laplacian"):
+    method = config.positional_encoding.method
+    if method in ("node2vec", "laplacian"):
         raise ConfigError(
-            f"{store.place} has grown, and its {config.positional_encoding.method} encodings are unlike those of the training: "
-            "train again, with `prepare.positional_encoding.method=random_projection` where a store is to grow"
+            f"{store.place} has grown, and its {method} encodings are unlike those of the training: train again, with "
+            "`prepare.positional_encoding.method=random_projection` where a store is to grow"
         )
     return state
 

@@ -217,7 +217,7 @@ class ContextFeatures:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """Rows of D_c^{-1/2} X of the nodes `sources`, where X is a context, or the standardised features if None."""
+    """Rows of D_c^{-1/2} X of the nodes `sources`, where X is a context, or the normalised features if None."""
 
     features: NodeFeatures
     shift: Array

@@ -1,9 +1,9 @@
 """Estimate: what a preparation will take before it runs: bytes on disk, memory, rough time.
 
-Enters: a GraphStore, a ResolvedPrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost: a second
-or so: LocalNodes of some thousand nodes are really drawn, to see how fast this machine is and how much the samples of
-different nodes overlap. Sizes are exact but for the number of token rows of a `sampled` preparation, which is
-extrapolated; time is rough, and assumes cores and a disk of the speeds below.
+Enters: a GraphStore, a ResolvedPrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost:
+a second or so: LocalNodes of some thousand nodes are really drawn, to see how fast this machine is and how much the
+samples of different nodes overlap. Sizes are exact but for the number of token rows of a `sampled` preparation, which
+is extrapolated; time is rough, and assumes cores and a disk of the speeds below.
 """
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ class _Stages:
             kept = 2 * self.num_rows * hops * (num_label_columns(store.task, store.num_outputs) + 1)
             counts, memory = row_bytes * store.num_nodes, self._blocks(store.num_nodes, width, aside)[0]
             sum_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
-            found.append(self._stage("label contexts", kept, counts, memory, sum_s, counts))
+            found.append(self._stage("label histograms", kept, counts, memory, sum_s, counts))
         if self.config.local_label_histograms:
             memory, sum_s = self._blocks(self.token_rows, width, aside)[0], self._sum_s(self.token_rows, "both", width)
-            found.append(self._stage("label surroundings", row_bytes * self.token_rows, 0, memory, sum_s))
+            found.append(self._stage("label counts", row_bytes * self.token_rows, 0, memory, sum_s))
         return found

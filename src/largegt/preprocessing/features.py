@@ -1,6 +1,6 @@
 """Features as tokens begin: those of the store, with log(1 + degree) behind them where asked for, and their scale.
 
-Enters: a GraphStore. Leaves: float32 rows of the nodes asked for, and the shift and gain that standardise them.
+Enters: a GraphStore. Leaves: float32 rows of the nodes asked for, and the shift and gain that normalise them.
 Cost: a copy of the rows asked for at most; the scale is one pass over the features. Nothing is held.
 """
 

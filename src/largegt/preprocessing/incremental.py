@@ -5,10 +5,10 @@ whose inputs are as they were are copied, all others are made by the stage itsel
 that are made, and one copy of the others; some bytes per node.
 
 A row changes where a walk of a few hops from its node reaches a node that is new or has new neighbours. Beside that,
-  local nodes     change where the sample depends on how many nodes there are: nodes without neighbours, and those
-                  sampled by nodes (sampler.py)
-  token rows      change with the features of nodes in reach, and all of them with the features' scale
-  label contexts  all change when labels or the split of nodes were updated, or the scale of a regression's values
+  local nodes       change where the sample depends on how many nodes there are: nodes without neighbours, and those
+                    sampled by nodes (sampler.py)
+  token rows        change with the features of nodes in reach, and all of them with the features' scale
+  label histograms  all change when labels or the split of nodes were updated, or the scale of a regression's values
 Positional encodings look at the whole graph and are made in full; so are labels around local nodes.
 """
 

@@ -7,11 +7,11 @@ Enters: a store, whose training nodes have labels, and the nodes that need a row
 - label_counts [t, c + 2], for models that read labels around local nodes: how often each label stands among a node's
   neighbours in the training split (of a regression: sums of values in the scale of either half), how many such
   neighbours there are, and how many in all;
-- neighbor_label_histogram float16 [n, h, c + 1]: per hop the share of each class among the training nodes that a random walk of
-  so many steps ends at, and how likely it ends at one at all.
+- neighbor_label_histogram float16 [n, h, c + 1]: per hop the share of each class among the training nodes that a random
+  walk of so many steps ends at, and how likely it ends at one at all.
 
-Cost: one pass over the edges; for label contexts one more over the lists of the n nodes that reads a row of counts per
-neighbour. Their counts lie on disk meanwhile.
+Cost: one pass over the edges; for neighbor_label_histogram one more over the lists of the n nodes that reads a row of
+counts per neighbour. Their counts lie on disk meanwhile.
 
 A node's row does not depend on its own label, not in a single bit: at one hop there is no edge to itself; at two, each
 neighbour's count of labels is a whole number, and the node is taken out of it before anything is divided. Walks of
@@ -47,11 +47,11 @@ STEPS, _MOST_STEPS = 32, 256
 def write_neighbor_label_histogram(
     writer: ArrayWriter, store: GraphStore, nodes: Array, hops: int, engine: Engine, own: TrainingLabels
 ) -> None:
-    """Write `neighbor_label_histogram` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own` are the
-    labels that count."""
+    """Write `neighbor_label_histogram` [n, hops, c + 1] of `nodes` (sorted), from where an earlier run stopped. `own`
+    are the labels that count."""
     width = num_label_columns(store.task, store.num_outputs) + 1
     out = writer.grow("neighbor_label_histogram", "float16", (hops, width))
-    require_space(writer.path, 2 * hops * width * (len(nodes) - out.rows), "label contexts")
+    require_space(writer.path, 2 * hops * width * (len(nodes) - out.rows), "label histograms")
     if not writer.has(_COUNTS):
         write_label_counts(writer, store, range(store.num_nodes), engine, own, _COUNTS)
     task = _Rows(Neighbors(*store.csr("both"), self_loops=False), writer.array(_COUNTS), own, hops)
@@ -168,8 +168,8 @@ class TrainingLabels:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The label contexts of some nodes, from the counts around every node. The counts are read from front to back, in
-    blocks of `memory` bytes; a row's neighbours are added in rising order, so the bits do not depend on it."""
+    """The label histograms of some nodes, from the counts around every node. The counts are read from front to back,
+    in blocks of `memory` bytes; a row's neighbours are added in rising order, so the bits do not depend on it."""
 
     neighbors: Neighbors
     counts: Array

@@ -275,11 +275,11 @@ def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
 
     def make(some: Array, target: ArrayWriter) -> None:
         sampled = target.grow(SAMPLED, index_dtype(store.num_nodes), (settings.k,))
-        near = target.grow("is_neighbor", "uint8", (-(-settings.k // 8),))
+        packed = target.grow("is_neighbor", "uint8", (-(-settings.k // 8),))
         engine.show("local nodes", sampled.rows, len(some))
         for local_nk, is_neighbor_nk in engine.local_nodes(store, some[sampled.rows :], settings):
             sampled.append(local_nk)
-            near.append(np.packbits(is_neighbor_nk, axis=1, bitorder="little"))
+            packed.append(np.packbits(is_neighbor_nk, axis=1, bitorder="little"))
             target.commit()
             engine.show("local nodes", sampled.rows, len(some))
         target.close(SAMPLED)
@@ -319,14 +319,14 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
     making.keep_or_make(writer, "token rows", ("tokens",), before, nodes, make)
 
 
-def _write_label_contexts(making: _Preparation, writer: ArrayWriter) -> None:
+def _write_neighbor_label_histogram(making: _Preparation, writer: ArrayWriter) -> None:
     hops, own, nodes = making.config.neighbor_label_hops, making.training_labels, making.nodes
 
     def make(some: Array, target: ArrayWriter) -> None:
         write_neighbor_label_histogram(target, making.store, some, hops, making.engine, own)
 
     before = making.earlier.label_rows_before(nodes, hops, own, making.then) if making.earlier else None
-    making.keep_or_make(writer, "label contexts", ("neighbor_label_histogram",), before, nodes, make)
+    making.keep_or_make(writer, "label histograms", ("neighbor_label_histogram",), before, nodes, make)
 
 
 Write = Callable[[_Preparation, ArrayWriter], None]
@@ -342,7 +342,7 @@ WRITE: dict[str, Write] = {
         making.config.local_nodes.direction,
         making.engine,
     ),
-    "neighbor_label_histogram": _write_label_contexts,
+    "neighbor_label_histogram": _write_neighbor_label_histogram,
     "label_counts": lambda making, writer: write_label_counts(
         writer, making.store, making.token_nodes, making.engine, making.training_labels
     ),

@@ -3,20 +3,21 @@
 Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
 the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
 
-Stages: nodes (nodes, labels, split), local_nodes (local_rows, is_neighbor, token_nodes), tokens (tokens, feature_shift [d] and
-feature_gain [d], which standardised them), positions; where they were asked for, neighbor_label_histogram and label_counts
-(label_features.py). `Prepared` says what each array is.
+Stages: nodes (nodes, labels, split), local_nodes (local_rows, is_neighbor, token_nodes), tokens (tokens, feature_shift
+[d] and feature_gain [d], which normalised them), positions; where they were asked for, neighbor_label_histogram and
+label_counts (label_features.py). `Prepared` says what each array is.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from largegt.config.describe import build
+from largegt.config.describe import build, setting_names
 from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
 from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.splits import SPLIT_CODES, split_name
@@ -37,6 +38,7 @@ from .sampling.local_nodes import sample
 
 KIND, STAGE = "prepared", "stage"
 STAGES = ("nodes", "local_nodes", "tokens", "positions", "neighbor_label_histogram", "label_counts")
+_SETTINGS = {name: attrgetter(name) for name in setting_names(ResolvedPrepareConfig)}
 _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs")
 
 
@@ -54,11 +56,13 @@ class Prepared(Summary):
     """[n] or [n, c], as in the store; so is `split` [n]."""
     local_rows: Array = _stored("local_rows")
     """[n, K] LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers."""
+    is_neighbor: Array = _stored("is_neighbor")
+    """[n, ⌈K/8⌉] whether an edge joins a local node to the node, in either direction: a bit each, lowest first."""
     token_nodes: Array = _stored("token_nodes")
     """[t] node numbers behind the rows of `tokens`, sorted; every node with tokens.precompute_for=all."""
     tokens: Array = _stored("tokens")
-    """[t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where those along and
-    against the edges are apart; d is the store's, and the degrees where they are added."""
+    """[t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where directions
+    are separate; d is the store's, and the degrees where they are added."""
     positions: Array = _stored("positions")
     """[n, p] positional encodings."""
 
@@ -176,11 +180,6 @@ class Prepared(Summary):
         return int(self.meta["num_nodes"]) if self.as_of is None else self.as_of.num_nodes
 
     @property
-    def is_neighbor(self) -> Array:
-        """[n, ⌈K/8⌉] whether an edge joins a local node to the node, in either direction: one bit each, lowest first."""
-        return self.array("is_neighbor")
-
-    @property
     def neighbor_label_histogram(self) -> Array:
         """[n, hops, c + 1] training labels around each node; of no hops where none were asked for."""
         if self.config.neighbor_label_hops:
@@ -200,7 +199,7 @@ class Prepared(Summary):
 
     @property
     def hops(self) -> int:
-        """Contexts in a token row: one per hop, or two where directions are apart."""
+        """Contexts in a token row: one per hop, or two where directions are separate."""
         return self.shape("tokens")[1] - 1
 
     @property
@@ -233,7 +232,7 @@ class Prepared(Summary):
     # what it is good for
 
     def check_reachable(self) -> None:
-        """Refuse to draw other samples where only the sampled nodes have token rows."""
+        """Refuse another sample where only the sampled nodes have token rows."""
         if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
@@ -244,8 +243,8 @@ class Prepared(Summary):
         """Refuse a model that reads rows of nodes that have none here."""
         if not self.config.serves(spec):
             raise ConfigError(
-                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those of all: "
-                "train from the store, or prepare with `prepare.tokens.precompute_for=all`"
+                f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those "
+                "of all: train from the store, or prepare with `prepare.tokens.precompute_for=all`"
             )
         if spec.needs.get("tokens", {}).get("separate_directions") is False and self.config.tokens.separate_directions:
             raise ConfigError(
@@ -293,13 +292,12 @@ def cached_preparations(store: GraphStore) -> list[Prepared]:
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
     """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
-    new = resolve_config(store, config).model_dump(mode="json")
+    wanted = resolve_config(store, config)
     differences: list[list[str]] = []
     for other in cached_preparations(store):
         if other.meta["fingerprint"] == store.fingerprint:
-            old = other.config.model_dump(mode="json")
-            settings = [(table, key) for table in new for key in new[table] if old[table][key] != new[table][key]]
-            differences.append([f"{table}.{key}={old[table][key]} (now {new[table][key]})" for table, key in settings])
+            pairs = [(name, of(other.config), of(wanted)) for name, of in _SETTINGS.items()]
+            differences.append([f"{name}={old} (now {new})" for name, old, new in pairs if old != new])
     if not differences:
         return None
     fewest: list[str] = min(differences, key=len)

@@ -1,8 +1,8 @@
 """Rows of a few nodes: cut out what they depend on, and run the stages of a preparation on that.
 
-Enters: an Extended graph and some of its nodes. Leaves: their token rows, positional encodings and label contexts, the
-same bits as in a preparation of the whole graph. Cost: the lists of the nodes up to some hops away, in memory; features
-are read as they are summed.
+Enters: an Extended graph and some of its nodes. Leaves: their token rows, positional encodings and label histograms,
+the same bits as in a preparation of the whole graph. Cost: the lists of the nodes up to some hops away, in memory;
+features are read as they are summed.
 
 A cutout numbers its nodes in the order they have in the graph, so a node's neighbours come in the same order, and sums
 over them are the same. Nodes at its rim have no lists: nothing that is asked for depends on them.

@@ -178,7 +178,9 @@ def _attention(store: GraphStore, prepared: Prepared, model: LargeGT, loader: An
     plain, weights = replace(loader, distinct=False), []
     for piece in torch.split(torch.from_numpy(rows.astype(np.int64)), _ATTENTION_BATCH):
         batch = plain.gather(piece.to(plain.table.device))
-        h_btd = module.hidden_states(module.embed(batch.tokens.float(), model.local_node_inputs(batch)))
+        embedded = model.embed(replace(batch, tokens=batch.tokens.float()))
+        assert embedded.tokens is not None
+        h_btd = module.hidden_states(embedded.tokens)
         weights.append(module.readout_weights(h_btd).double().cpu().numpy())
     nodes_bk = np.asarray(prepared.token_nodes[np.asarray(prepared.local_rows[rows])], dtype=np.int64)
     kind_bk = kinds(MappedCSR.of_store(store, "both"), nodes_bk)

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from largegt.errors import InputError
 from largegt.pages.markup import mean_of
 from largegt.training.log import flatten
+from largegt.training.metrics import larger_is_better
 from largegt.training.run import Run
 from largegt.types import PathLike
 
 T = TypeVar("T")
 K = "prepare.local_nodes.k"
-SMALLER_IS_BETTER = ("rmse", "mae", "loss")
 _NO_MATTER = (
     "train.seed", "prepare.local_nodes.seed", "prepare.positional_encoding.seed", "train.device", "train.wandb_project",
     "train.checkpoint_every_n_epochs", "train.token_table",
@@ -97,7 +97,7 @@ class DatasetRuns:
 
     @property
     def sign(self) -> int:
-        return -1 if self.metric in SMALLER_IS_BETTER else 1
+        return 1 if larger_is_better(self.metric) else -1
 
     def best_of_each_model(self) -> list[tuple[Group, Opened]]:
         """The run of each model that was best on validation (on test, where there was none)."""

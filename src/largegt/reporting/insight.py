@@ -264,8 +264,8 @@ def attention(looks: Sequence[Look]) -> Section | None:
         made.append(bar_figure(f"{look.label}: where the weight goes", bars, "share of the weight", table))
     lead = (
         "The readout adds to a node's first token a weighted mean of its other tokens: features H and contexts C0, C1 "
-        "and so on (out and in by hop, where directions are apart) of the node itself, of neighbours among its local "
-        "nodes, and of local nodes farther away. Here are the weights."
+        "and so on (out and in by hop, where directions are separate) of the node itself, of neighbours among its "
+        "local nodes, and of local nodes farther away. Here are the weights."
     )
     return section("attention", "Where the local module looks", lead, figures(made)) if made else None
 

@@ -76,8 +76,17 @@ def differences(datasets: Sequence[DatasetRuns], runs: Sequence[Opened]) -> Sect
 def listing(runs: Sequence[Opened]) -> Section:
     """Every run: its folder, its numbers, the command that makes it again, its whole configuration."""
     head = [
-        "run", "model", "dataset", "seed", "best epoch", "epochs", "eval samples", "training", "parameters", "ended"
-    ]  # fmt: skip
+        "run",
+        "model",
+        "dataset",
+        "seed",
+        "best epoch",
+        "epochs",
+        "samples",
+        "training",
+        "parameters",
+        "ended",
+    ]
     rows: list[list[Cell]] = [
         [run.name, run.model, str(m["dataset"]), m["seed"], m["best_epoch"], m["epochs"], m["num_eval_samples"],
          duration(m["train_time_s"]), f"{m['num_parameters']:,}", m["stopped"] or "all epochs done"]
@@ -85,7 +94,7 @@ def listing(runs: Sequence[Opened]) -> Section:
     ]  # fmt: skip
     lead = (
         "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it. "
-        "Eval samples: samples of local nodes or neighbours that its test predictions are averaged over."
+        "Samples: those of local nodes or neighbours that test predictions are averaged over."
     )
     return section("runs", "Runs", lead, PageTable("All runs", head, rows, left=3).html(), *map(_details, runs))
 

@@ -1,5 +1,5 @@
-"""What the steps of an epoch read: a batch each, or with `train.consistency_weight` two views of its nodes; of samples that
-are drawn anew for the epoch, or of what was prepared.
+"""What the steps of an epoch read: a batch each, or with `train.consistency_weight` two views of its nodes; of samples
+that are drawn anew for the epoch, or of what was prepared.
 
 Consistency: two views of a node without a training label are to be predicted alike. A view has a sample of local nodes
 and dropout of its own. Each step reads, beside its training nodes, some of those that will be predicted, twice, and the
@@ -40,8 +40,8 @@ def check_consistency(config: Config, ranks: Ranks, prepared: Prepared | None = 
         return
     if config.model.spec.load().reads != "tokens":
         raise ConfigError(
-            f"train.consistency_weight is for LargeGT and the baselines that read token rows, which {config.model.name} does "
-            "not: leave it out"
+            f"train.consistency_weight is for LargeGT and the baselines that read token rows, which "
+            f"{config.model.name} does not: leave it out"
         )
     if ranks.size > 1:
         raise ConfigError("train.consistency_weight is for one process: leave it out, or train on one device")

@@ -45,9 +45,8 @@ def evaluate(
     device: str | None = None,
     num_eval_samples: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`; with several samples, of their averaged predictions. As many as the run is
-    set to (`train.num_eval_samples`) when not given. Under torchrun each process scores a part, and all return the
-    whole."""
+    """Scores of a run's best weights on `split`, of predictions averaged over `num_eval_samples`, by default those of
+    the run. Under torchrun each process scores a part, and all return the whole."""
     opened = Run.open(run)
     config = opened.train_config(device)
     num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples
@@ -100,8 +99,8 @@ class Scorer:
         return cls(model, run.head(prepared), config, accelerator, loader, prepared, store)
 
     def scores(self, rows: Array, num_eval_samples: int = 1, progress: Progress | None = None) -> dict[str, float]:
-        """Scores of these rows, of predictions averaged over so many samples. With several ranks each brings rows of its
-        own, and the scores are those of all."""
+        """Scores of these rows, of predictions averaged over so many samples. With several ranks each brings its own
+        rows, and the scores are those of all."""
         scores = Scores(self.head)
         for _, logits, labels in self.logits(self.loaders(rows, num_eval_samples), rows, progress, "evaluate"):
             scores.add(logits, labels)

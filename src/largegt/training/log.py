@@ -96,8 +96,8 @@ class RunLog:
             import wandb
 
             self.wandb = wandb.init(
-                project=config.train.wandb_project, name=path.name, dir=str(path), config=config.model_dump(mode="json"),
-                id=path.name, resume="allow",
+                project=config.train.wandb_project, name=path.name, dir=str(path), id=path.name,
+                resume="allow", config=config.model_dump(mode="json"),
             )  # fmt: skip
 
     def add(self, entry: dict[str, Any]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from largegt.config.models import load_plugins
 from largegt.config.schema import TrainConfig
 from largegt.errors import ConfigError, nearest
 from largegt.preprocessing.prepared import Prepared
@@ -27,9 +29,46 @@ _METRICS: dict[Task, tuple[str, ...]] = {
     "multilabel": ("roc_auc", "average_precision", "micro_f1"),
     "regression": ("rmse", "mae", "r2"),
 }
-_SMALLER_IS_BETTER = ("rmse", "mae", "loss")
+_registered: dict[str, Metric] = {}
 _NOTHING = 1e-12
 """Less than any node weighs: what the loss of no nodes is divided by."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of somebody else's."""
+
+    compute: Callable[[np.ndarray, np.ndarray], float]
+    tasks: tuple[Task, ...]
+    larger_is_better: bool
+
+
+MetricT = TypeVar("MetricT", bound=Callable[[np.ndarray, np.ndarray], float])
+
+
+def register_metric(name: str, tasks: tuple[Task, ...], larger_is_better: bool = True) -> Callable[[MetricT], MetricT]:
+    """A decorator that makes `metric(predicted, labels) -> float` one of the scores of these tasks, for
+    `train.monitor` too.
+
+    It gets NumPy arrays of a whole split: class numbers [n] for multiclass, probabilities of the positive class [n]
+    for binary and [n, c] for multilabel (an unknown label is NaN), values [n] for regression. NaN means undefined.
+
+    Args:
+        name: its name in scores.
+        tasks: multiclass, binary, multilabel, regression.
+        larger_is_better: whether the best epoch has the largest value.
+    """
+
+    def register(compute: MetricT) -> MetricT:
+        _registered[name] = Metric(compute, tasks, larger_is_better)
+        return compute
+
+    return register
+
+
+def larger_is_better(name: str) -> bool:
+    """Whether larger values of this metric are better."""
+    return _registered[name].larger_is_better if name in _registered else name not in ("rmse", "mae", "loss")
 
 
 @dataclass(frozen=True)
@@ -132,7 +171,9 @@ class TaskHead:
 
     def monitor(self, wanted: str) -> tuple[str, float]:
         """The metric that picks the best epoch, and +1 or -1 for larger or smaller is better."""
-        known = (*_METRICS[self.task], "loss")
+        load_plugins()
+        own = [name for name, metric in _registered.items() if self.task in metric.tasks]
+        known = (*_METRICS[self.task], "loss", *own)
         if wanted == "auto":
             wanted = {"multiclass": "accuracy", "regression": "rmse"}.get(self.task, "roc_auc")
         if wanted not in known:
@@ -140,7 +181,7 @@ class TaskHead:
                 f"train.monitor={wanted} is no metric of a {self.task} task{nearest(wanted, known)}; "
                 f"there are: {', '.join(known)}"
             )
-        return wanted, -1.0 if wanted in _SMALLER_IS_BETTER else 1.0
+        return wanted, 1.0 if larger_is_better(wanted) else -1.0
 
 
 class Scores:
@@ -177,7 +218,17 @@ class Scores:
         losses, weights, predicted, truth = zip(*counted, strict=True)
         total, weight = (torch.stack(terms).double().sum() for terms in (losses, weights))
         loss = float(total / weight.clamp(min=_NOTHING))
-        return {"loss": loss, **_metrics(self.head, torch.cat(predicted), torch.cat(truth))}
+        every = torch.cat(predicted), torch.cat(truth)
+        return {"loss": loss, **_metrics(self.head, *every), **_registered_metrics(self.head.task, *every)}
+
+
+def _registered_metrics(task: Task, predicted: Tensor, truth: Tensor) -> dict[str, float]:
+    arrays = [values.squeeze(1) if task == "binary" else values for values in (predicted, truth)]
+    arrays_np = [
+        values.double().cpu().numpy() if values.is_floating_point() else values.cpu().numpy() for values in arrays
+    ]
+    scores = {name: float(metric.compute(*arrays_np)) for name, metric in _registered.items() if task in metric.tasks}
+    return {name: score for name, score in scores.items() if not math.isnan(score)}
 
 
 def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, float]:

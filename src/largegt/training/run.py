@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from largegt.config.describe import build, to_toml
+from largegt.config.models import UnknownModelError
 from largegt.config.schema import Config, TrainConfig
 from largegt.data.store import GraphStore
 from largegt.data.versions import earlier_state, is_branch, register
@@ -94,6 +95,8 @@ class Run(Summary):
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
             data = tree.pop("data")
             return cls(path, build(Config, tree), _store_of(path, data), str(data["fingerprint"]))
+        except UnknownModelError as error:
+            raise ConfigError(f"{file}: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
             raise FormatError(
                 f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"

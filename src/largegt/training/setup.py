@@ -142,7 +142,7 @@ def make_loader(
 
 
 def num_samples(model: NodeModel, config: TrainConfig, wanted: int) -> int:
-    """As many draws as are wanted, or one where predictions of the model depend on none."""
+    """As many samples as are wanted, or one where predictions of the model depend on none."""
     is_random = {
         "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": not config.layerwise_inference
     }  # fmt: skip

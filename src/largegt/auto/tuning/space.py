@@ -1,8 +1,8 @@
 """What a tuning searches: a table of settings per model, and what `--search` says in the same words.
 
 Enters: a recipe with its overrides, and texts such as `train.learning_rate=1e-4..1e-2:log` (a range) or
-`model.hidden_dim=64,128` (a choice). Leaves: a `Space` of Optuna's distributions, in which every value on its own is one
-that Config takes, and the point to start from: the recipe's own values.
+`model.hidden_dim=64,128` (a choice). Leaves: a `Space` of Optuna's distributions, in which every value on its own is
+one that Config takes, and the point to start from: the recipe's own values.
 
 A choice is kept as the text that `--set` would take (`none`, `true`, `[20,10]`), so that a trial is overrides.
 """

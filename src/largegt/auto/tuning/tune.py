@@ -74,10 +74,10 @@ def tune(
     progress: Progress | None = None,
     memory: str | int | None = None,
 ) -> Tuned:
-    """Search settings of the recipe (or the model's own) on this store: `trials` and `max_time` in all. Called again
-    with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's table
-    (`model.hidden_dim=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched. At the
-    end `final` seeds are trained with the best settings, beyond the time limit, and scored on the test split."""
+    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `max_time` in all.
+    Called again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's
+    table (`model.hidden_dim=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched.
+    `final` seeds are trained with the best settings at the end, beyond the time limit, and scored on the test split."""
     if find_spec("optuna") is None:
         raise ConfigError("tuning needs Optuna, which is not installed: pip install 'largegt[tune]'")
     from .space import make_space

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from largegt.config.models import MLPConfig
+from largegt.config.models import LINKXConfig
 from largegt.models.base import DataShape, NodeModel, NodeOutput
 
 from .batch import AdjacencyBatch
@@ -28,7 +28,7 @@ class LINKX(NodeModel):
     num_local_nodes = 1
     reads = "adjacency"
 
-    def __init__(self, shape: DataShape, config: MLPConfig) -> None:
+    def __init__(self, shape: DataShape, config: LINKXConfig) -> None:
         super().__init__()
         width, num_nodes = config.hidden_dim, shape.num_nodes
         self.table_nd = nn.Parameter(torch.empty(num_nodes, width))

@@ -43,7 +43,7 @@ class NeighborLoader:
     """What the model reads: sample, neighborhoods or adjacency."""
     csr: tuple[Array, Array]
     draw: int = 0
-    """Which of several draws to score on."""
+    """Which of several samples to score on."""
     ranks: Ranks = ALONE
     """Of each shuffled batch only this rank's part is drawn."""
 

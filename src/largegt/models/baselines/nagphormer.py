@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from largegt.config.models import NAGphormerConfig
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import DataShape, NodeModel, NodeOutput
+from largegt.models.input_encoder import InputEncoder, LabelEncoder
 from largegt.models.largegt.attention import EncoderLayer
 from largegt.models.largegt.local_module import normal_init
-from largegt.models.largegt.padding import PaddedLinear
+from largegt.models.padding import PaddedLinear
 
 
 class NAGphormer(NodeModel):
@@ -36,7 +37,7 @@ class NAGphormer(NodeModel):
         super().__init__()
         width = config.hidden_dim
         self.hops = shape.hops
-        self.project = PaddedLinear(shape.num_features, width)
+        self.inputs = InputEncoder(shape.num_features, width, shape.hops)
         self.project_positions = nn.Linear(shape.num_positions, width, bias=False) if shape.num_positions else None
         self.layers = nn.ModuleList(
             EncoderLayer(
@@ -46,16 +47,21 @@ class NAGphormer(NodeModel):
             for _ in range(config.num_layers)
         )  # fmt: skip
         self.norm = nn.LayerNorm(width)
-        self.readout = nn.Linear(width, 1, bias=False) if shape.hops else None
+        self.labels: LabelEncoder | None = None
+        if config.neighbor_label_hops:
+            self.labels = LabelEncoder(config, shape.num_labels, width, config.encoder_dropout)
+        self.readout = nn.Linear(width, 1, bias=False) if shape.hops or self.labels is not None else None
         half = max(1, width // 2)
         self.head = nn.Sequential(nn.Linear(width, half), nn.ReLU(), PaddedLinear(half, shape.num_outputs))
         if config.init == "normal":
             self.apply(partial(normal_init, std=0.02 / math.sqrt(config.num_layers)))
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
-        x_btd = self.project(batch.tokens[:, : self.hops + 1])
+        x_btd = self.inputs(batch.tokens[:, : self.hops + 1])
         if self.project_positions is not None:  # a product with joined vectors is the sum of two products
             x_btd = x_btd + self.project_positions(batch.positions.to(x_btd.dtype))[:, None]
+        if self.labels is not None:  # one more token
+            x_btd = torch.cat([x_btd, self.labels(self.labels.shares(batch))[:, None]], dim=1)
         for layer in self.layers:
             x_btd = layer(x_btd)
         h_bd = self._read(self.norm(x_btd))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from largegt.config.models import CodebookModelConfig
+from largegt.models.padding import PaddedLinear
 
 from .codebook import Codebook
-from .padding import PaddedLinear
 
 
 class GlobalModule(nn.Module):

@@ -22,23 +22,22 @@ from torch import Tensor, nn
 
 from largegt.config.models import (
     AnyLargeGTConfig,
-    BlockConfig,
     CodebookModelConfig,
     LargeGTConfig,
     LargeGTLocalConfig,
 )
 from largegt.data.labels import num_label_columns
-from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.models.base import NodeModel, NodeOutput
+from largegt.models.input_encoder import InputEncoder, LabelEncoder, LocalInputs
+from largegt.models.padding import PaddedLinear
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.types import Task
 
 from .fused import Fused
 from .fused_readout import kernels_work
 from .global_module import GlobalModule
-from .local_module import LocalModule, LocalNodeInputs
-from .padding import PaddedLinear
+from .local_module import LocalModule, normal_init
 
 if TYPE_CHECKING:
     from largegt.preprocessing.prepared import Prepared
@@ -80,18 +79,23 @@ class LargeGT(NodeModel):
         super().__init__()
         config = config or LargeGTConfig()
         self.hidden_dim = config.hidden_dim
+        self.inputs: InputEncoder | None = None
         self.local_module: LocalModule | None = None
         self.global_module: GlobalModule | None = None
         width, num_labels = config.hidden_dim, num_label_columns(task, num_outputs)
         if isinstance(config, LargeGTLocalConfig):
-            self.local_module = LocalModule(num_features, config, hops, num_labels)
+            self.local_module = LocalModule(config)
+            self.inputs = InputEncoder(num_features, width, hops, config, num_labels, config.input_dropout)
+            if config.init == "normal":
+                self.inputs.apply(normal_init)
             self.reads_labels, self.local_node_dropout = config.label_embeddings, config.local_node_dropout
         else:
             self.num_local_nodes = 1
         if isinstance(config, CodebookModelConfig):
             self.global_module = GlobalModule(num_features, num_positions, num_nodes, config)
-        self.label_width = config.neighbor_label_hops * (1 + num_labels)
-        self.labels = label_encoder(self.label_width, config) if self.label_width else None
+        self.labels: LabelEncoder | None = None
+        if config.neighbor_label_hops:
+            self.labels = LabelEncoder(config, num_labels, width, config.dropout)
         self.input = PaddedLinear(num_features, width) if config.residual else None
         joined = width * sum(part is not None for part in (self.local_module, self.global_module, self.labels))
         self.ffn = nn.Sequential(
@@ -129,7 +133,7 @@ class LargeGT(NodeModel):
         parts: list[Tensor] = []
         if self.local_module is not None:
             assert embedded.tokens is not None
-            parts.append(self.local_module.encode(embedded.tokens, embedded.token_bias))  # Eqn 3
+            parts.append(self.local_module(embedded.tokens, embedded.token_bias))  # Eqn 3
         if self.global_module is not None:
             assert embedded.centroid_weights is not None
             parts.append(self.global_module.read(embedded.centroid_weights))  # Eqn 4
@@ -140,8 +144,9 @@ class LargeGT(NodeModel):
             h_bd = self.input(embedded.features) + h_bd  # Eqn 6
         return self.head(h_bd), h_bd
 
-    def _inputs(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None, LocalNodeInputs, Tensor | None]:
-        inputs, label_shares = self.local_node_inputs(batch), self._label_shares(batch)
+    def _inputs(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None, LocalInputs, Tensor | None]:
+        inputs = LocalInputs() if self.inputs is None else self.inputs.local_inputs(batch)
+        label_shares = None if self.labels is None else self.labels.shares(batch)
         return batch.tokens, batch.positions, batch.multiplicity, inputs, label_shares
 
     def _compute(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -150,38 +155,17 @@ class LargeGT(NodeModel):
         return *self.encode(embedded), joined
 
     def _embed(
-        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, inputs: LocalNodeInputs,
+        self, tokens_btf: Tensor, positions_bp: Tensor, multiplicity_bk: Tensor | None, inputs: LocalInputs,
         label_shares_bl: Tensor | None,
     ) -> tuple[Embedded, Tensor | None]:  # fmt: skip
         features_bf, x_btd, bias_bt, weights_hbc, joined = tokens_btf[:, 0], None, None, None, None
-        if self.local_module is not None:
-            x_btd = self.local_module.embed(tokens_btf, inputs)
-            bias_bt = self.local_module.token_bias(multiplicity_bk, tokens_btf.dtype)
+        if self.inputs is not None:
+            x_btd = self.inputs(tokens_btf, inputs)
+            bias_bt = self.inputs.token_bias(multiplicity_bk, tokens_btf.dtype)
         if self.global_module is not None:
             weights_hbc, joined = self.global_module.attend(features_bf, positions_bp)
         own_bf = None if self.input is None else features_bf
         return Embedded(x_btd, bias_bt, weights_hbc, label_shares_bl, own_bf), joined
-
-    def local_node_inputs(self, batch: TokenBatch) -> LocalNodeInputs:
-        """The inputs of local nodes beside their tokens that the model reads."""
-        module = self.local_module
-        if module is None:
-            return LocalNodeInputs()
-        labels = is_neighbor = histograms = None
-        if self.reads_labels:
-            labels = _required(batch.local_labels, "label_embeddings", "token_batches(…, local_labels=True)")
-        if module.distance_embedding is not None:
-            is_neighbor = batch.is_neighbor
-        if module.context is not None:
-            histograms = _required(batch.local_label_histogram, "local_label_histograms")
-        return LocalNodeInputs(labels, is_neighbor, histograms)
-
-    def _label_shares(self, batch: TokenBatch) -> Tensor | None:
-        """[b, l] shares of training labels around the nodes, where the model reads them."""
-        if self.labels is None:
-            return None
-        shares = _required(batch.neighbor_label_histogram, "neighbor_label_hops")
-        return shares[:, : self.label_width].to(next(self.labels.parameters()).dtype)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
         """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
@@ -195,19 +179,6 @@ class LargeGT(NodeModel):
         """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
         if self.global_module is not None and output.codebook_input is not None:
             self.global_module.codebook.update(output.codebook_input, output.nodes)
-
-
-def _required(values: Tensor | None, setting: str, made_by: str = "prepare(store, config.preparation)") -> Tensor:
-    """An input of a batch that a setting of the model asks for."""
-    if values is None:
-        raise ConfigError(f"model.{setting} is set, and the batch has no such input: it comes from {made_by}")
-    return values
-
-
-def label_encoder(width_in: int, config: BlockConfig) -> nn.Module:
-    """Shares of labels [b, w] → [b, d]."""
-    width = config.hidden_dim
-    return nn.Sequential(PaddedLinear(width_in, width), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(width, width))
 
 
 class BatchNorm(nn.BatchNorm1d):
