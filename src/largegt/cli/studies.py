@@ -200,7 +200,9 @@ def config(
 
     if models:
         found = {spec.name: spec.about for spec in model_specs()}
-        return Result(found, [show.TextTable("Models", ("name", "what it is"), list(found.items()), left=("what it is",))])
+        return Result(
+            found, [show.TextTable("Models", ("name", "what it is"), list(found.items()), left=("what it is",))]
+        )
     if recipes:
         heads = ("name", "what it is")
         tables = [
