@@ -67,9 +67,26 @@ class GraphStore(Summary):
 
     @classmethod
     def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
-        """Open the store at `path`: its newest version, or the one with this fingerprint. The object goes on reading
-        that version whatever is appended or overwritten later. Its counts are those of its arrays, and those are as
-        large as their files."""
+        """Open a store. The object reads one version, whatever is appended or overwritten later.
+
+        Args:
+            path: the folder of the store, or a URL.
+            version: the fingerprint of the version to open, the newest by default.
+
+        Returns:
+            The store. Its arrays are read-only and memory-mapped.
+
+        Raises:
+            InputError: there is no store, or no such version.
+            FormatError: the folder is damaged, or of a newer version of the package.
+
+        Examples:
+            >>> store = lg.GraphStore.open("data/g")
+            >>> store.features.shape
+            (150, 5)
+            >>> sorted(store.splits)
+            ['test', 'train', 'valid']
+        """
         store = cls(ArrayFolder(path, KIND, version))
         store.folder.require(_NOTES, {})
         store.folder.require({}, store._lengths())

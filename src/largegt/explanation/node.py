@@ -48,10 +48,31 @@ def explain(
     num_eval_samples: int | None = None,
     memory: str | int | None = None,
 ) -> Explanation:
-    """Why a run predicts what it predicts for the node with this id.
+    """Explain why a run predicts what it predicts for one node.
 
-    Explained are the log-odds of one class or label: of `label` where it is given, of what is predicted otherwise; for
-    regression, the value. `num_eval_samples`, `device` and `memory` are as for `predict`.
+    Explained are the log-odds of one class or label; for a regression, the value.
+
+    Args:
+        run: a run of LargeGT, or its folder.
+        node: the user's own id.
+        label: the class or label to explain; the predicted one by default.
+        device: auto, cpu or cuda; that of the run by default.
+        progress: is called as `progress(stage, done, total)`.
+        num_eval_samples: average over so many samples of local nodes; as many as the run is set to by default.
+        memory: for preparing the node where that is missing, such as `"4GiB"`.
+
+    Returns:
+        The share of each input, column, local node and label. `write("node.html")` writes a page.
+
+    Raises:
+        ConfigError: the run's model is no LargeGT, or there is no such label.
+        InputError: there is no run, or the id is unknown.
+
+    Examples:
+        >>> found = lg.explain("runs/a", node=7)
+        >>> found.node
+        7
+        >>> page = found.write("node.html")
     """
     opened = Run.open(run)
     name = opened.config.model.name

@@ -227,19 +227,41 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[misc]
-    """Classes of nodes: `LargeGTClassifier(graph=A, features=X).fit(nodes, y).predict(others)`.
+    """Classify nodes, as a scikit-learn estimator.
 
-    graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a GraphStore or
-    the path of one. features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a
-    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden_dim, num_heads, num_layers,
-    dropout, epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None
-    leaves them to the recipe. settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`.
-    validation_fraction: share of the nodes of `fit`, each class's, that picks the best epoch instead of being trained
-    on. work_dir: where graph and runs are kept; a temporary folder without it. random_state: a number seeds everything;
-    None and a RandomState leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take
-    the values of the matrix, or the edge_weight of the Data, for weights of edges.
+    After `fit` it has classes_, n_iter_ (epochs), validation_scores_, config_ and run_path_, a run as `lg.train` leaves
+    it.
 
-    After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
+    Args:
+        graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a
+            GraphStore or the path of one.
+        features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a Data have
+            their own.
+        recipe: what `lg.train` takes as `config`.
+        k, hidden_dim, num_heads, num_layers, dropout, epochs, batch_size, learning_rate, weight_decay, patience: the
+            settings of these names; None leaves them to the recipe.
+        settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`.
+        validation_fraction: fraction of the nodes of `fit`, of each class, that pick the best epoch instead of being
+            trained on.
+        device: auto, cpu or cuda; that of the recipe by default.
+        work_dir: where graph and runs are kept; a temporary folder without it.
+        random_state: a number seeds everything; None and a RandomState leave the sample of local nodes to the recipe,
+            so that it serves all fits.
+        verbose: show progress.
+        edge_weights: take the values of the matrix, or the edge_weight of the Data, for weights of edges.
+
+    Returns:
+        `fit` returns the estimator, `predict` the class of each node, `predict_proba` the probability of each class.
+
+    Raises:
+        InputError: samples, labels or the graph cannot be used; it is a ValueError too.
+        ConfigError: a setting is unknown or out of range.
+
+    Examples:
+        >>> classifier = lg.LargeGTClassifier(edge_index, features, k=8, hidden_dim=16, epochs=2)
+        >>> train, test = range(100), range(100, 150)
+        >>> classifier.fit(train, labels[train]).predict(test).shape
+        (50,)
     """
 
     def predict(self, X: Any) -> Array:

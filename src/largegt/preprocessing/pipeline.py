@@ -67,17 +67,34 @@ def prepare(
     as_of: str | None = None,
     wait: bool = True,
 ) -> Prepared:
-    """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
+    """Sample local nodes, compute context features and positional encodings; what is there already is opened.
 
     A killed preparation goes on where it stopped when it is called again.
 
     Args:
-        memory: what the work may hold at once (`"4GiB"`), half of what is free by default; the result does not depend
-            on it, but it has a least that grows with the nodes.
+        store: a store, or its path.
+        config: a PrepareConfig, or what `lg.train` takes as `config`: what its model needs is prepared. By default the
+            recipe "default".
+        threads: threads to use, all cores by default.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what the work may hold at once, such as `"4GiB"`, half of what is free by default. The result does not
+            depend on it, but there is a least that grows with the nodes.
         engine: who does the work, with its own threads, progress and memory: this process by default, or a RayEngine.
         as_of: the fingerprint of an earlier version of the store: features are scaled as in that version, and label
             inputs come from its training nodes, as weights that were trained on it expect.
         wait: wait for a stage that another process is making, or refuse.
+
+    Returns:
+        The preparation, opened. It lies in the folder of the store.
+
+    Raises:
+        ConfigError: a setting is wrong or does not fit the store, or the memory is too small.
+        InputError: there is no store, or it has no labelled node.
+
+    Examples:
+        >>> prepared = lg.prepare("data/g", {"prepare.local_nodes.k": 8})
+        >>> prepared.local_rows.shape
+        (150, 8)
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
     if not isinstance(config, PrepareConfig):

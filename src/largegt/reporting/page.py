@@ -36,9 +36,29 @@ def report(
     progress: Progress | None = None,
     first: Sequence[Section] = (),
 ) -> Path:
-    """Write the page. `first` are sections to put before its own. `baselines` adds rows that have no run, such as the
-    majority class. `look_into`: predict up to `max_nodes` test nodes with the best run of every model, to show where it
-    errs; without the store the page says so.
+    """Write one page that compares runs: scores, learning curves, cost and settings.
+
+    Args:
+        runs: runs or their folders.
+        out: the HTML file; one that is there is replaced.
+        title: the title of the page.
+        baselines: scores without a run by dataset and name, such as those of the majority class.
+        look_into: predict up to `max_nodes` test nodes with the best run of every model, to show where it errs; without
+            the store the page says so.
+        max_nodes: the most nodes to predict.
+        device: auto, cpu or cuda; that of the run by default.
+        progress: is called as `progress(stage, done, total)`.
+        first: sections before the page's own.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: no run is given, or one has not finished.
+
+    Examples:
+        >>> lg.report(["runs/a"], out="report.html").name
+        'report.html'
     """
     opened = open_runs(runs)
     if not opened:

@@ -45,8 +45,30 @@ def evaluate(
     device: str | None = None,
     num_eval_samples: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`, of predictions averaged over `num_eval_samples`, by default those of
-    the run. Under torchrun each process scores a part, and all return the whole."""
+    """Score the best weights of a run on a split.
+
+    Under torchrun each process scores a part, and all return the whole.
+
+    Args:
+        run: a run, or its folder.
+        split: train, valid or test.
+        progress: is called as `progress(stage, done, total)`.
+        device: auto, cpu or cuda; that of the run by default.
+        num_eval_samples: average predictions over so many samples of local nodes; as many as the run is set to by
+            default.
+
+    Returns:
+        The value of each metric by its name, such as loss and accuracy.
+
+    Raises:
+        InputError: there is no run, its store is gone, or the split is empty.
+        ConfigError: the loss is not finite.
+
+    Examples:
+        >>> scores = lg.evaluate("runs/a", split="test")
+        >>> 0 <= scores["accuracy"] <= 1
+        True
+    """
     opened = Run.open(run)
     config = opened.train_config(device)
     num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples

@@ -83,11 +83,39 @@ def train(
     score_test: bool = True,
     wait: bool = True,
 ) -> Run:
-    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
-    preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
-    count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
-    another process is making is waited for; without `wait` it is an error. Processes that were started
-    together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
+    """Train a model, and prepare the store first where that is missing.
+
+    Processes that torchrun has started train together: all of them call this, and the first one writes.
+
+    Args:
+        data: a store, its path, or a preparation. None with `resume`: the store of the run.
+        config: the name of a recipe (`lg.recipe_names()`), "auto", the path of a TOML file, a Config, or a dict of
+            settings such as `{"model.name": "mlp", "train": {"epochs": 3}}`, on top of the recipe that it names as
+            "recipe", of the recipe of its model, or of "default". By default the recipe "default".
+        out: the folder of the run.
+        resume: go on with the run in `out` where it stopped.
+        overwrite: replace a run that is there.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what the preparation may hold at once, such as `"4GiB"`.
+        watch: is called as `watch(model, epochs, seconds)` after every epoch; its time does not count.
+        score_test: score the best weights on the test nodes at the end.
+        wait: wait for a preparation that another process is making, or refuse.
+
+    Returns:
+        The run: its `metrics` are the final scores, at the epoch that was best on the validation nodes.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range or does not fit the data, or a loss is not finite.
+        InputError: there is no store, it has no training nodes, or `out` is there already.
+
+    Examples:
+        >>> run = lg.train("data/g", {"train.epochs": 2}, out="runs/b")
+        >>> run.metrics["epochs"]
+        2
+        >>> run = lg.train("data/g", {"model.name": "mlp", "train.epochs": 1}, out="runs/mlp")
+        >>> run.config.model.name
+        'mlp'
+    """
     refuse_url(out, "a run")
     out = Path(out)
     if data is None:

@@ -74,10 +74,36 @@ def tune(
     progress: Progress | None = None,
     memory: str | int | None = None,
 ) -> Tuned:
-    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `max_time` in all.
-    Called again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's
-    table (`model.hidden_dim=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched.
-    `final` seeds are trained with the best settings at the end, beyond the time limit, and scored on the test split."""
+    """Search the settings that do best on the validation nodes.
+
+    Called again with the same `out`, it goes on where it stopped.
+
+    Args:
+        store: a store, or its path.
+        config: where to start, as for `lg.train`; settings that it names are not searched.
+        out: the folder of the trials.
+        trials: trials in all.
+        max_time: wall-clock limit of all trials together: 90s, 30m, 4h.
+        search: settings to search, beside or instead of those of the model's table, such as
+            `"train.learning_rate=1e-4..1e-2:log"` or `"model.hidden_dim=64,128"`.
+        overrides: more settings to fix, as `"NAME=VALUE"`.
+        only: search nothing but `search`.
+        final: train the best settings with so many seeds at the end, beyond the time limit, and score them on test.
+        seed: seed of the search.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what a preparation may hold at once, such as `"4GiB"`.
+
+    Returns:
+        What was found: `recipe` is the path of the best settings, `best` the best trial.
+
+    Raises:
+        ConfigError: a setting is unknown, Optuna is not installed, or `out` holds another tuning.
+        InputError: there is no store, or it has no training or validation nodes.
+
+    Examples:
+        >>> found = lg.tune("data/g", {"train.epochs": 1}, out="tune", trials=2, search=["model.dropout=0,0.2"])
+        >>> run = lg.train("data/g", found.recipe, out="runs/best")
+    """
     if find_spec("optuna") is None:
         raise ConfigError("tuning needs Optuna, which is not installed: pip install 'largegt[tune]'")
     from .space import make_space
