@@ -144,7 +144,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Pa
     [
         *(({"out": name}, ".parquet, .csv, .npz") for name in ("p.txt", "p", "p.parquet.gz", "p.json")),
         *(({"ids": [unknown]}, str(unknown)) for unknown in ("nobody", 10**6, -1000, "", None, 2.5)),
-        ({"split": "dev"}, "train, valid, test"),
+        ({"split": "nothing"}, "train, valid, test"),
         ({"ids": [1], "split": "test"}, "not both"),
         ({"device": "banana"}, "banana"),
     ],

@@ -55,33 +55,36 @@ def lines_of(calls: list[tuple[float, str, int, int | None]], clock: Any, capsys
 
 def test_without_a_terminal_a_stage_is_a_line_at_its_begin_and_its_end(clock: Any, capsys: Any) -> None:
     calls = [
-        (0.0, "read edges", 0, 10), (1.0, "read edges", 5, 10), (12.0, "read edges", 10, 10),
-        (12.0, "check", 0, 2), (12.1, "check", 2, 2),  # short: its end is not worth a line
-        (13.0, "check", 0, 2), (13.1, "check", 2, 2),  # and the same again not one at all
-        (14.0, "commit", 1, 1),
+        (0.0, "read edges", 0, 10), (1.0, "read edges", 5, 10), (2.0, "read edges", 6, 10),
+        (12.0, "read edges", 10, 10), (12.0, "check", 0, 2), (12.5, "check", 1, 2), (12.9, "check", 2, 2),  # short
+        (14.0, "commit", 1, 1), (15.0, "write features", 0, 10), (55.0, "write features", 10, 10),
     ]  # fmt: skip
-    assert lines_of(calls, clock, capsys) == ["read edges", "read edges, done in 12 s", "check"]
+    assert lines_of(calls, clock, capsys) == [
+        "read edges", "read edges, done in 12 s", "write features, done in 40 s",
+    ]  # fmt: skip
 
 
 def test_without_a_terminal_an_epoch_is_a_line(clock: Any, capsys: Any) -> None:
     calls = [
-        (0.0, "train: epoch 1/3", 1, 30), (4.0, "train: epoch 1/3", 10, 30),
+        (0.0, "train: epoch 1/3", 1, 30), (2.0, "train: epoch 1/3", 5, 30), (4.0, "train: epoch 1/3", 10, 30),
         (5.0, "train: epoch 2/3, loss 0.512", 11, 30), (6.0, "train: epoch 3/3, loss 0.402", 29, 30),
         (9.0, "train: epoch 3/3, loss 0.402", 30, 30), (10.0, "train: epoch 1/3", 1, 30),  # another training
+        (12.0, "train: epoch 1/3", 2, 30),
     ]  # fmt: skip
     assert lines_of(calls, clock, capsys) == [
         "train: epoch 1/3", "train: epoch 2/3, loss 0.512", "train: epoch 3/3, loss 0.402",
-        "train: epoch 3/3, loss 0.402, done in 9 s", "train: epoch 1/3",
+        "train: epoch 3/3, loss 0.402, done in 9 s", "train: epoch 1/3", "train: epoch 1/3, done in 2 s",
     ]  # fmt: skip
 
 
 def test_without_a_terminal_a_long_stage_is_a_line_every_half_minute(clock: Any, capsys: Any) -> None:
-    calls = [(float(at), "local nodes", at, 100) for at in range(0, 66, 5)]
-    calls += [(66.0, "positions, laplacian", 3, None), (130.0, "positions, laplacian", 9, None)]
+    calls = [(float(at), "local nodes", at, 100) for at in range(0, 71, 5)]
+    calls += [(71.0, "positions, laplacian", 3, None), (75.0, "positions, laplacian", 4, None)]
+    calls += [(130.0, "positions, laplacian", 9, None)]
     assert lines_of(calls, clock, capsys) == [
-        "local nodes", "local nodes, 30%, 30 s", "local nodes, 60%, 60 s",
-        "positions, laplacian", "positions, laplacian, 64 s",
-        "local nodes, done in 65 s", "positions, laplacian, done in 64 s",
+        "local nodes", "local nodes, 35%, 35 s", "local nodes, 65%, 65 s",
+        "positions, laplacian", "positions, laplacian, 59 s",
+        "local nodes, done in 70 s", "positions, laplacian, done in 59 s",
     ]  # fmt: skip
 
 

@@ -394,7 +394,7 @@ def test_evaluate_is_what_the_loop_said(done: Run) -> None:
 
 def test_evaluate_refuses_an_unknown_split_and_device(done: Run) -> None:
     with pytest.raises(InputError, match="train, valid, test"):
-        evaluate(done.path, "dev")
+        evaluate(done.path, "nothing")
     with pytest.raises(ConfigError, match="banana"):
         evaluate(done.path, device="banana")
 

@@ -87,51 +87,45 @@ def _bars(console: Console) -> Iterator[Progress]:
 class _Stage:
     """A stage that has begun and not ended."""
 
-    text: str
+    name: str
     begun: float
     last: float
     """When it was heard of last."""
-    printed: float
+    text: str = ""
+    """As it was printed last; empty where it was not."""
+    printed: float = 0.0
 
 
 class _Lines:
-    """Prints a line when a stage begins and when it ends, whenever what is behind its colon changes, and every 30 s."""
+    """Prints a line when a stage has begun and when it ends, whenever what is behind its colon changes, and every 30 s.
+    Nothing is printed of a stage that takes less than a second."""
 
     def __init__(self) -> None:
         self.open: dict[str, _Stage] = {}
-        self.printed: dict[str, str] = {}
-        """The last text of each stage: one that comes again with the same text is not printed again."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         name, now = stage.split(":")[0], time.monotonic()
-        is_done = total is not None and done >= total
-        if name not in self.open:
-            if is_done:
-                return
-            self.open[name] = _Stage("", now, now, now)
-        here = self.open[name]
-        here.last = now
-        if is_done:
-            self._end(name, stage)
-        elif stage != here.text and stage != self.printed.get(name):
-            self._print(here, stage, stage)
-        elif now - here.printed >= _EVERY_S:
+        here = self.open.setdefault(name, _Stage(stage, now, now))
+        here.name, here.last = stage, now
+        if total is not None and done >= total:
+            self._end(self.open.pop(name))
+        elif now - here.begun >= _SHORT_S and stage != here.text:
+            self._print(here, stage)
+        elif here.text and now - here.printed >= _EVERY_S:
             share = f", {done / total:.0%}" if total else ""
-            self._print(here, stage, f"{stage}{share}, {now - here.begun:.0f} s")
+            self._print(here, f"{stage}{share}, {now - here.begun:.0f} s")
 
     def end(self) -> None:
         """Nothing more comes."""
-        for name, here in list(self.open.items()):
-            self._end(name, here.text or name)
+        for here in self.open.values():
+            self._end(here)
 
-    def _print(self, here: _Stage, stage: str, line: str) -> None:
-        here.text, here.printed = stage, here.last
-        self.printed[stage.split(":")[0]] = stage
+    def _print(self, here: _Stage, line: str) -> None:
+        here.text, here.printed = here.name, here.last
         with suppress(OSError):  # standard error is closed or full: the work goes on without
             sys.stderr.write(f"{printable(line)}\n")
             sys.stderr.flush()
 
-    def _end(self, name: str, stage: str) -> None:
-        here = self.open.pop(name)
+    def _end(self, here: _Stage) -> None:
         if (elapsed_s := here.last - here.begun) >= _SHORT_S:
-            self._print(here, stage, f"{stage}, done in {elapsed_s:.0f} s")
+            self._print(here, f"{here.name}, done in {elapsed_s:.0f} s")
