@@ -23,7 +23,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from largegt.datasets.synthetic import generate
-from largegt.preprocessing.sampling import sampler
 from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
 from largegt.runtime.threads import num_threads, run_chunks
 

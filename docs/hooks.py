@@ -17,7 +17,7 @@ from mkdocs.structure.files import File
 import largegt
 from largegt.cli import app
 from largegt.cli.app import _ORDER
-from largegt.config.describe import describe_settings
+from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipes_by_dataset
 from largegt.config.schema import Config, IngestConfig, describe_config
 

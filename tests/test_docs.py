@@ -25,7 +25,7 @@ import pytest
 import largegt
 from largegt.cli.app import _ORDER
 from largegt.cli.flags import as_typed
-from largegt.config.describe import describe_settings
+from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import IngestConfig, describe_config
 from run_helpers import Cli, one_thread  # noqa: F401
@@ -37,10 +37,10 @@ DOCS = ROOT / "docs"
 SMALLER = {
     "quickstart.md": {"--scale 0.001": "--scale 0.0001", "--epochs 5": "--epochs 1", "--epochs 2": "--epochs 1"},
     "own-data.md": {"--epochs 2": "--epochs 1"},
-    "walks/engineer.md": {"ACCOUNTS = 6_000": "ACCOUNTS = 240"},
-    "walks/researcher.md": {"NODES = 3_000": "NODES = 240", "epochs=8": "epochs=2", "(0, 1)": "(0,)"},
-    "walks/sklearn.md": {"NODES = 2_000": "NODES = 240", "epochs=6": "epochs=2"},
-    "walks/operator.md": {"NODES = 3_000": "NODES = 240"},
+    "tutorials/engineer.md": {"ACCOUNTS = 6_000": "ACCOUNTS = 240"},
+    "tutorials/researcher.md": {"NODES = 3_000": "NODES = 240", "epochs=8": "epochs=2", "(0, 1)": "(0,)"},
+    "tutorials/sklearn.md": {"NODES = 2_000": "NODES = 240", "epochs=6": "epochs=2"},
+    "tutorials/operator.md": {"NODES = 3_000": "NODES = 240"},
 }
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from largegt.config.models import CodebookConfig, model_names
+from largegt.config.models import CodebookConfig, model_names, overrides_read
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
@@ -35,13 +35,15 @@ from largegt.models.largegt.model import BatchNorm
 from largegt.runtime import distributed as ranks_module
 from largegt.runtime.distributed import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
 from largegt.training import trainer
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.metrics import Scores, TaskHead
+from largegt.training.run_checksums import replacing
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
 from run_helpers import SMALL, Killed, final, history, left_in, logged, small
+
+pytestmark = pytest.mark.cluster
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
@@ -62,8 +64,9 @@ OURS: dict[str, tuple[str, ...]] = {
         "model.local_node_dropout=0.4",
     ),
 }
+_BASELINE = (*STILL, *ODD, "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
 BASELINES = {
-    name: (*STILL, *ODD, f"model.name={name}", "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
+    name: (f"model.name={name}", *overrides_read(_BASELINE, name))
     for name in model_names()
     if not name.startswith("largegt")
 }

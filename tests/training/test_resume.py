@@ -26,6 +26,8 @@ from largegt.training.setup import Accelerator
 from largegt.training.trainer import train
 from run_helpers import SMALL, easy_store, final, history, left_in, small, stopped_at
 
+pytestmark = pytest.mark.slow
+
 # dropout, batch norm, the codebook and a schedule: everything that has a state
 STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.patience=6")
 

@@ -47,7 +47,7 @@ def datasets(incomplete: str) -> Offers:
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
-    from largegt.config.describe import describe_settings, text_of
+    from largegt.config.overrides import describe_settings, text_of
     from largegt.config.schema import IngestConfig, describe_config
 
     is_ingest = context.info_name in ("ingest", "generate")

@@ -193,8 +193,8 @@ def config(
         models: List the models.
         recipes: List the recipes that come with the package.
     """
-    from largegt.config.describe import describe_settings, text_of
     from largegt.config.models import model_specs
+    from largegt.config.overrides import describe_settings, text_of
     from largegt.config.recipes import recipe_about, recipes_by_dataset
     from largegt.config.schema import IngestConfig, describe_config
 

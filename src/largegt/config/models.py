@@ -6,7 +6,7 @@ classes are named, not imported: reading a configuration does not load torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from largegt.errors import ConfigError, nearest
 
-from .describe import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, leaves, setting_names, several
+from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, leaves, setting_names, several
 
 Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 """What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or
@@ -427,3 +427,10 @@ def settings_read(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
         }
 
     return read(tree, "")
+
+
+def overrides_read(overrides: Iterable[str], name: str) -> list[str]:
+    """The `a.b=c` overrides, without settings that other models read and `name` does not."""
+    own = setting_names(model_spec(name).settings, "model.")
+    every = {setting for spec in model_specs() for setting in setting_names(spec.settings, "model.")}
+    return [one for one in overrides if one.partition("=")[0].strip() not in every.difference(own)]

@@ -1,4 +1,4 @@
-"""The programs of hardware.py: each tries one ability and prints the result as a line of JSON.
+"""The programs of abilities.py: each tries one ability and prints the result as a line of JSON.
 
 Run as a script in a process of its own, `python probes.py NAME [GPU]`: an ability that does not work may end the
 process by a signal, or never return.

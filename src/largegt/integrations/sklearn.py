@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from largegt.config.describe import as_overrides
+from largegt.config.overrides import as_overrides
 from largegt.config.schema import Config
 from largegt.data.labels import Encoded, counted, scatter
 from largegt.data.sources import as_numpy

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from largegt.config.describe import as_overrides, leaves
+from largegt.config.models import overrides_read
+from largegt.config.overrides import as_overrides, leaves
 from largegt.config.recipes import AUTO, recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
@@ -100,11 +101,14 @@ def auto_config(
         from largegt.runtime.distributed import started_among
 
         processes = started_among()
+    model = [override for override in given if override.partition("=")[0].strip() == "model.name"]
+    name = Config.from_recipe("default", model).model.name
+    if not name.startswith("largegt"):
+        raise ConfigError(f"recipe auto is for LargeGT, and {name} has a recipe of its own")
     made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
-    config = Config.from_recipe("default", [*map(str, made), *given])
-    if not config.model.name.startswith("largegt"):
-        raise ConfigError(f"recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
-    return config, made
+    read = overrides_read(map(str, made), name)
+    made = [choice for choice in made if str(choice) in read]
+    return Config.from_recipe("default", [*map(str, made), *given]), made
 
 
 ConfigLike = PathLike | Mapping[str, Any] | Config | None

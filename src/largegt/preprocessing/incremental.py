@@ -6,7 +6,7 @@ that are made, and one copy of the others; some bytes per node.
 
 A row changes where a walk of a few hops from its node reaches a node that is new or has new neighbours. Beside that,
   local nodes       change where the sample depends on how many nodes there are: nodes without neighbours, and those
-                    sampled by nodes (sampler.py)
+                    sampled by nodes (uniform.py)
   token rows        change with the features of nodes in reach, and all of them with the features' scale
   label histograms  all change when labels or the split of nodes were updated, or the scale of a regression's values
 Positional encodings look at the whole graph and are made in full; so are labels around local nodes.
@@ -28,13 +28,13 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.sampling.uniform import BY_NODES, choose_way, num_far
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors
 from .cache_key import directions_of
 from .engine import Engine
 from .label_features import TrainingLabels
-from .sampling.sampler import BY_NODES, choose_way, num_far
 
 if TYPE_CHECKING:
     from .prepared import Prepared

@@ -25,7 +25,7 @@ from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter, ExistsError
 from largegt.io.atomic import refuse_links_out, require_space
-from largegt.io.locks import remove_stale
+from largegt.io.locks import Lock, remove_stale
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
@@ -105,7 +105,7 @@ def prepare(
     store = engine.opened(store)
     path = prepared_path(store, resolved, as_of)
     refuse_links_out(store.path, path)
-    if (there := _sound(path, engine, Prepared.open)) is not None:
+    if (there := _sound(path, engine, wait, Prepared.open)) is not None:
         return there
     store.check(*directions_read(resolved), features=True, progress=engine.show)
     num_nodes = store.num_nodes if resolved.local_nodes.target_nodes == "all" else int(np.count_nonzero(store.labelled))
@@ -118,20 +118,32 @@ def prepare(
     return prepared
 
 
-def _sound(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened | None:
+def _sound(path: Path, engine: Engine, wait: bool, open_it: Callable[[Path], Opened]) -> Opened | None:
     """What is there; None where there is nothing, or something damaged, which is removed."""
-    remote.refresh(path)
     try:
-        found = open_it(path)
-        found.check(progress=engine.show)
+        found = _checked(path, engine, open_it)
         remove_stale(path)
         return found
     except InputError:
         return None
-    except FormatError as error:
-        _log.warning(f"{path} is made again: {error}")
-        remote.remove_folder(path)
-        return None
+    except FormatError:
+        pass
+    with Lock(path, wait=wait):  # a folder that another process commits has no manifest yet: that is no damage
+        try:
+            return _checked(path, engine, open_it)
+        except InputError:
+            return None
+        except FormatError as error:
+            _log.warning(f"{path} is made again: {error}")
+            remote.remove_folder(path)
+            return None
+
+
+def _checked(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened:
+    remote.refresh(path)
+    found = open_it(path)
+    found.check(progress=engine.show)
+    return found
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ class _Preparation:
     def _made(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
         """The folder at `path`, which `write` fills where it is missing or damaged."""
         refuse_links_out(self.store.path, path)
-        while (found := _sound(path, self.engine, lambda path: ArrayFolder(path, kind))) is None:
+        while (found := _sound(path, self.engine, self.wait, lambda path: ArrayFolder(path, kind))) is None:
             try:
                 with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
                     write(self, writer)

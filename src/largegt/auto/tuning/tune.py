@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from largegt.config.describe import seconds
+from largegt.config.overrides import seconds
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, first_line

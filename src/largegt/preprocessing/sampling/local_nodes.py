@@ -1,7 +1,7 @@
 """LocalNodes (the paper's Algorithm 1): K local nodes for each node, from its one- and two-hop neighbourhood.
 
 Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists, and the nodes to sample for. Leaves: int32
-[n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (sampler.py).
+[n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (uniform.py).
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted` it is in proportion to edge
 weights (weighted.py). It depends on (seed, epoch, node) alone.
@@ -22,9 +22,9 @@ from largegt.runtime.progress import Progress
 from largegt.runtime.threads import run_chunks
 from largegt.types import OPPOSITE, Array, Direction
 
-from . import sampler
+from . import uniform
 from .neighbor_lists import NeighborLists
-from .remote import BUFFER_BYTES, fetched_rows
+from .remote_sampling import BUFFER_BYTES, fetched_rows
 from .weighted import weighted_rows
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def local_nodes(
         chunk = _FETCHED_NODES
     else:
         graph = _as_graph(graph, direction, num_nodes)
-        kernel: Any = weighted_rows if weighted else sampler.local_nodes_rows
+        kernel: Any = weighted_rows if weighted else uniform.local_nodes_rows
         lists = weighted_lists(graph, direction) if weighted else both_ways(graph, direction)
     size = graph.num_nodes
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
@@ -109,9 +109,9 @@ def local_nodes(
     def fill(start: int, stop: int) -> None:
         some, out = wanted[start:stop], rows[start:stop]
         if isinstance(graph, NeighborLists):
-            fetched_rows(graph, some, hop1_slots, sampler.ANY_WAY, seed, epoch, out, buffer_bytes)
+            fetched_rows(graph, some, hop1_slots, uniform.ANY_WAY, seed, epoch, out, buffer_bytes)
         else:
-            kernel(*lists, some, hop1_slots, sampler.ANY_WAY, seed, epoch, out)
+            kernel(*lists, some, hop1_slots, uniform.ANY_WAY, seed, epoch, out)
 
     if k > 1:
         run_chunks(fill, len(wanted), chunk, threads, progress, "local nodes")
@@ -136,7 +136,7 @@ def sample(
     def mark(start: int, stop: int) -> None:
         some = slice(start, stop)
         for indptr, indices, owners in _own_lists(graph, nodes[some], settings.direction):
-            sampler.mark_near(indptr, indices, owners, rows[some], near[some])
+            uniform.mark_near(indptr, indices, owners, rows[some], near[some])
 
     if settings.k > 1:
         chunk = _FETCHED_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
