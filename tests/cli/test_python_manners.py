@@ -165,3 +165,11 @@ def test_a_hetero_data_is_refused_by_name(tmp_path: Path) -> None:
     for take in takers:
         with pytest.raises(lg.InputError, match=r"a HeteroData has several types .* give data\.to_homogeneous"):
             take(HeteroData())
+
+
+def test_a_training_without_a_store_goes_on_with_a_run(run: lg.Run) -> None:
+    assert lg.train(out=run.path, resume=True).metrics == run.metrics
+    with pytest.raises(lg.InputError, match="which store"):
+        lg.train(out=run.path)
+    with pytest.raises(lg.InputError, match="leave out `config`"):
+        lg.train(config="default", out=run.path, resume=True)

@@ -14,7 +14,7 @@ from typing import Any
 from largegt.runtime.text import quoted
 
 _TYPED = {
-    "memory": "--memory-limit", "ids": "--node", "wait=False": "--no-wait",
+    "memory": "--memory-limit", "ids": "--node", "config": "--set, --recipe and --model", "wait=False": "--no-wait",
     "LARGEGT_TRUST_REMOTE=1": "--trust-remote", "lg.recipe_names()": "largegt config --recipes",
 }  # fmt: skip
 _VERBS = {"GraphStore.open": "inspect"}

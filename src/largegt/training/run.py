@@ -250,5 +250,5 @@ def run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[GraphSt
         raise InputError("which store? `lg.train('data/g', out='runs/a')`, or `resume=True` to go on with a run")
     run = Run.open(out)
     if is_configured:
-        raise InputError("`resume=True` without a store goes on with the run's own settings: give no others")
+        raise InputError("`resume=True` without a store goes on with the run's own settings: leave out `config`")
     return run.store(), run.config
