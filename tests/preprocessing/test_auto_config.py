@@ -141,7 +141,7 @@ def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None
 
 
 def test_auto_without_a_store_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"lg\.auto_config\(store\)"):
+    with pytest.raises(ConfigError, match=r"lg\.train\(.*auto"):
         largegt.Config.from_recipe("auto")
 
 

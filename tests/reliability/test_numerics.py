@@ -176,7 +176,7 @@ def test_the_first_bad_step_is_named_with_its_cause(
     said = refusal(lambda: train(prepared, small(*AS_GIVEN, "train.batch_size=2"), tmp_path / "run"))
     assert f"the loss of step {step} in epoch 1 is not a finite number: features of its nodes are as large as" in said
     assert (
-        "train with --set prepare.tokens.normalize=per_feature; no epoch was finished: start anew with --overwrite"
+        "train with `prepare.tokens.normalize=per_feature`; no epoch was finished: start anew with `overwrite=True`"
         in said
     )
     assert not (tmp_path / "run" / "model.safetensors").exists()
