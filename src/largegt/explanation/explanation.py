@@ -19,7 +19,7 @@ MOST_DRAWN = 40
 
 
 @dataclass(frozen=True)
-class Piece:
+class Contribution:
     """One kind of input."""
 
     name: str
@@ -121,7 +121,7 @@ class Explanation:
     gap: float
     """What the pieces miss of score - base_score: the error of the integral."""
     num_eval_samples: int
-    pieces: list[Piece]
+    pieces: list[Contribution]
     columns: list[InputColumn]
     """Columns of the tables, by what their features carried; empty where features came from an array."""
     local_nodes: list[LocalNode]
