@@ -19,7 +19,7 @@ import torch
 from baselines import metric_of
 
 import largegt as lg
-from largegt.auto.choose import config_for
+from largegt.preprocessing.auto_config import config_for
 from largegt.training import trainer
 from largegt.training.step import TrainingStep
 

@@ -35,7 +35,7 @@ import largegt as lg
 from largegt.datasets.synthetic import generate
 from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checkpoint import State
+from largegt.training.checkpoint import TrainingState
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_accelerator, make_loader
 from largegt.training.step import TrainingStep
@@ -100,7 +100,7 @@ class Bare:
         if config.train.compile == "yes":
             self.model.compile_for({config.train.batch_size, config.train.eval_batch_size})
         self.head = TaskHead.for_training(prepared, config.train)
-        state = State.make(self.model, config.train, self.accelerator)
+        state = TrainingState.make(self.model, config.train, self.accelerator)
         self.optimizer = state.optimizer
         record = config.train.compile == "yes"
         self.step = TrainingStep(self.accelerator, state, self.head, config.train, record)

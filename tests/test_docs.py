@@ -24,6 +24,7 @@ import pytest
 
 import largegt
 from largegt.cli.app import _ORDER
+from largegt.cli.flags import as_typed
 from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import IngestConfig, describe_config
@@ -233,16 +234,22 @@ def test_names_of_where_things_are_exist() -> None:
 
 @cache
 def messages() -> list[str]:
-    """Every string of the source, with … for what is put into it."""
+    """Every string of the source as the command line prints it, with … for what is put into it."""
     found: list[str] = []
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-                found.append("".join(map(str, parts)))
+                parts = (_part(part) for part in node.values)
+                found.append(as_typed("".join(parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+                found.append(as_typed(node.value))
     return found
+
+
+def _part(part: ast.expr) -> str:
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    return "'…'" if isinstance(part, ast.FormattedValue) and part.conversion == ord("r") else "…"
 
 
 def quoted() -> list[str]:

@@ -27,7 +27,7 @@ from largegt.errors import FormatError, LargeGTError
 from largegt.io.checksums import sealed
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checkpoint import State, load_checkpoint
+from largegt.training.checkpoint import TrainingState, load_checkpoint
 from largegt.training.run import Run
 from largegt.training.setup import build_model, make_accelerator
 from largegt.training.trainer import train
@@ -168,7 +168,9 @@ class CheckpointTarget:
             return
         model = build_model(self._config.model, self._prepared)
         config = self._config.train
-        progress = load_checkpoint(file, State.make(model, config, make_accelerator(config)), torch.device("cpu"))
+        progress = load_checkpoint(
+            file, TrainingState.make(model, config, make_accelerator(config)), torch.device("cpu")
+        )
         if not isinstance(progress.epoch, int) or progress.epoch < 0:
             raise Wrong(f"an impossible number of epochs was resumed from: {progress.epoch!r}")
 

@@ -3,7 +3,7 @@
     import largegt as lg
 
     store    = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/g")
-    run      = lg.train(store, lg.Config.from_recipe("default"), out="runs/a")
+    run      = lg.train(store, out="runs/a")
     scores   = lg.evaluate("runs/a", split="test")
     lg.predict("runs/a", out="predictions.parquet")
 
@@ -53,20 +53,24 @@ _HOMES = {
     "synthetic": ".datasets.synthetic",
     "generate": ".datasets.synthetic",
     "tune": ".auto.tuning.tune",
-    "auto_config": ".auto.choose",
+    "auto_config": ".preprocessing.auto_config",
     "LargeGTClassifier": ".integrations.sklearn",
     "LargeGTRegressor": ".integrations.sklearn",
     "pyg": ".integrations.pyg",
     "from_pyg": ".integrations.pyg",
     "to_pyg": ".integrations.pyg",
     "LargeGTError": ".errors",
+    "InputError": ".errors",
+    "ConfigError": ".errors",
+    "FormatError": ".errors",
+    "recipe_names": ".config.recipes",
 }
 _MODULES = ("sources", "pyg")
 
 if TYPE_CHECKING:
-    from .auto.choose import auto_config
     from .auto.tuning.tune import tune
     from .config.models import LargeGTConfig, ModelConfig, model_config, register_model
+    from .config.recipes import recipe_names
     from .config.schema import Config, IngestConfig, PrepareConfig, TrainConfig
     from .data import sources
     from .data.append import append
@@ -74,7 +78,7 @@ if TYPE_CHECKING:
     from .data.store import GraphStore
     from .data.versions import clean
     from .datasets.synthetic import generate, synthetic
-    from .errors import LargeGTError
+    from .errors import ConfigError, FormatError, InputError, LargeGTError
     from .experiments.reproduce import reproduce
     from .explanation.node import explain
     from .inference.embed import embed, nearest_nodes
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
     from .loader.loader import token_batches
     from .models.base import NodeModel, NodeOutput
     from .models.largegt.model import LargeGT
+    from .preprocessing.auto_config import auto_config
     from .preprocessing.pipeline import prepare
     from .preprocessing.prepared import Prepared
     from .preprocessing.sampling.local_nodes import local_nodes
@@ -98,11 +103,12 @@ if TYPE_CHECKING:
     from .training.trainer import train
 
 __all__ = [
-    "Config", "GraphStore", "IngestConfig", "LargeGT", "LargeGTConfig", "LargeGTError", "ModelConfig", "NodeModel",
-    "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch", "TrainConfig", "__version__", "append",
-    "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg", "generate", "ingest", "local_nodes",
-    "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg", "register_metric",
-    "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg", "token_batches", "train", "tune",
+    "Config", "ConfigError", "FormatError", "GraphStore", "IngestConfig", "InputError", "LargeGT", "LargeGTConfig",
+    "LargeGTError", "ModelConfig", "NodeModel", "NodeOutput", "PrepareConfig", "Prepared", "Run", "TokenBatch",
+    "TrainConfig", "__version__", "append", "auto_config", "clean", "embed", "evaluate", "explain", "from_pyg",
+    "generate", "ingest", "local_nodes", "model_config", "nearest_nodes", "predict", "predict_new", "prepare", "pyg",
+    "recipe_names", "register_metric", "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg",
+    "token_batches", "train", "tune",
 ]  # fmt: skip
 _OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # `import *` must work without the extras
 

@@ -54,7 +54,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-_LESS_MEMORY = "give a smaller --memory-limit, or close other programs"
+_LESS_MEMORY = "give a smaller `memory`, or close other programs"
 _MEMORY_ADVICE = {
     **dict.fromkeys(("ingest", "append", "generate", "datasets", "predict", "embed", "explain"), _LESS_MEMORY),
     "prepare": f"{_LESS_MEMORY}; a smaller prepare.local_nodes.k takes less",

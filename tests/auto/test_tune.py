@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
 
 def small_tune(store: GraphStore, out: Path, trials: int = 3, **more: Any) -> Tuned:
     settings: dict[str, Any] = {"overrides": BASE, "search": SEARCH, "only": True}
-    return tune(store, out, trials, **(settings | more))
+    return tune(store, None, out, trials, **(settings | more))
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -271,7 +271,7 @@ def test_smaller_errors_are_better(tmp_path: Path) -> None:
 
 
 def test_a_baseline_by_its_whole_table(store: GraphStore, tmp_path: Path) -> None:
-    found = tune(store, tmp_path / "t", 11, model="mlp", overrides=["train.epochs=1"], search=["model.hidden_dim=4,8"])
+    found = tune(store, {"model.name": "mlp", "train.epochs": 1}, tmp_path / "t", 11, search=["model.hidden_dim=4,8"])
     assert {"train.learning_rate", "model.norm", "model.num_layers", "model.hidden_dim"} <= set(found.trials[0].values)
     assert found.config.model.name == "mlp"
     assert set(found.importances) <= set(found.space.axes)
@@ -318,7 +318,7 @@ def test_a_study_of_the_wrong_kind_is_refused(
     text = (out / "study.jsonl").read_text()
     assert change[0] in text, text
     (out / "study.jsonl").write_text(text.replace(*change))
-    with pytest.raises(FormatError, match=r"study\.jsonl is no study \(.*\): choose another --out"):
+    with pytest.raises(FormatError, match=r"study\.jsonl is no study \(.*\): choose another `out`"):
         small_tune(store, out, 3)
     assert outside.is_dir()
 
@@ -333,7 +333,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(store: GraphStore, tmp
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"trials": 0}, "trials is 0"),
         ({"max_time": "soon"}, "duration"),
-        ({"model": "grafsage"}, "no model"),
+        ({"overrides": ["model.name=grafsage"]}, "no model"),
         ({"search": ["model.hiden=3"]}, "model.hidden_dim"),
         ({"overrides": ["train.monitor=accurcy"]}, "accuracy"),
     ]

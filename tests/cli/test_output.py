@@ -127,7 +127,7 @@ def test_stages_and_warnings_do_not_steer_the_terminal(
     monkeypatch.setenv("LARGEGT_CHECK", "all")
     code, _, err = lg("evaluate", run.path)
     assert code == 0
-    assert err.startswith("warning: ")
+    assert err.startswith("note: ")
     assert _is_plain(err)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -179,3 +180,14 @@ def test_the_demo(
     assert all("." in label for label in labels)
     assert "majority class" in (out / "report.html").read_text()
     assert not [name for name in left_in(tmp_path) if "partial" in name or ".old" in name]
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One name means one thing, in every room."""
+    homes: dict[str, list[str]] = {}
+    for file in sorted(Path(lg.__file__).parent.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file.name)
+    assert len(homes) > 100
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

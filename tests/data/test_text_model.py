@@ -134,7 +134,7 @@ def test_a_model_that_a_store_names_is_loaded_if_it_was_given_here(
 ) -> None:
     store = made(tmp_path, model)
     monkeypatch.setenv("LARGEGT_CONFIG", str(tmp_path / "other machine"))
-    with pytest.raises(InputError, match=r"never given on this machine.*--trust-remote"):
+    with pytest.raises(InputError, match=r"never given on this machine.*LARGEGT_TRUST_REMOTE=1"):
         grown(tmp_path, store)
     monkeypatch.setenv("LARGEGT_TRUST_REMOTE", "1")
     assert grown(tmp_path, store).num_nodes == 6

@@ -266,7 +266,7 @@ def test_other_tasks(task: str, tmp_path: Path) -> None:
     if task == "regression":
         assert found.score == pytest.approx(row["value"], abs=1e-4)
         assert found.local_nodes == []
-        with pytest.raises(ConfigError, match="leave out --label"):
+        with pytest.raises(ConfigError, match="leave out `label`"):
             explain(one, 3, label="1")
     else:
         for label in one.store().classes:
@@ -321,7 +321,7 @@ def test_what_cannot_be_explained(run: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no node 'nobody'|not a whole number"):
         explain(run, "nobody")
     mlp = train(run.store(), small("model.name=mlp", "train.epochs=1"), tmp_path / "mlp")
-    with pytest.raises(ConfigError, match=r"is a mlp.*only what a LargeGT says"):
+    with pytest.raises(ConfigError, match=r"is a mlp.*only predictions of LargeGT"):
         explain(mlp, 7)
 
 

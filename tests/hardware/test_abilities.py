@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from largegt.hardware.abilities import Ability
 from largegt.io import remote
 from largegt.runtime import cuda_streams
 from largegt.training.setup import is_worth_compiling
+from run_helpers import logged
 
 UseProbe = Callable[[str], Path]
 
@@ -98,8 +98,7 @@ def test_a_cache_folder_that_takes_nothing_does_no_harm(
 
 def test_what_could_not_be_tried_is_used_and_not_kept(use_probe: UseProbe) -> None:
     use_probe("""print('{"works": null, "reason": "the GPU is busy"}')""")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with logged(None):
         assert hardware.usable("bfloat16_cpu", "something else is done")
     assert hardware.known("bfloat16_cpu") is None
 
@@ -116,7 +115,7 @@ def test_the_real_probe_agrees_with_this_cpu() -> None:
 def test_a_model_is_not_compiled_where_that_fails(use_probe: UseProbe) -> None:
     config, device = TrainConfig(compile=True), torch.device("cpu")
     use_probe("raise RuntimeError('no C++ compiler')")
-    with pytest.warns(UserWarning, match=r"the model is not compiled, since that fails: RuntimeError: no C\+\+ compi"):
+    with logged(r"the model is not compiled, since that fails: RuntimeError: no C\+\+ compi"):
         assert not is_worth_compiling(config, device, 10)
     use_probe(WORKS)
     assert is_worth_compiling(config, device, 10)
@@ -133,10 +132,9 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.Mon
     if torch.cuda.is_available():
         pytest.skip("memory can be pinned here")
     monkeypatch.setattr(cuda_streams, "_pins", True)
-    with pytest.warns(UserWarning, match="since no memory is pinned"):
+    with logged("since no memory is pinned"):
         assert cuda_streams.pinned_buffer((2, 3), torch.float16).shape == (2, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with logged(None):
         assert cuda_streams.pinned_buffer((4,), torch.float32).dtype == torch.float32
 
 

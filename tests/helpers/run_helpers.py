@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,6 +191,20 @@ class Result:
             raise AssertionError(f"{word} is not JSON")
 
         return json.loads(self.out, parse_constant=refuse)
+
+
+@contextmanager
+def logged(match: str | None) -> Iterator[list[str]]:
+    """Gives the messages that largegt logs within as warnings: one of them must match, or with None there is none."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("largegt").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("largegt").removeHandler(handler)
+    assert not said if match is None else any(re.search(match, one) for one in said), said
 
 
 Cli = Callable[..., Result]

@@ -8,7 +8,7 @@ import torch
 
 from largegt.config.schema import Config
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checkpoint import State
+from largegt.training.checkpoint import TrainingState
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_accelerator, make_loader
 from largegt.training.step import TrainingStep
@@ -21,7 +21,7 @@ def recorded_step(
     torch.manual_seed(0)
     accelerator = make_accelerator(config.train)
     model: Any = build_model(config.model, prepared)
-    state = State.make(model, config.train, accelerator)
+    state = TrainingState.make(model, config.train, accelerator)
     if compiled_sizes:
         model.compile_for(set(compiled_sizes))
     head = TaskHead.for_training(prepared, config.train)

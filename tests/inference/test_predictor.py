@@ -133,7 +133,7 @@ def test_files_say_what_the_table_says(suffix: str, run: Run, tmp_path: Path) ->
 def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
     out.write_text("old")
-    with pytest.raises(InputError, match=r"p\.csv already exists: .* --overwrite"):
+    with pytest.raises(InputError, match=r"p\.csv already exists: .* `overwrite=True`"):
         predict(run.path, out, split="test")
     assert out.read_text() == "old"
     predict(run.path, out, split="test", overwrite=True)
@@ -145,7 +145,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(run: Run, tmp_path: Pa
     [
         *(({"out": name}, ".parquet, .csv, .npz") for name in ("p.txt", "p", "p.parquet.gz", "p.json")),
         *(({"ids": [unknown]}, str(unknown)) for unknown in ("nobody", 10**6, -1000, "", None, 2.5)),
-        ({"split": "dev"}, "train, valid, test"),
+        ({"split": "nothing"}, "train, valid, test"),
         ({"ids": [1], "split": "test"}, "not both"),
         ({"device": "banana"}, "banana"),
     ],

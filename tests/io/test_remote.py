@@ -34,7 +34,7 @@ from largegt.io.remote_array import RemoteArray, window
 from largegt.preprocessing.blocks import Neighbors
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from run_helpers import refusal
+from run_helpers import logged, refusal
 
 pytestmark = pytest.mark.slow
 
@@ -303,7 +303,7 @@ def test_a_store_is_replaced_as_a_whole(bucket: str, tmp_path: Path, monkeypatch
     prepare(ingested(url), CONFIG)
     reader = GraphStore.open(url)
     assert len(reader.features) == 300
-    with pytest.raises(InputError, match=rf"{url} already exists: choose another --out, or say --overwrite"):
+    with pytest.raises(InputError, match=rf"{url} already exists: choose another `out`, or say `overwrite=True`"):
         ingested(url, seed=1)
     kept = remote.cache_folder()
     monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "elsewhere"))
@@ -386,7 +386,7 @@ def test_a_damaged_preparation_is_made_again(bucket: str) -> None:
     tree = json.loads(files().cat_file(manifest))
     files().pipe_file(manifest, json.dumps(tree | {"meta": {}}).encode())
     another_machine()
-    with pytest.warns(UserWarning, match="is made again"):
+    with logged("is made again"):
         prepare(f"{bucket}/g", CONFIG)
     assert content(made.place) == expected
 

@@ -23,6 +23,7 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.training.evaluate import evaluate
 from largegt.training.trainer import train
 from largegt.types import TablePlace
+from run_helpers import logged
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -118,7 +119,7 @@ def test_a_place_without_room_is_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 1000))
     monkeypatch.setattr(module, "available_bytes", lambda: 60)
-    with pytest.raises(ConfigError, match=rf"train\.token_table={place}.*--set train\.token_table={advice}"):
+    with pytest.raises(ConfigError, match=rf"train\.token_table={place}.*`train\.token_table={advice}`"):
         choose_place(place, 100, device)
 
 
@@ -128,7 +129,7 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
     host = torch.ones(4, 3, 2)
-    with pytest.warns(UserWarning, match=r"could not be pinned \(out of memory\): they stay"):
+    with logged(r"could not be pinned \(out of memory\): they stay"):
         assert pinned(host, CPU) is host
 
 

@@ -68,7 +68,7 @@ def test_one_s_own_model_everywhere(store: lg.GraphStore, tmp_path: Path) -> Non
     assert lg.predict(run).num_rows == store.num_nodes
     assert "GCN" in [spec.title for spec in model_specs()]
     assert "model.self_weight" in [setting.name for setting in describe_config("my-gcn")]
-    found = lg.tune(store, tmp_path / "tune", trials=2, model="my-gcn", overrides=QUICK)
+    found = lg.tune(store, config, tmp_path / "tune", trials=2)
     assert "model.self_weight" in found.space.axes
     written = lg.reproduce("table-main", store.path, tmp_path / "table", 1, models=["mlp", "my-gcn"], overrides=QUICK)
     assert "| GCN |" in next(file for file in written if file.suffix == ".md").read_text(encoding="utf-8")

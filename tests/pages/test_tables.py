@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from largegt.pages.markup import safe
-from largegt.pages.tables import Ranked, Table, ranks
+from largegt.pages.tables import PageTable, Ranked, ranks
 
 
 def test_tables_in_every_format() -> None:
-    table = Table("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
+    table = PageTable("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
     assert table.csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
     assert "| a_b\\|c | **1.0±0.1** |" in table.markdown()
     latex = table.latex()
@@ -17,14 +17,14 @@ def test_tables_in_every_format() -> None:
 
 
 def test_a_cell_of_data_cannot_become_markup() -> None:
-    html = Table("<b>", ("Model", "score"), (("<script>", 1), (safe("<i>"), None))).html()
+    html = PageTable("<b>", ("Model", "score"), (("<script>", 1), (safe("<i>"), None))).html()
     assert "<script>" not in html
     assert "<caption>&lt;b&gt;</caption>" in html
     assert "&lt;script&gt;" in html
 
 
 def test_text_shows_the_first_rows() -> None:
-    table = Table("Scores", ("Model", "accuracy"), (("mlp", "0.5"), ("largegt", "0.75"), ("sgc", "0.25")))
+    table = PageTable("Scores", ("Model", "accuracy"), (("mlp", "0.5"), ("largegt", "0.75"), ("sgc", "0.25")))
     lines = table.text(2).splitlines()
     assert lines == ["Scores, the strongest 2 of 3", "Model    accuracy", "mlp           0.5", "largegt      0.75"]
 

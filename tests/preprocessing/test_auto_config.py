@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import largegt
-from largegt.auto.choose import Facts, auto_config, choose, label_information, share_of_zeros
 from largegt.errors import ConfigError
+from largegt.preprocessing.auto_config import Facts, auto_config, choose, label_information, share_of_zeros
 
 
 def ring_of_pairs(num_pairs: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_overrides_are_the_last_word(make_store: Any, random_edges: Any) -> None
 
 
 def test_auto_without_a_store_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"lg\.auto_config\(store\)"):
+    with pytest.raises(ConfigError, match=r"lg\.train\(.*auto"):
         largegt.Config.from_recipe("auto")
 
 

@@ -39,6 +39,7 @@ from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.training.trainer import train
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
+from run_helpers import logged
 
 pytestmark = pytest.mark.slow
 
@@ -421,7 +422,7 @@ def test_a_damaged_earlier_folder_is_not_used(half_labelled: Any, calls: Counter
     first = prepare(half_labelled, config_of())
     first.file("tokens").unlink()
     calls.clear()
-    with pytest.warns(UserWarning, match=r"is made again: .*tokens-.* is missing"):
+    with logged(r"is made again: .*tokens-.* is missing"):
         second = prepare(half_labelled, config_of(method="none"))
     second.verify()
     assert calls["tokens"] == 1
@@ -576,7 +577,7 @@ def test_encodings_that_do_not_fit_are_refused(
 ) -> None:
     monkeypatch.setattr(HOME, "memory_budget", lambda *_: 10_000)
     with pytest.raises(
-        ConfigError, match=rf"{method} holds .* for 60 nodes.*method=random_projection, or a larger --memory-limit"
+        ConfigError, match=rf"{method} holds .* for 60 nodes.*method=random_projection`, or a larger `memory`"
     ):
         prepare(half_labelled, config_of(method=method))
 

@@ -242,9 +242,7 @@ def test_encodings_that_need_the_whole_graph_are_refused(cluster: Any, store: An
 
 
 def test_a_task_that_fits_no_machine_is_refused(cluster: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller --memory-limit"
-    ):
+    with pytest.raises(ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller `memory`"):
         RayEngine(memory=1 << 40)
 
 

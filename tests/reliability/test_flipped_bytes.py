@@ -30,7 +30,7 @@ from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
 from largegt.training.run_checksums import replacing
 from largegt.training.trainer import train
-from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array, stopped_at  # noqa: F401
+from run_helpers import FULL, array_path, easy_store, logged, one_thread, prepared_folder, stage_array, stopped_at  # noqa: F401
 
 RUN_FILES = ("model.safetensors", "config.toml")
 _BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
@@ -119,7 +119,7 @@ def test_a_damaged_preparation_is_made_again_from_its_store(original: Path, copy
     other = stage_array(copy / "g", "local_rows")
     before = other.stat().st_ino
     _flip(file)
-    with pytest.warns(UserWarning, match=rf"is made again: .*{name}-\w+\.npy does not match its checksum"):
+    with logged(rf"is made again: .*{name}-\w+\.npy does not match its checksum"):
         again = prepare(GraphStore.open(copy / "g"), Config.from_recipe("default", FULL).preparation)
     assert again.path == path
     assert other.stat().st_ino == before
@@ -132,7 +132,7 @@ def test_a_damaged_stage_is_not_taken_over(original: Path, copy: Path) -> None:
     """Another preparation of the same samples has the same stage, unless that is damaged."""
     _flip(stage_array(copy / "g", "local_rows"))
     other = Config.from_recipe("default", (*FULL, "prepare.positional_encoding.dim=2")).preparation
-    with pytest.warns(UserWarning, match=r"local_nodes/\w+ is made again: .*local_rows-\w+\.npy does not match"):
+    with logged(r"local_nodes/\w+ is made again: .*local_rows-\w+\.npy does not match"):
         prepare(GraphStore.open(copy / "g"), other)
     assert stage_array(copy / "g", "local_rows").read_bytes() == stage_array(original / "g", "local_rows").read_bytes()
 

@@ -42,7 +42,7 @@ from largegt.inference.predictor import predict
 from largegt.io.array_folder import array_file
 from largegt.io.checksums import file_checksum, sealed
 from largegt.pages.charts import Axis, Dot, Line
-from largegt.pages.tables import Ranked, Table
+from largegt.pages.tables import PageTable, Ranked
 from largegt.pages.template import SCRIPT
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
@@ -376,7 +376,7 @@ def test_every_string_in_a_tuning_is_only_shown(tmp_path: Path) -> None:
 
 def test_every_string_in_a_table_or_figure_is_only_shown(tmp_path: Path) -> None:
     command = r"\input{/etc/passwd} $\frac{"
-    table = Table(EVIL, (command, EVIL), ((command, Ranked(EVIL, 1)),))
+    table = PageTable(EVIL, (command, EVIL), ((command, Ranked(EVIL, 1)),))
     assert "<" not in table.markdown()
     assert r"\input" not in table.latex()
     panel = Panel(Axis(EVIL), Axis(command), rows=[(EVIL, [Dot(EVIL, 1.0, 0.5, 0)])])

@@ -23,7 +23,7 @@ from largegt.io.locks import HeldError, Lock, check_free
 from largegt.preprocessing.cache_key import prepared_path
 from largegt.preprocessing.pipeline import prepare
 from largegt.training.trainer import train
-from run_helpers import Cli, array_path, easy_store, left_in, small
+from run_helpers import Cli, array_path, easy_store, left_in, logged, small
 
 HOLD = """
 import sys, time
@@ -130,7 +130,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(home.fcntl, "flock", refuse)
-    with pytest.warns(UserWarning, match="cannot be locked .* one process at a time"), Lock(tmp_path / "g"):
+    with logged("cannot be locked .* one process at a time"), Lock(tmp_path / "g"):
         pass
 
 

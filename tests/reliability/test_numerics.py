@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from largegt.training.nan_check import Losses, about_steps, likely_cause, num_sp
 from largegt.training.run import Run
 from largegt.training.run_checksums import replacing
 from largegt.training.trainer import train
-from run_helpers import Cli, easy_store, history, homophilous, one_thread, refusal, small, thirds  # noqa: F401
+from run_helpers import Cli, easy_store, history, homophilous, logged, one_thread, refusal, small, thirds  # noqa: F401
 
 NUM_NODES = 60
 QUICK = (
@@ -106,9 +105,7 @@ STRANGE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_it_trains_and_predicts(name: str, tmp_path: Path) -> None:
     given, overrides = STRANGE[name]
     store = graph(tmp_path, **given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        run = train(store, small(*QUICK, *overrides), tmp_path / "run")
+    run = train(store, small(*QUICK, *overrides), tmp_path / "run")
     for entry in run.history:
         assert all(math.isfinite(value) for value in (entry["train"]["loss"], *entry["valid"].values()))
     for split in ("valid", "test"):
@@ -130,7 +127,7 @@ def test_features_that_overflow_float16(tmp_path: Path) -> None:
     store = graph(tmp_path, features=features)
     as_given = small(*QUICK, "prepare.tokens.normalize=none", "prepare.tokens.dtype=float16")
     said = refusal(lambda: prepare(store, as_given.prepare))
-    assert "overflow float16 at node 5, feature 2: run with --set prepare.tokens.dtype=float32" in said
+    assert "overflow float16 at node 5, feature 2: run with `prepare.tokens.dtype=float32`" in said
 
 
 def test_sums_that_overflow_float32(tmp_path: Path) -> None:
@@ -179,7 +176,7 @@ def test_the_first_bad_step_is_named_with_its_cause(
     said = refusal(lambda: train(prepared, small(*AS_GIVEN, "train.batch_size=2"), tmp_path / "run"))
     assert f"the loss of step {step} in epoch 1 is not a finite number: features of its nodes are as large as" in said
     assert (
-        "train with --set prepare.tokens.normalize=per_feature; no epoch was finished: start anew with --overwrite"
+        "train with `prepare.tokens.normalize=per_feature`; no epoch was finished: start anew with `overwrite=True`"
         in said
     )
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -202,10 +199,10 @@ def test_causes(tmp_path: Path) -> None:
     assert "as large as 2e+20: scale them before ingest" in cause(replace(batch, tokens=torch.full_like(tokens, 2e20)))
     huge = replace(batch, tokens=torch.full_like(tokens, 2e20))
     assert cause(batch, before=(batch, huge)).startswith("features of nodes of the steps before it are as large as")
-    assert "float16 ends at 65504: use --set train.precision=bf16-mixed" in cause(batch, "16-mixed")
+    assert "float16 ends at 65504: use `train.precision=bf16-mixed`" in cause(batch, "16-mixed")
     much = replace(batch, tokens=torch.full_like(tokens, 1e4))
     assert "float16 ends at 65504 (features are as large as 1e+04)" in cause(much, "16-mixed")
-    assert "use a smaller train.learning_rate (now 0.02) or --set train.max_grad_norm=1" in cause(batch)
+    assert "use a smaller train.learning_rate (now 0.02) or `train.max_grad_norm=1`" in cause(batch)
 
 
 def test_what_was_good_is_kept(tmp_path: Path) -> None:
@@ -263,7 +260,7 @@ def test_a_prediction_that_is_no_number_is_no_label(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_undefined_is_said_to_be(tmp_path: Path) -> None:
     store = graph(tmp_path, labels=one_class_in_validation())
-    with pytest.warns(UserWarning, match="roc_auc is undefined on the validation nodes, which are all of one class"):
+    with logged("roc_auc is undefined on the validation nodes, which are all of one class"):
         run = train(store, small(*QUICK), tmp_path / "run")
     assert "roc_auc" not in run.metrics["valid"]
     losses = [entry["valid"]["loss"] for entry in run.history]

@@ -405,7 +405,7 @@ def test_eight_processes_share_one_preparation(inputs: Path, zygote: Zygote, tmp
     for one in ended:
         assert one.code == 0, one.err
         waits = [line for line in one.err.splitlines() if "waiting for it" in line]
-        assert re.fullmatch(rf"another process \(pid {os.getpid()} on .+\) {waiting}", waits[0])
+        assert re.fullmatch(rf"note: another process \(pid {os.getpid()} on .+\) {waiting}", waits[0])
         assert len({line.split(" is writing ")[1] for line in waits}) == len(waits), "one line for each stage"
     assert _tree(store.path / "prepared") == _tree(tmp_path / "copy" / "g" / "prepared"), (
         "the same bytes, nothing left over"

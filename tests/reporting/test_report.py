@@ -398,7 +398,7 @@ def test_a_run_without_valid_and_test_nodes_is_refused(tmp_path: Path) -> None:
 def test_an_unfinished_run_is_a_clear_error(runs: list[Path], tmp_path: Path) -> None:
     half = Path(shutil.copytree(runs[0], tmp_path / "half"))
     (half / "metrics.json").unlink()
-    with pytest.raises(InputError, match=r"has not finished.*--resume"):
+    with pytest.raises(InputError, match=r"has not finished.*resume=True"):
         report([runs[1], half], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

@@ -41,7 +41,7 @@ from largegt.training.metrics import Scores, TaskHead
 from largegt.training.run_checksums import replacing
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
-from run_helpers import Killed, final, history, left_in, small, small_settings
+from run_helpers import Killed, final, history, left_in, logged, small, small_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -479,7 +479,7 @@ def test_which_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert backend_for("cpu", 2) == "gloo"
     assert backend_for("auto", 2) == "cpu:gloo,cuda:nccl"
-    with pytest.warns(UserWarning, match="3 ranks share 2 GPUs: they talk by gloo"):
+    with logged("3 ranks share 2 GPUs: they talk by gloo"):
         assert backend_for("cuda", 3) == "gloo"
 
 
@@ -503,7 +503,7 @@ def test_what_says_that_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_advice_without_a_checkpoint(tmp_path: Path) -> None:
-    assert "no checkpoint yet; begin again with: largegt train --resume" in resume_advice(tmp_path, 2)
+    assert "no checkpoint yet; begin again with: `lg.train(resume=True" in resume_advice(tmp_path, 2)
 
 
 def test_an_idle_rank_weighs_nothing() -> None:

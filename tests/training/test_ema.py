@@ -15,7 +15,7 @@ from largegt.config.models import overrides_read
 from largegt.data.store import GraphStore
 from largegt.errors import FormatError
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
+from largegt.training.checkpoint import TrainingProgress, TrainingState, load_checkpoint, save_checkpoint
 from largegt.training.ema import WeightAverage
 from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
@@ -139,10 +139,10 @@ def test_training_does_not_notice(prepared: Prepared, alone: Run, tmp_path: Path
 def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:
     model: Any = nn.Linear(2, 2)
     optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
-    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, scaler), Progress())
+    save_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, scaler), TrainingProgress())
     with pytest.raises(FormatError, match="cannot be resumed"):
         load_checkpoint(
-            tmp_path / "c.pt", State(model, optimizer, scaler, WeightAverage(model, 0.9)), torch.device("cpu")
+            tmp_path / "c.pt", TrainingState(model, optimizer, scaler, WeightAverage(model, 0.9)), torch.device("cpu")
         )
 
 

@@ -1,6 +1,5 @@
 """The same code on CUDA. Skipped where there is none."""
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from largegt.training.evaluate import Scorer
 from largegt.training.nan_check import Losses
 from largegt.training.step import TrainingStep
 from largegt.types import TablePlace
-from run_helpers import history, stopped_at
+from run_helpers import history, logged, stopped_at
 from training_steps import recorded_step
 
 pytestmark = [
@@ -163,7 +162,7 @@ def test_memory_that_cannot_be_pinned_does_no_harm(prepared: lg.Prepared) -> Non
     view = pinned(host, torch.device("cuda"))
     assert view.is_cuda
     assert float(view.sum()) == host.numel()
-    with pytest.warns(UserWarning, match="could not be pinned"):
+    with logged("could not be pinned"):
         assert pinned(host, torch.device("cuda")) is host  # a second time is refused by CUDA
     assert float(torch.ones(5, device="cuda").sum()) == 5
     del view
@@ -245,8 +244,7 @@ def test_steps_of_a_whole_training_are_replayed(
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", count)
     config = config_of("train.batch_size=32", "train.epochs=3", "train.compile=true", recipe=recipe)
     store = prepared.path.parent.parent
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="steps are not replayed")
+    with logged(None):
         lg.train(store, config, tmp_path / "run")
     num_whole = len(prepared.split_rows("train")) // 32
     assert len(replayed) == 3 * num_whole - 3
@@ -272,13 +270,12 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
     config = config_of("model.dropout=0.3", "train.batch_size=32", "train.epochs=3", "train.compile=true")
     with monkeypatch.context() as patch:
         patch.setattr(TrainingStep, "_compute", fail)
-        with pytest.warns(UserWarning, match="recording failed"):
+        with logged("recording failed"):
             run = lg.train(prepared, config, tmp_path / "run")
     assert len(run.history) == 3
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert not _held_back(), "memory that was freed is kept for the recording"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with logged(None):
         lg.train(prepared, config, tmp_path / "again")
 
 
@@ -476,5 +473,5 @@ def test_the_first_bad_step_is_named(compiles: str, tmp_path: Path) -> None:
 
 def test_float16_overflow_says_so(tmp_path: Path) -> None:
     config = config_of(*AS_GIVEN, "train.precision=16-mixed")
-    with pytest.raises(ConfigError, match=r"float16 ends at 65504 .* --set train.precision=bf16-mixed"):
+    with pytest.raises(ConfigError, match=r"float16 ends at 65504 .* `train.precision=bf16-mixed`"):
         lg.train(store_with(tmp_path, 1e6), config, tmp_path / "run")

@@ -27,7 +27,7 @@ from largegt.training.setup import (
     set_learning_rate,
 )
 from largegt.training.trainer import train
-from run_helpers import history, small
+from run_helpers import history, logged, small
 
 
 def rates(config: TrainConfig, num_steps: int) -> list[float]:
@@ -148,7 +148,7 @@ def test_bfloat16_is_refused_where_it_does_not_work(
     assert precision_of(TrainConfig(precision=precision), "cpu") == precision
     use_probe(DIES)
     config = Config.from_recipe("base", ["train.device=cpu", f"train.precision={precision}"])
-    with pytest.raises(ConfigError, match=rf"{precision} .* by SIGILL .* use --set train\.precision=32-true") as caught:
+    with pytest.raises(ConfigError, match=rf"{precision} .* by SIGILL .* use `train\.precision=32-true`") as caught:
         train(prepared, config, tmp_path / "runs" / "a")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists(), "refused before anything is written"
@@ -165,5 +165,5 @@ def test_a_run_in_bfloat16_is_evaluated_in_float32_where_that_does_not_work(
     file.write_text(file.read_text().replace('precision = "auto"', 'precision = "bf16-mixed"'))  # as if from a GPU
     (run.path / "checksums.json").unlink()
     use_probe(DIES)
-    with pytest.warns(UserWarning, match="float32 is used instead of bfloat16: the probe was stopped by SIGILL"):
+    with logged("float32 is used instead of bfloat16: the probe was stopped by SIGILL"):
         assert evaluate(run.path) == run.metrics["test"]

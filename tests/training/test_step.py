@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 
 from largegt.loader.loader import token_batches
 from largegt.preprocessing.pipeline import prepare
-from largegt.training.checkpoint import Progress, State, load_checkpoint, save_checkpoint
+from largegt.training.checkpoint import TrainingProgress, TrainingState, load_checkpoint, save_checkpoint
 from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_accelerator, set_learning_rate
 from largegt.training.step import TrainingStep
@@ -24,7 +24,7 @@ def test_losses_are_kept_and_weights_move(tmp_path: Path) -> None:
     accelerator = make_accelerator(config.train)
     torch.manual_seed(0)
     model = build_model(config.model, prepared)
-    state, head = State.make(model, config.train, accelerator), TaskHead.for_training(prepared, config.train)
+    state, head = TrainingState.make(model, config.train, accelerator), TaskHead.for_training(prepared, config.train)
     step = TrainingStep(accelerator, state, head, config.train, record=True)
     set_learning_rate(state.optimizer, config.train, 0, 10)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -47,9 +47,9 @@ def test_a_checkpoint_does_not_say_how_an_optimizer_runs(tmp_path: Path) -> None
     model(torch.ones(1, 2)).sum().backward()
     there = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.25), fused=True)
     there.step()
-    save_checkpoint(tmp_path / "c.pt", State(model, there, OFF), Progress(epoch=3))
+    save_checkpoint(tmp_path / "c.pt", TrainingState(model, there, OFF), TrainingProgress(epoch=3))
     here = torch.optim.AdamW(model.parameters(), lr=0.125)
-    assert load_checkpoint(tmp_path / "c.pt", State(model, here, OFF), CPU).epoch == 3
+    assert load_checkpoint(tmp_path / "c.pt", TrainingState(model, here, OFF), CPU).epoch == 3
     assert here.param_groups[0]["lr"] == 0.125
     assert not here.param_groups[0]["fused"]
     assert torch.equal(here.state[model.weight]["exp_avg"], there.state[model.weight]["exp_avg"])
@@ -65,10 +65,10 @@ def test_a_checkpoint_keeps_the_scale_of_gradients(tmp_path: Path) -> None:
         there.step(optimizer)
         there.update()
     assert (there.state_dict()["scale"], there.state_dict()["_growth_tracker"]) == (512.0, 1)
-    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, there), Progress())
-    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, here), CPU)
+    save_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, there), TrainingProgress())
+    load_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, here), CPU)
     assert here.state_dict() == there.state_dict()
-    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, OFF), CPU)
-    save_checkpoint(tmp_path / "c.pt", State(model, optimizer, OFF), Progress())
-    load_checkpoint(tmp_path / "c.pt", State(model, optimizer, here), CPU)  # it starts with the scale it has
+    load_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, OFF), CPU)
+    save_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, OFF), TrainingProgress())
+    load_checkpoint(tmp_path / "c.pt", TrainingState(model, optimizer, here), CPU)  # it starts with the scale it has
     assert here.state_dict() == there.state_dict()

@@ -396,7 +396,7 @@ def test_evaluate_is_what_the_loop_said(done: Run) -> None:
 
 def test_evaluate_refuses_an_unknown_split_and_device(done: Run) -> None:
     with pytest.raises(InputError, match="train, valid, test"):
-        evaluate(done.path, "dev")
+        evaluate(done.path, "nothing")
     with pytest.raises(ConfigError, match="banana"):
         evaluate(done.path, device="banana")
 
@@ -415,7 +415,7 @@ def test_a_device_that_is_not_there(done: Run, prepared: Prepared, tmp_path: Pat
 
 def test_an_existing_run_is_neither_replaced_nor_continued_unasked(copy: Path, done: Run, prepared: Prepared) -> None:
     before = {file: (copy / file).read_bytes() for file in ("config.toml", "metrics.json", "model.safetensors")}
-    with pytest.raises(InputError, match="--resume"):
+    with pytest.raises(InputError, match="resume=True"):
         train(prepared, done.config, copy)
     assert before == {file: (copy / file).read_bytes() for file in before}
 

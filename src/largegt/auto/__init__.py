@@ -1,1 +1,1 @@
-"""Settings chosen for the graph at hand: by a look at it, or by search."""
+"""Settings searched for the graph at hand."""

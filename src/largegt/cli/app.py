@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import os
 import re
 import sys
@@ -97,15 +98,33 @@ def main() -> None:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Within, a verb does its work: a warning is a line, and a signal ends it with a line and the code that shells
-    expect."""
+    """Within, a verb does its work: what is logged and a library's warning are a line each, once, and a signal ends it
+    with a line and the code that shells expect."""
     _how_to_go_on.clear()
+    notes = _Notes()
+    logging.getLogger("largegt").addHandler(notes)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: say_stderr(f"warning: {' '.join(str(message).split())}")
             yield
     except KeyboardInterrupt as error:
         raise SystemExit(_stopped(error)) from None
+    finally:
+        logging.getLogger("largegt").removeHandler(notes)
+
+
+class _Notes(logging.Handler):
+    """Prints a message that is logged as one line on standard error, the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"note: {' '.join(record.getMessage().split())}"
+        if line not in self.printed:
+            self.printed.add(line)
+            say_stderr(line)
 
 
 def _check_words(words: list[str]) -> None:

@@ -160,20 +160,21 @@ class ConfigOptions:
     model: str | None = None
     original: bool = False
 
-    def check(self) -> None:
-        if self.original and (self.recipe or not self.model):
-            raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
-
-    def config(self, store: Any, overrides: Iterable[str] = (), devices: int = 1) -> Any:
-        """The recipe that is named, or the model's own, with --set and `overrides` on top; --model is the last word on
-        model.name. Prints what `auto` chooses for so many devices."""
-        from largegt.auto.choose import config_for
+    def recipe_and_overrides(self) -> tuple[str, list[str]]:
+        """The recipe that is named, or the model's own; what is set on top, where --model is the last word."""
         from largegt.config.recipes import recipe_for
 
-        self.check()
+        if self.original and (self.recipe or not self.model):
+            raise ConfigError("--original goes with --model and without --recipe: --model gat --original")
         own = recipe_for(self.model, self.original) if self.model else "default"
-        given = [*(self.settings or []), *overrides, *([f"model.name={self.model}"] if self.model else [])]
-        config, chosen = config_for(store, self.recipe or own, given, devices if devices > 1 else None)
+        return self.recipe or own, [*(self.settings or []), *([f"model.name={self.model}"] if self.model else [])]
+
+    def config(self, store: Any, overrides: Iterable[str] = (), devices: int = 1) -> Any:
+        """The whole configuration, with `overrides` on top. Prints what `auto` chooses for so many devices."""
+        from largegt.preprocessing.auto_config import config_for
+
+        recipe, given = self.recipe_and_overrides()
+        config, chosen = config_for(store, recipe, [*given, *overrides], devices if devices > 1 else None)
         if not show.is_json and "LARGEGT_LAUNCHED" not in os.environ:
             for choice in chosen:
                 show.say_stderr(f"auto: {choice!s:<38} {choice.reason}")
@@ -223,8 +224,8 @@ def check_engine(name: str) -> None:
 
 
 @dataclass
-class Columns:
-    """Columns of new nodes and edges: predict, append, ingest.
+class ColumnNames:
+    """ColumnNames of new nodes and edges: predict, append, ingest.
 
     Args:
         source_column: Edge column that an edge leaves. Guessed when not given.
@@ -241,7 +242,7 @@ class Columns:
 
 
 @dataclass
-class NodeFiles(Columns):
+class NodeFiles(ColumnNames):
     """Tables and files of nodes: append, ingest.
 
     Args:

@@ -10,13 +10,13 @@ from typing import Any
 from largegt.errors import AGAIN, ConfigError
 
 from . import show
-from .options import Columns, launch_ranks, verb
+from .options import ColumnNames, launch_ranks, verb
 from .show import Result
 
 
 @verb()
 def predict(
-    run: Path, *, columns: Columns, out: Path = Path("predictions.parquet"), node: list[str] | None = None,
+    run: Path, *, columns: ColumnNames, out: Path = Path("predictions.parquet"), node: list[str] | None = None,
     split: str | None = None, probabilities: bool = False, new_nodes: str | None = None,
     new_edges: list[str] | None = None, new_features: str | None = None, csv_safe: bool = False,
     num_eval_samples: int | None = None, device: str | None = None, devices: int = 1, memory: str | None = None,
@@ -65,7 +65,7 @@ def predict(
     shown = written.columns[:6]
     rows = [[_short(row[name]) for name in shown] for row in written.first.to_pylist()]
     title = f"{written.num_rows:,} predictions in {out}"
-    return Result(facts | ({"prepared": reused} if reused else {}), [show.Table(title, shown, rows)])
+    return Result(facts | ({"prepared": reused} if reused else {}), [show.TextTable(title, shown, rows)])
 
 
 def _written(options: Any, devices: int, make: Callable[[Any], Any]) -> Any:
@@ -113,7 +113,7 @@ def embed(
         rows = [(one["node"], show.plain(one["label"]), f"{one['similarity']:.4f}") for one in found]
         title, heads = f"Nearest to {nearest} ({layer})", ("node", "label", "similarity")
         facts = {"node": nearest, "layer": layer, "nearest": found}
-        return Result(facts, [show.Table(title, heads, rows, left=("label",))])
+        return Result(facts, [show.TextTable(title, heads, rows, left=("label",))])
     check_prediction_file(out, overwrite, "embeddings", SUFFIXES)
     options = PredictOptions(out=out, ids=node, overwrite=overwrite, **how)
     written = _written(options, devices, lambda o: Embedding(run, o, layer))

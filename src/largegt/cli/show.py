@@ -12,6 +12,8 @@ from typing import Any
 
 from largegt.runtime.text import clipped, printable
 
+from .flags import as_typed
+
 _MANY_STEPS = 100
 _LONG_NAME = 80
 _MOST_BARS, _MOST_COLUMNS = 20, 60
@@ -22,7 +24,7 @@ is_json = False
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows under a title. The first column and those named in `left` are aligned left, numbers right."""
 
     title: str
@@ -31,7 +33,7 @@ class Table:
     left: tuple[str, ...] = ()
 
 
-Block = str | Table
+Block = str | TextTable
 """A line, or a table."""
 
 
@@ -48,13 +50,13 @@ class Result:
             print(json.dumps(self.value, indent=1, default=str))  # ASCII: control characters are escaped
             return
         for block in self.blocks:
-            if isinstance(block, Table):
+            if isinstance(block, TextTable):
                 _print_table(block)
             else:
                 say(block)
 
 
-def _print_table(table: Table) -> None:
+def _print_table(table: TextTable) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -83,9 +85,10 @@ def say(line: object) -> None:
 
 
 def say_stderr(line: object) -> None:
-    """The same on standard error. Where that is closed or full, the work goes on without."""
+    """The same on standard error, with flags where the library names arguments. Where that is closed or full, the work
+    goes on without."""
     with suppress(OSError):
-        print(printable(line), file=sys.stderr)
+        print(printable(as_typed(str(line))), file=sys.stderr)
 
 
 # what a folder holds
@@ -119,12 +122,12 @@ def folder(
     return Result(named | {"path": str(path)}, blocks)
 
 
-def facts(title: str, named: dict[str, Any]) -> Table:
+def facts(title: str, named: dict[str, Any]) -> TextTable:
     """One row for each fact."""
-    return Table(title, ("", ""), [(name.replace("_", " "), plain(value)) for name, value in named.items()])
+    return TextTable(title, ("", ""), [(name.replace("_", " "), plain(value)) for name, value in named.items()])
 
 
-def bars(title: str, counts: dict[str, int]) -> Table:
+def bars(title: str, counts: dict[str, int]) -> TextTable:
     """A horizontal bar chart of counts; only the largest of many classes."""
     shown = list(counts.items())
     if len(shown) > _MOST_BARS:
@@ -132,7 +135,7 @@ def bars(title: str, counts: dict[str, int]) -> Table:
         title = f"{title}, the {_MOST_BARS} largest of {len(counts)}"
     longest = max((count for _, count in shown), default=0) or 1
     rows = [(name, f"{count:,}", "█" * round(30 * count / longest)) for name, count in shown]
-    return Table(title, (" ", "nodes", "  "), rows, left=("  ",))
+    return TextTable(title, (" ", "nodes", "  "), rows, left=("  ",))
 
 
 def columns(title: str, found: list[dict[str, Any]]) -> list[Block]:
@@ -144,7 +147,7 @@ def columns(title: str, found: list[dict[str, Any]]) -> list[Block]:
     ]  # fmt: skip
     if len(found) > _MOST_COLUMNS:
         rows.append((f"… {len(found) - _MOST_COLUMNS} more", "", "largegt inspect --json shows all", "", ""))
-    table = Table(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
+    table = TextTable(title, ("column", "kind", "used as", "missing", "distinct"), rows, left=("kind", "used as"))
     notes = [f"note: {clipped(one['column'], _LONG_NAME)}: {note}" for one in found for note in one["notes"]]
     more = [f"… {len(notes) - _MOST_COLUMNS} more notes: largegt inspect --json shows all"]
     return [table, *notes[:_MOST_COLUMNS], *(more if len(notes) > _MOST_COLUMNS else [])]
@@ -157,7 +160,7 @@ def metrics(found: dict[str, Any]) -> list[Block]:
     ]
     title = f"{found['model']} on {found['dataset']}, best epoch {found['best_epoch']} of {found['epochs']}"
     return [
-        Table(title, ("", "valid", "test"), rows),
+        TextTable(title, ("", "valid", "test"), rows),
         *([f"Stopped early: {found['stopped']}."] if found["stopped"] else []),
     ]
 
@@ -175,7 +178,7 @@ def preparation(found: dict[str, Any], title: str) -> list[Block]:
     total = ("all", format_bytes(found["disk_bytes"]), f"peak {format_bytes(found['peak_disk_bytes'])}",
              format_bytes(found["memory_bytes"]), duration(found["elapsed_s"]))  # fmt: skip
     title = f"{title}: {found['num_nodes']:,} nodes, about {found['token_rows']:,} token rows"
-    blocks: list[Block] = [Table(title, ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total])]
+    blocks: list[Block] = [TextTable(title, ("stage", "on disk", "scratch", "memory", "rough time"), [*rows, total])]
     if found["already_prepared"]:
         blocks.insert(0, "It is prepared already; this is what it would take again.")
     if found["peak_disk_bytes"] > found["free_disk_bytes"]:
@@ -202,7 +205,7 @@ def note_stale(store: Any, config: Any) -> None:
 
 def note_few_steps(store: Any, config: Any) -> None:
     """That a training whose batches hold all there is ends before it has learned much."""
-    from largegt.auto.choose import small_batch
+    from largegt.preprocessing.auto_config import small_batch
 
     num_nodes, train = len(store.splits["train"]), config.train
     if 0 < num_nodes <= train.batch_size and 10 <= train.epochs < _MANY_STEPS:

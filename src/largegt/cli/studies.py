@@ -74,7 +74,7 @@ def datasets(context: typer.Context, *, root: Path = Path("datasets")) -> Result
         for row in found
     ]  # fmt: skip
     heads = ("name", "nodes", "edges", "features / classes", "download", "where")
-    return Result(found, [show.Table("Datasets", heads, rows, left=("where",))])
+    return Result(found, [show.TextTable("Datasets", heads, rows, left=("where",))])
 
 
 @verb(group=datasets_app)
@@ -170,7 +170,7 @@ def doctor(*, quick: bool = False) -> Result:
         found = diagnose(quick, progress)
 
     blocks = [
-        show.Table(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",)),
+        show.TextTable(f"largegt {__version__} on this machine", ("", ""), found.rows(), left=("",)),
         *(f"{'stops' if problem.stops else 'note'}: {problem}" for problem in found.problems),
         "This machine can do the work." if found.works else "Nothing will work before that is mended.",
     ]
@@ -200,11 +200,13 @@ def config(
 
     if models:
         found = {spec.name: spec.about for spec in model_specs()}
-        return Result(found, [show.Table("Models", ("name", "what it is"), list(found.items()), left=("what it is",))])
+        return Result(
+            found, [show.TextTable("Models", ("name", "what it is"), list(found.items()), left=("what it is",))]
+        )
     if recipes:
         heads = ("name", "what it is")
         tables = [
-            show.Table(f"Recipes for {dataset}", heads, list(about.items()), left=heads)
+            show.TextTable(f"Recipes for {dataset}", heads, list(about.items()), left=heads)
             for dataset, about in recipes_by_dataset().items()
         ]
         return Result(recipe_about(), tables)
@@ -214,4 +216,4 @@ def config(
         raise ConfigError(f"no setting begins with {section!r}{nearest(section or '', [one.name for one in every])}")
     rows = [(one.name, text_of(one.default), one.help) for one in chosen]
     value = {one.name: {"default": one.default, "help": one.help} for one in chosen}
-    return Result(value, [show.Table("Settings", ("name", "default", "meaning"), rows, left=("meaning",))])
+    return Result(value, [show.TextTable("Settings", ("name", "default", "meaning"), rows, left=("meaning",))])

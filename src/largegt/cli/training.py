@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from largegt.errors import AGAIN, InputError
+from largegt.errors import AGAIN
 from largegt.runtime.text import quoted
 
 from . import show
@@ -32,7 +31,7 @@ def demo(*, out: Path = Path("largegt-demo"), seed: int = 0, epochs: int | None 
         scores, metrics, page = run_demo(out, seed, progress, epochs)
     rows = [(name, f"{score['valid']:.4f}", f"{score['test']:.4f}") for name, score in scores.items()]
     return Result({"scores": scores, "metrics": metrics, "page": str(page)}, [
-        show.Table("Accuracy on wordnet31-lite", ("", "valid", "test"), rows), "",
+        show.TextTable("Accuracy on wordnet31-lite", ("", "valid", "test"), rows), "",
         f"LargeGT trained {metrics['epochs']} epochs in {metrics['train_time_s']:.0f} s; kept epoch "
         f"{metrics['best_epoch']}.",
         f"Look at the learning curves: {page}",
@@ -72,6 +71,7 @@ def train(
         engine: Who starts --devices processes: local (this machine) or ray (a cluster).
     """
     from largegt.training.launch import resume_advice
+    from largegt.training.run import run_to_resume, store_to_train_on
     from largegt.training.trainer import check_out
     from largegt.training.trainer import train as run_train
 
@@ -79,10 +79,8 @@ def train(
     overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
     check_engine(engine)
     if store is None:
-        data, config = _run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
+        data, config = run_to_resume(out, resume, bool(overrides) or any(vars(configuration).values()))
     else:
-        from largegt.training.run import store_to_train_on
-
         data = store_to_train_on(store, out, resume)
         config = configuration.config(data, overrides, devices)
     check_out(out, config, data, resume, overwrite)
@@ -109,20 +107,6 @@ def train(
     where = finished.path
     next_step = f"The run is in {where}. Next: largegt predict {quoted(where)} --out predictions.parquet"
     return Result(finished.metrics, [*show.metrics(finished.metrics), "", next_step])
-
-
-def _run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[Any, Any]:
-    """The store and the configuration of the run that --resume without a store goes on with."""
-    from largegt.training.run import Run
-
-    if not resume:
-        raise InputError("which store? largegt train data/g --out runs/a, or --resume to go on with a run")
-    run = Run.open(out)
-    if is_configured:
-        raise InputError(
-            "--resume without a store goes on with the run's own settings: leave out --set, --recipe and --model"
-        )
-    return run.store(), run.config
 
 
 @verb()
@@ -164,18 +148,17 @@ def tune(
     """
     from largegt.auto.tuning.tune import tune as run_tune
 
-    configuration.check()
-    asked = {name: value for name, value in vars(configuration).items() if name != "settings"}
+    recipe, overrides = configuration.recipe_and_overrides()
     with show.progress() as progress, goes_on():
         found = run_tune(
-            store, out, trials, max_time, search=search or [], only=only, final=final, seed=seed, progress=progress,
-            memory=memory, overrides=configuration.settings or [], **asked,
+            store, recipe, out, trials, max_time, search or [], overrides=overrides, only=only, final=final, seed=seed,
+            progress=progress, memory=memory,
         )  # fmt: skip
     best = [(trial.number, f"{trial.score:.4f}", trial.epochs, found.in_words(trial)) for trial in found.ranked[:5]]
     differs = "differs from the recipe (its value)"
     heads = ("trial", f"valid {found.metric}", "epochs", differs)
     blocks: list[show.Block] = [
-        show.Table(f"The best of {found.num_done} trials on {found.dataset}", heads, best, left=(differs,))
+        show.TextTable(f"The best of {found.num_done} trials on {found.dataset}", heads, best, left=(differs,))
     ]
     if found.importances:
         shares = [f"{name} {share:.0%}" for name, share in list(found.importances.items())[:5]]
@@ -211,4 +194,4 @@ def evaluate(
     if is_silent:
         return None
     rows = [(name, f"{score:.4f}") for name, score in scores.items()]
-    return Result(scores, [show.Table(f"{run}, {split}", ("metric", "value"), rows)])
+    return Result(scores, [show.TextTable(f"{run}, {split}", ("metric", "value"), rows)])

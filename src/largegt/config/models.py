@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from largegt.errors import ConfigError, nearest
 
-from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
+from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, leaves, setting_names, several
 
 Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 """What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or
@@ -407,7 +407,7 @@ def read_model(tree: Mapping[str, Any]) -> ModelConfig:
     name = tree.get("name", LargeGTConfig().name)
     spec = model_spec(str(name))
     own = setting_names(spec.settings)
-    for setting in _leaves(tree):
+    for setting, _ in leaves(tree):
         if setting not in own:
             others = [other.name for other in model_specs() if setting in setting_names(other.settings)]
             if others:
@@ -434,11 +434,3 @@ def overrides_read(overrides: Iterable[str], name: str) -> list[str]:
     own = setting_names(model_spec(name).settings, "model.")
     every = {setting for spec in model_specs() for setting in setting_names(spec.settings, "model.")}
     return [one for one in overrides if one.partition("=")[0].strip() not in every.difference(own)]
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -26,6 +26,16 @@ class Settings(BaseModel):
     """Frozen, strict about names, and documented field by field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # the type checker knows the arguments of each class
+
+        def __init__(self, **settings: Any) -> None:
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise _config_error(type(self), error, "") from None
+
+        __init__.__pydantic_base_init__ = True  # tables within others do not pass here: errors name them in full
 
     @model_validator(mode="before")
     @classmethod
@@ -156,6 +166,20 @@ def _override_value(text: str) -> Any:
     return tree["value"] if len(tree) == 1 else text  # a second line is no part of a value
 
 
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of each setting in nested tables."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def as_overrides(tree: Mapping[str, Any]) -> list[str]:
+    """The same as `a.b=c` overrides; names may be dotted."""
+    return [f"{name}={_toml_value('none' if value is None else value)}" for name, value in leaves(tree)]
+
+
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`above` on top of `below`, table by table."""
     both = {
@@ -205,6 +229,6 @@ def _write_table(tree: Mapping[str, Any], prefix: str, lines: list[str]) -> None
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's notation, which TOML shares but for infinities and NaN."""
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """JSON's notation, which TOML shares but for infinities and NaN. A value that JSON does not know is its text."""
+    text = json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
     return {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}.get(text, text)

@@ -58,13 +58,13 @@ def recipe_for(model: str, original: bool = False) -> str:
     if model not in models:
         form = model.lower().removesuffix("-original")
         is_form = form in models and form != model.lower()
-        hint = f" (did you mean --model {form} --original?)" if is_form else nearest(form, models)
+        hint = f" (did you mean `recipe={form}-original`?)" if is_form else nearest(form, models)
         raise ConfigError(f"no model {model!r}{hint}; there are: {', '.join(models)}")
     if not original:
         return model if model in known else "default" if model.startswith("largegt") else "base"
     if f"{model}-original" not in known:
         others = [name for name in models if f"{name}-original" in known]
-        raise ConfigError(f"{model} has no other original form: leave out --original, which {', '.join(others)} have")
+        raise ConfigError(f"{model} has no other original form: leave out `original`, which {', '.join(others)} have")
     return f"{model}-original"
 
 
@@ -114,9 +114,9 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
     if file.suffix == ".toml":
         raise ConfigError(f"recipe file {file} does not exist")
     if recipe == AUTO:
-        raise ConfigError("recipe auto looks at a store first: lg.auto_config(store), or train data/g --recipe auto")
+        raise ConfigError("recipe auto looks at a store first: `lg.train('data/g', 'auto')`")
     raise ConfigError(
-        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; largegt config --recipes lists all {len(known)}, "
+        f"no recipe {recipe!r}{nearest(recipe, [AUTO, *known])}; `lg.recipe_names()` lists all {len(known)}, "
         "or give a .toml file"
     )
 

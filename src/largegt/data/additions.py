@@ -106,7 +106,7 @@ class GrownIds(NodeIds):
         if not update and not is_new.all():
             raise InputError(
                 f"{where}: node {id_at(given, int(np.argmin(is_new)))!r} is in {store.place} already: leave out nodes "
-                "that are known (edges may name them), or update them with largegt append --update"
+                "that are known (edges may name them), or update them with `lg.append(..., update=True)`"
             )
         self.new: Ids = given.filter(is_new) if is_text(given) else given[is_new]
         """Ids of the new nodes, as the store has its own: int64 or text."""

@@ -12,7 +12,7 @@ on; readers of the old version keep it. `prepare` takes from preparations of the
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +46,8 @@ from .parts import Source, chunk_rows
 from .sources import FileSource
 from .store import KIND, GraphStore
 from .versions import clean_quietly, column_names, earlier_states, last_source, write_lineage
+
+_log = logging.getLogger(__name__)
 
 _CHUNK_ROWS = 1 << 20
 _WINDOW_EDGES = 1 << 20
@@ -93,7 +95,7 @@ def append(
     came_last = there is not None and given.identity is not None and last_source(there) == given.identity
     if there is not None and came_last and (in_place or earlier_states(there)[-1].fingerprint == old.fingerprint):
         remove_stale(target)
-        warnings.warn(f"{there.place} has these files already, they came last: nothing is appended", stacklevel=2)
+        _log.warning(f"{there.place} has these files already, they came last: nothing is appended")
         return there
     identity = None if given.identity is None else [old.fingerprint, given.identity, update]
     with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
@@ -106,7 +108,7 @@ def append(
         new = Additions(old, source, means, update)
         changed = _Append(old, new, writer, progress or silent, count, budget).run(identity)
     if not changed and in_place:
-        warnings.warn(f"{old.place} has all of this already: nothing changes", stacklevel=2)
+        _log.warning(f"{old.place} has all of this already: nothing changes")
         return old
     old.folder.close()
     grown = GraphStore.open(target)

@@ -24,7 +24,7 @@ from largegt.runtime.workers import Workers, new_token
 from largegt.types import Array
 
 from . import kernels
-from .pair_runs import EdgeKind, PairBuffer, PairRuns, Piece, Run, RunFolder, index_dtype, windows
+from .pair_runs import EdgeKind, PairBuffer, PairRuns, Piece, RunFolder, SortedRun, index_dtype, windows
 from .weights import refuse_overflow, write_sums
 
 _LEAST_RUN, _MOST_RUN = 1 << 21, 1 << 24
@@ -105,7 +105,7 @@ class EdgeBuilder:
         self._buffer.add(sources, targets, weights)
         self._state = {**state, "self_loops": self.self_loops}
 
-    def add_runs(self, runs: list[Run], self_loops: int, **state: Any) -> None:
+    def add_runs(self, runs: list[SortedRun], self_loops: int, **state: Any) -> None:
         """Take edges that a worker has read and written to files of the runs' folder."""
         self._buffer.self_loops += self_loops
         self.runs.add(runs, self_loops=self.self_loops, **state)
@@ -189,7 +189,7 @@ def _parts(weighted: bool) -> tuple[str, ...]:
     return ("indptr", "indices", "weights") if weighted else ("indptr", "indices")
 
 
-def _turned(rows: Rows, kind: EdgeKind, folder: RunFolder, token: str, low: int, high: int) -> tuple[Run, int]:
+def _turned(rows: Rows, kind: EdgeKind, folder: RunFolder, token: str, low: int, high: int) -> tuple[SortedRun, int]:
     """Write the rows from `low` to `high` as a run of (target, source) pairs; the run and `high`."""
     begin, end = int(rows.indptr[low]), int(rows.indptr[high])
     sources = np.repeat(np.arange(low, high, dtype=rows.indices.dtype), np.diff(rows.indptr[low : high + 1]))

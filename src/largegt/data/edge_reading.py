@@ -29,7 +29,7 @@ from .duckdb_connection import identifier, literal
 from .ids import id_at, id_sql, join_ids, missing_sql
 from .kernels import NO_WEIGHTS
 from .nodes import NodeIds
-from .pair_runs import EdgeKind, PairBuffer, Run, RunFolder
+from .pair_runs import EdgeKind, PairBuffer, RunFolder, SortedRun
 from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_parts
 from .table_reading import Table
 
@@ -101,7 +101,7 @@ def read_in_parts(
 class PartRead:
     """What a worker tells of its part: its runs, and the counts."""
 
-    runs: list[Run]
+    runs: list[SortedRun]
     seen: int
     dropped: int
     self_loops: int
@@ -118,7 +118,7 @@ class ReadPart:
 
     def __call__(self, edges: Edges, name: str) -> PartRead:
         seen = dropped = 0
-        runs: list[Run] = []
+        runs: list[SortedRun] = []
 
         def write(pairs: Array) -> None:
             runs.append(self.folder.write(f"{name}-{len(runs)}", pairs))

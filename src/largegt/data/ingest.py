@@ -55,13 +55,33 @@ def ingest(
     memory: str | int | None = None,
     engine: Workers | None = None,
 ) -> GraphStore:
-    """Write `source` as a store into the folder `out` and open it.
+    """Write a graph as a store, a folder of memory-mapped arrays.
 
-    `memory` (`"4GiB"`) is what the work may hold at once, half of what is free by default; the result does not depend
-    on it. `engine` is a cluster that does the work instead of this process's threads (a `RayEngine`), and has the
-    memory of each of its tasks; the result is the same. A killed ingest of files goes on where it stopped when it is
-    called again. `progress(stage, done, total)` is called as the work goes on; `total` is None where nobody can know
-    it.
+    A killed ingest of files goes on where it stopped when it is called again.
+
+    Args:
+        source: the graph: `lg.sources.files`, `lg.sources.arrays` or `lg.sources.pyg`.
+        out: the folder of the store.
+        config: how files become a store.
+        overwrite: replace a store that is there.
+        progress: is called as `progress(stage, done, total)`; `total` is None where nobody can know it.
+        threads: threads to use, all cores by default.
+        memory: what the work may hold at once, such as `"4GiB"`, half of what is free by default. The result does not
+            depend on it.
+        engine: a cluster that does the work instead of this process, with threads and memory of its own.
+
+    Returns:
+        The store, opened.
+
+    Raises:
+        InputError: the data cannot be used as it is, or `out` is there already.
+        ConfigError: a setting does not fit the data.
+        DiskError: the disk is full or read-only.
+
+    Examples:
+        >>> store = lg.ingest(lg.sources.arrays(edge_index, features, labels), out="data/new")
+        >>> store.num_nodes
+        150
     """
     config = config or IngestConfig()
     report = progress or silent
@@ -77,9 +97,7 @@ def ingest(
     with ArrayWriter(out, KIND, replace=overwrite, identity=identity) as writer:
         opened = source.opened(writer.partial / _TABLES, config, budget // 2, count, engine is not None)
         if engine is not None and opened.edges.feature_names:
-            raise ConfigError(
-                "edge features are not read on a cluster: leave --engine ray out, or --edge-feature-columns"
-            )
+            raise ConfigError("edge features are not read on a cluster: leave `engine` out, or `edge_feature_columns`")
         workers = engine or Threads(budget, count)
         work = _Work(opened, writer, config, report, count, budget, workers, engine is not None)
         notes = {"column_names": dict(opened.column_names)} if opened.column_names else None

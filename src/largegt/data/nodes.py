@@ -129,7 +129,7 @@ def _ids_in(folder: Path, kind: str) -> Ids:
         arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
     except FileNotFoundError:
         raise InputError(
-            f"{folder} is not seen by every machine: with an engine, --out must be shared storage"
+            f"{folder} is not seen by every machine: with an engine, `out` must be shared storage"
         ) from None
     return arrays[0] if kind == "integer" else text_over(*arrays)
 

@@ -27,7 +27,7 @@ _BUCKET_PAIRS = 1 << 20
 _MOST_BUCKETS = 1 << 10
 _MOST_BUCKET_ROWS = 1 << 22
 
-Run = tuple[str, Array]
+SortedRun = tuple[str, Array]
 """The name of a file of pairs, and int64 [buckets + 1]: where each bucket begins in it."""
 
 
@@ -57,7 +57,7 @@ class RunFolder:
     num_buckets: int
     shift: int
 
-    def write(self, name: str, pairs: Array) -> Run:
+    def write(self, name: str, pairs: Array) -> SortedRun:
         """Write pairs as a run, grouped by bucket."""
         starts, grouped = np.zeros(self.num_buckets + 1, dtype=np.int64), np.empty_like(pairs)
         kernels.group_pairs(pairs, self.shift, starts, grouped)
@@ -119,7 +119,7 @@ class PairRuns:
     def _write(self, pairs: Array, state: dict[str, Any]) -> None:
         self.add([self.folder.write(f"{self._token}-{self._starts.rows}", pairs)], **state)
 
-    def add(self, runs: list[Run], **state: Any) -> None:
+    def add(self, runs: list[SortedRun], **state: Any) -> None:
         """Take runs that are in the folder; `state` is what the writer goes on from."""
         for name, starts in runs:
             self._files.append(name)

@@ -104,6 +104,7 @@ def pyg(
 ) -> Source:
     """A PyG `Data` object (or anything with its attributes). Of masks [N, s], one column is taken. `edge_weight` and
     `edge_attr`, where it has them, are the weights and the features of its edges, unless told to leave them."""
+    refuse_hetero(data)
     if getattr(data, "edge_index", None) is None:
         found = [key for key in ("adj_t", "adj") if getattr(data, key, None) is not None]
         raise InputError(
@@ -132,6 +133,15 @@ def pyg(
         weights=getattr(data, "edge_weight", None) if edge_weights else None,
         edge_features=getattr(data, "edge_attr", None) if edge_features else None,
     )
+
+
+def refuse_hetero(data: Any) -> None:
+    """Refuse a PyG `HeteroData`."""
+    if type(data).__name__ == "HeteroData":
+        raise InputError(
+            "a HeteroData has several types of nodes and edges, and LargeGT takes a graph of one type: give "
+            "data.to_homogeneous(), or a Data with the nodes and edges of one type"
+        )
 
 
 def files(

@@ -33,6 +33,7 @@ from largegt.errors import FormatError, InputError, first_line
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.checksums import is_checker
 from largegt.runtime.progress import Progress
+from largegt.runtime.summary import Summary
 from largegt.runtime.text import quoted
 from largegt.types import OPPOSITE, Array, Direction, PathLike, Task, sides_of
 
@@ -56,7 +57,7 @@ _NOTES = {
 }
 
 
-class GraphStore:
+class GraphStore(Summary):
     """A graph on disk: `GraphStore.open("data/g")`. See the module's text for the arrays."""
 
     def __init__(self, folder: ArrayFolder, in_ranges: bool = False) -> None:
@@ -66,9 +67,26 @@ class GraphStore:
 
     @classmethod
     def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
-        """Open the store at `path`: its newest version, or the one with this fingerprint. The object goes on reading
-        that version whatever is appended or overwritten later. Its counts are those of its arrays, and those are as
-        large as their files."""
+        """Open a store. The object reads one version, whatever is appended or overwritten later.
+
+        Args:
+            path: the folder of the store, or a URL.
+            version: the fingerprint of the version to open, the newest by default.
+
+        Returns:
+            The store. Its arrays are read-only and memory-mapped.
+
+        Raises:
+            InputError: there is no store, or no such version.
+            FormatError: the folder is damaged, or of a newer version of the package.
+
+        Examples:
+            >>> store = lg.GraphStore.open("data/g")
+            >>> store.features.shape
+            (150, 5)
+            >>> sorted(store.splits)
+            ['test', 'train', 'valid']
+        """
         store = cls(ArrayFolder(path, KIND, version))
         store.folder.require(_NOTES, {})
         store.folder.require({}, store._lengths())
@@ -163,6 +181,11 @@ class GraphStore:
 
     # what it is
 
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        kind = f"{self.name}: {'directed' if self.directed else 'undirected'}, {self.task}"
+        sizes = {"nodes": self.num_nodes, "edges": self.num_edges, "features": self.num_features}
+        return kind, {**sizes, **({"classes": len(self.classes)} if self.classes else {})}, self.place
+
     @property
     def path(self) -> Path:
         return self.folder.path
@@ -244,7 +267,7 @@ class GraphStore:
     def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
         """(weights, strengths, sums of blocks) beside `csr(direction)`: see weights.py."""
         if not self.weighted:
-            raise InputError(f"{self.place} has no edge weights: ingest it again with --weight-column COLUMN")
+            raise InputError(f"{self.place} has no edge weights: ingest it again with `weight_column='COLUMN'`")
         prefix = direction if self.directed else "out"
         weights, strengths, sums = (self._large(f"{prefix}_{part}") for part in WEIGHT_PARTS)
         return weights, strengths, sums

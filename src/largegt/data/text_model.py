@@ -40,7 +40,7 @@ def named_text_model(folder: str, fingerprint: str) -> Any:
     if not urls.is_trusted(Path(os.path.abspath(folder)).as_uri()):
         raise InputError(
             f"the store names the text model {folder}, which was never given on this machine: if you trust this "
-            "folder, run the same command with --trust-remote"
+            "folder, run the same command with `LARGEGT_TRUST_REMOTE=1`"
         )
     model, found = load_text_model(folder)
     if found != fingerprint:

@@ -61,7 +61,7 @@ def download_dataset(
     if not missing:
         return folder
     if Path(root).exists() and not Path(root).is_dir():
-        raise InputError(f"{root} is a file, a folder for datasets is wanted: choose another --root")
+        raise InputError(f"{root} is a file, a folder for datasets is wanted: choose another `root`")
     target = known.target(root)
     expected = known.checksum or noted_digest(target)
     try:

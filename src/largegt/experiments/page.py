@@ -10,7 +10,7 @@ from largegt.errors import FormatError, first_line
 from largegt.pages.charts import Axis, Line, line_legend
 from largegt.pages.figures import figures, line_figure
 from largegt.pages.markup import Section, section
-from largegt.pages.tables import PLACE, PLACES, Cell, Ranked, Table
+from largegt.pages.tables import PLACE, PLACES, Cell, PageTable, Ranked
 from largegt.reporting.page import report
 from largegt.runtime.progress import Progress
 
@@ -36,14 +36,14 @@ def _tables(out: Path) -> Section | None:
     return section("paper", "The paper's tables", lead, *made) if made else None
 
 
-def _table(file: Path, title: str) -> Table:
+def _table(file: Path, title: str) -> PageTable:
     """The table that was written there; its last column, where that has places, are ranks of the second."""
     head, *rows = _read(file)
     cells: list[list[Cell]] = [[cell or None for cell in row] for row in rows]
     if head[-1] != PLACE:
-        return Table(title, head, cells)
+        return PageTable(title, head, cells)
     ranked = [[cells[at][0], Ranked(row[1], PLACES.get(row[-1])), *cells[at][2:-1]] for at, row in enumerate(rows)]
-    return Table(title, head[:-1], ranked)
+    return PageTable(title, head[:-1], ranked)
 
 
 def _curves(out: Path) -> Section | None:

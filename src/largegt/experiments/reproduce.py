@@ -21,7 +21,7 @@ from largegt.io.atomic import write_text_atomically
 from largegt.models.base import NodeModel
 from largegt.pages.charts import Axis, Dot, Line
 from largegt.pages.markup import mean_of, number
-from largegt.pages.tables import Cell, Ranked, Table, ranks
+from largegt.pages.tables import Cell, PageTable, Ranked, ranks
 from largegt.runtime.progress import Progress
 from largegt.training.evaluate import Scorer
 from largegt.training.log import Entry, parse_metrics
@@ -73,7 +73,7 @@ def table_datasets(experiment: Experiment) -> list[Path]:
         rows.append([f"{experiment.dataset} in the paper", *DATASETS[experiment.dataset]])
     head = ["Dataset", "Nodes", "Edges", "Node features", "Classes", "Label"]
     cells = [[f"{value:,}" if isinstance(value, int) else value for value in row] for row in rows]
-    return Table("The data.", head, cells).write(experiment.out / "table-datasets")
+    return PageTable("The data.", head, cells).write(experiment.out / "table-datasets")
 
 
 def table_main(experiment: Experiment) -> list[Path]:
@@ -91,7 +91,7 @@ def table_main(experiment: Experiment) -> list[Path]:
     head = ["Model", f"Test {metric}", f"Valid {metric}", *(["the paper"] if paper else [])]
     made = _made_of(experiment, chain(*found.values()))
     caption = f"{experiment.dataset}: test {metric} at the best validation epoch, {made}."
-    return Table(caption, head, rows).write(experiment.out / "table-main")
+    return PageTable(caption, head, rows).write(experiment.out / "table-main")
 
 
 def table_extended(experiment: Experiment) -> list[Path]:
@@ -116,7 +116,7 @@ def table_extended(experiment: Experiment) -> list[Path]:
             *(["the paper, original", "the paper, -δ"] if name in ORIGINALS else [])]  # fmt: skip
     made = _made_of(experiment, chain(*delta.values(), *original.values()))
     caption = f"{name}: models as their authors set them and held to 2 hops (-δ), {made}."
-    return Table(caption, head, rows).write(experiment.out / "table-extended")
+    return PageTable(caption, head, rows).write(experiment.out / "table-extended")
 
 
 def fig_epoch_time(experiment: Experiment) -> list[Path]:
@@ -126,7 +126,7 @@ def fig_epoch_time(experiment: Experiment) -> list[Path]:
     for model in experiment.models:
         here, there = _epoch_s([experiment.run(model, 0)]), paper.get(model)
         dots.append((_title(model), [Dot("here", here, 0.0, 0), Dot("the paper", there, 0.0, 1, is_open=True)]))
-    table = Table(f"{experiment.dataset}: seconds of a training epoch.", ["Model", "Seconds"],
+    table = PageTable(f"{experiment.dataset}: seconds of a training epoch.", ["Model", "Seconds"],
                   [[name, f"{here.value:.4g}"] for name, (here, _) in dots])  # fmt: skip
     file, x = experiment.out / "fig-epoch-time", "seconds of an epoch" + (" (open: the paper, V100)" if paper else "")
     return [
@@ -143,7 +143,7 @@ def fig_k(experiment: Experiment) -> list[Path]:
     title = f"{experiment.dataset}: {model_spec(model).title} by K"
     rows = [[str(k), _spread(runs, metric), f"{_epoch_s(runs):.4g}"] for k, runs in found.items()]
     caption = f"{title}, {_made_of(experiment, chain(*found.values()))}."
-    table = Table(caption, ["K", f"Test {metric}", "Seconds of an epoch"], rows)
+    table = PageTable(caption, ["K", f"Test {metric}", "Seconds of an epoch"], rows)
     x, places = Axis("K, local nodes per node", names=tuple(map(str, found))), range(len(found))
     means = [mean_of(_scores(runs, metric)) for runs in found.values()]
     lines = [
@@ -169,7 +169,7 @@ def fig_curves(experiment: Experiment) -> list[Path]:
     head, file = ["Model", "Minutes", f"Valid {metric}", f"Test {metric}"], experiment.out / "fig-curves"
     x = Axis("minutes of training", low=0.0)
     panels = [Panel(x, Axis(head[at].lower()), curve_lines(rows, at)) for at in (2, 3)]
-    table = Table(f"{experiment.dataset}: scores while training.", head, rows)
+    table = PageTable(f"{experiment.dataset}: scores while training.", head, rows)
     return [*table.write(file), *save_figure(file, experiment.dataset, panels)]
 
 

@@ -19,7 +19,7 @@ MOST_DRAWN = 40
 
 
 @dataclass(frozen=True)
-class Piece:
+class Contribution:
     """One kind of input."""
 
     name: str
@@ -121,7 +121,7 @@ class Explanation:
     gap: float
     """The error of the integral: score - base_score minus the sum of the pieces."""
     num_eval_samples: int
-    pieces: list[Piece]
+    pieces: list[Contribution]
     columns: list[InputColumn]
     """Columns of the tables, largest attribution first; empty if features came from an array."""
     local_nodes: list[LocalNode]

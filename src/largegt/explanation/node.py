@@ -32,7 +32,7 @@ from largegt.types import Array, PathLike
 
 from .attribution import Attribution, scores
 from .columns import input_columns, mean_token, token_columns
-from .explanation import MOST_DRAWN, Centroid, Explanation, LabelAround, LocalNode, Piece
+from .explanation import MOST_DRAWN, Centroid, Contribution, Explanation, LabelAround, LocalNode
 from .inputs import OpenModel
 
 MOST_CENTROIDS = 20
@@ -47,10 +47,31 @@ def explain(
     num_eval_samples: int | None = None,
     memory: str | int | None = None,
 ) -> Explanation:
-    """Why a run predicts what it predicts for the node with this id.
+    """Explain why a run predicts what it predicts for one node.
 
-    Explained are the log-odds of one class or label: of `label` where it is given, of what is predicted otherwise; for
-    regression, the value. `num_eval_samples`, `device` and `memory` are as for `predict`.
+    Explained are the log-odds of one class or label; for a regression, the value.
+
+    Args:
+        run: a run of LargeGT, or its folder.
+        node: the user's own id.
+        label: the class or label to explain; the predicted one by default.
+        device: auto, cpu or cuda; that of the run by default.
+        progress: is called as `progress(stage, done, total)`.
+        num_eval_samples: average over so many samples of local nodes; as many as the run is set to by default.
+        memory: for preparing the node where that is missing, such as `"4GiB"`.
+
+    Returns:
+        The share of each input, column, local node and label. `write("node.html")` writes a page.
+
+    Raises:
+        ConfigError: the run's model is no LargeGT, or there is no such label.
+        InputError: there is no run, or the id is unknown.
+
+    Examples:
+        >>> found = lg.explain("runs/a", node=7)
+        >>> found.node
+        7
+        >>> page = found.write("node.html")
     """
     opened = Run.open(run)
     name = opened.config.model.name
@@ -124,7 +145,7 @@ def _target(store: GraphStore, label: Any, probabilities: Tensor) -> int:
     """The class or label column that is explained."""
     if store.task == "regression":
         if label is not None:
-            raise ConfigError("this run predicts a value, so there is no label to choose: leave out --label")
+            raise ConfigError("this run predicts a value, so there is no label to choose: leave out `label`")
         return 0
     if len(store.classes) < 2 and store.task == "multiclass":
         raise ConfigError("this run knows one class only, so nothing speaks for or against it")
@@ -148,7 +169,7 @@ def _predicted(store: GraphStore, probabilities: Tensor) -> Any:
 # attributions ----------------------------------------------------------------------------------------------------
 
 
-def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
+def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
     """Kinds of inputs, the strongest first."""
     carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
@@ -166,7 +187,7 @@ def _pieces(found: Attribution, names: list[str]) -> list[Piece]:
         if name in carried:
             changed = found.inputs[name].clone()
             changed[:, of] = found.baseline[name][:, of]
-            pieces.append(Piece(words, float(carried[name][:, of].sum()), found.without(**{name: changed})))
+            pieces.append(Contribution(words, float(carried[name][:, of].sum()), found.without(**{name: changed})))
     return sorted(pieces, key=lambda piece: -abs(piece.carried))
 
 

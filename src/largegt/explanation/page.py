@@ -11,11 +11,11 @@ from dataclasses import replace
 from largegt.pages.charts import Bar
 from largegt.pages.figures import bar_figure, figure
 from largegt.pages.markup import Html, Section, percent, section, tag
-from largegt.pages.tables import Table
+from largegt.pages.tables import PageTable
 from largegt.pages.template import page_of
 from largegt.runtime.text import printable
 
-from .explanation import HOPS, MOST_DRAWN, Explanation, InputColumn, Piece, column_words, in_words, number
+from .explanation import HOPS, MOST_DRAWN, Contribution, Explanation, InputColumn, column_words, in_words, number
 from .picture import legend_of, picture
 
 _MOST_ROWS, _MOST_BARS = 60, 15
@@ -85,7 +85,7 @@ def _sections(found: Explanation) -> Iterable[Section]:
         yield section("centroids", "Which centroids", lead, _centroids(found).html())
 
 
-def _bars(found: Explanation, title: str, parts: Sequence[Piece | InputColumn], table: Table) -> Html:
+def _bars(found: Explanation, title: str, parts: Sequence[Contribution | InputColumn], table: PageTable) -> Html:
     """A bar for each of the strongest parts, which are the rows of the table."""
     bars = [Bar(str(row[0]), part.carried, number(part.carried))
             for part, row in zip(parts[:_MOST_BARS], table.rows, strict=False)]  # fmt: skip
@@ -93,7 +93,7 @@ def _bars(found: Explanation, title: str, parts: Sequence[Piece | InputColumn], 
     return tag("div", bar_figure(f"{title}{most}", bars, found.explained, _first(table)), class_="narrow")
 
 
-def _first(table: Table) -> Table:
+def _first(table: PageTable) -> PageTable:
     """What a page shows of it."""
     left_out = len(table.rows) - _MOST_ROWS
     if left_out <= 0:
@@ -104,44 +104,44 @@ def _first(table: Table) -> Table:
 # the tables ------------------------------------------------------------------------------------------------------
 
 
-def _pieces(found: Explanation) -> Table:
+def _pieces(found: Explanation) -> PageTable:
     rows = [[piece.name, number(piece.carried), number(piece.without)] for piece in found.pieces]
-    return Table("What carried it", ["input", "carried", "falls without"], rows)
+    return PageTable("What carried it", ["input", "carried", "falls without"], rows)
 
 
-def _columns(found: Explanation) -> Table:
+def _columns(found: Explanation) -> PageTable:
     rows = [
         [column_words(one.column, one.table), "" if one.mostly == one.column else one.mostly, number(one.carried),
          number(one.itself), number(one.without)]
         for one in found.columns
     ]  # fmt: skip
-    return Table("Columns", ["column", "mostly", "carried", "own value", "falls without"], rows, left=2)
+    return PageTable("Columns", ["column", "mostly", "carried", "own value", "falls without"], rows, left=2)
 
 
-def _local_nodes(found: Explanation) -> Table:
+def _local_nodes(found: Explanation) -> PageTable:
     rows = [
         [in_words(one.node), in_words(one.label), one.split, HOPS[one.hop], number(one.carried), number(one.from_label),
          number(one.without), percent(one.weight), f"{one.drawn:.2f}"]
         for one in found.local_nodes
     ]  # fmt: skip
     head = ["node", "label", "split", "where", "carried", "by its label", "falls without", "attention", "times drawn"]
-    return Table("Local nodes", head, rows, left=4)
+    return PageTable("Local nodes", head, rows, left=4)
 
 
-def _labels(found: Explanation) -> Table:
+def _labels(found: Explanation) -> PageTable:
     rows = [
         ["any label at all" if one.label is None else in_words(one.label), str(one.hop), f"{one.share:.3f}",
          number(one.carried)]
         for one in found.labels_around
     ]  # fmt: skip
-    return Table("Training labels around", ["label", "hops", "share", "carried"], rows)
+    return PageTable("Training labels around", ["label", "hops", "share", "carried"], rows)
 
 
-def _centroids(found: Explanation) -> Table:
+def _centroids(found: Explanation) -> PageTable:
     rows = [
         [str(one.number), in_words(one.mostly), f"{one.nodes:,}", percent(one.weight), percent(one.by_size),
          number(one.carried), number(one.without)]
         for one in found.centroids
     ]  # fmt: skip
     head = ["centroid", "mostly", "nodes", "attention", "by size", "carried", "falls without"]
-    return Table("Centroids of the whole graph", head, rows, left=2)
+    return PageTable("Centroids of the whole graph", head, rows, left=2)

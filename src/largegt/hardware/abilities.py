@@ -9,6 +9,7 @@ seconds for the child, once; nothing for what is never used.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -16,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +29,8 @@ from largegt.errors import LargeGTError, first_line
 from largegt.io.atomic import write_text_atomically
 from largegt.io.checksums import fingerprint
 from largegt.io.remote import cache_folder
+
+_log = logging.getLogger(__name__)
 
 CPUAbility = Literal["bfloat16_cpu", "compile_cpu"]
 GPUAbility = Literal["triton", "compile_cuda", "cuda_graphs", "pinned_memory"]
@@ -68,7 +70,7 @@ def usable(name: AbilityName, otherwise: str) -> bool:
     not be tried is to be used: the caller falls back if it fails."""
     found = ability(name)
     if found.works is False:
-        warnings.warn(f"{otherwise}: {found.reason}", stacklevel=3)
+        _log.warning(f"{otherwise}: {found.reason}")
     return found.works is not False
 
 

@@ -36,11 +36,28 @@ def embed(
     run: PathLike | Run, out: PathLike | None = None, ids: Ids | None = None, split: str | None = None,
     layer: str = "output", **options: Any,
 ) -> pa.Table:  # fmt: skip
-    """Vectors of the nodes with these ids, of one split, or of every node of the run's store.
+    """Compute the vectors of the nodes with these ids, of one split, or of every node of the run's store.
 
-    Columns: `node` (the user's own id) and `embedding`, a list of as many numbers for each. `layer`: `output`, what the
-    prediction head reads; `local`, from the local nodes alone; `global`, from the codebook alone. The table is held in
-    memory: `Embedding.write` only writes it. Options are those of `predict`.
+    Args:
+        run: a run of LargeGT, or its folder.
+        out: a file to write, .parquet or .npz; none by default.
+        ids: nodes by the user's own ids, in the order of the result.
+        split: train, valid or test.
+        layer: `output`, what the prediction head reads; `local`, from the local nodes alone; `global`, from the
+            codebook alone.
+        options: as for `predict`.
+
+    Returns:
+        A table with the columns `node` and `embedding`, a list of numbers of the same length for each node.
+
+    Raises:
+        ConfigError: the run's model is no LargeGT or has no such layer.
+        InputError: there is no run, an id is unknown, or `out` is there already.
+
+    Examples:
+        >>> table = lg.embed("runs/a", split="test")
+        >>> table.column_names
+        ['node', 'embedding']
     """
     return Embedding(run, PredictOptions(out, ids, split, **options), layer).collect()
 
@@ -91,7 +108,7 @@ class Embedding(Predictor):
                 f"{path} is a {name}, and only LargeGT has embeddings: train a model largegt-local, -global or -full"
             )
         if self.layer != "output" and name not in ("largegt-full", f"largegt-{self.layer}"):
-            raise ConfigError(f"{path} is a {name}, which has no {self.layer} layer: use --layer output")
+            raise ConfigError(f"{path} is a {name}, which has no {self.layer} layer: use `layer='output'`")
 
     def open_model(self) -> tuple[NodeModel, TaskHead]:
         model = self.run.load_model(self.prepared)

@@ -99,7 +99,7 @@ class NewNodes(Predictor):
             able = [one.name for one in model_specs() if "neighbors" not in one.inputs and one.new_nodes]
             raise ConfigError(
                 f"{self.run.path} is a {spec.name}, which reads neighbours from the store itself: append the new nodes "
-                f"to the store (largegt append), then predict. New nodes are predicted by {', '.join(able)}"
+                f"to the store (`lg.append(...)`), then predict. New nodes are predicted by {', '.join(able)}"
             )
 
     def join_ranks(self) -> Ranks:

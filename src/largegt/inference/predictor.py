@@ -90,16 +90,32 @@ class PredictOptions:
 def predict(
     run: PathLike | Run, out: PathLike | None = None, ids: Ids | None = None, split: str | None = None, **options: Any
 ) -> pa.Table:
-    """Predictions of a run for the nodes with these ids, for one split, or for every node of its store.
+    """Predict the nodes with these ids, of one split, or every node of the run's store.
 
-    Columns: `node` (the user's own id), `label` and `probability`; with `all_probabilities=True` one more per class.
-    Multi-label: a 0/1 column `label_NAME` per label. Regression: `value`. `out` ends in .parquet, .csv or .npz, and is
-    not replaced without `overwrite=True`. The table is held in memory: `Predictor.write` only writes it.
+    Under torchrun each process predicts a part; the first one writes and returns the whole, the others a table without
+    rows.
 
-    Other options: `num_eval_samples`, the samples of local nodes that predictions are averaged over
-    (`train.num_eval_samples` of the run when not given); `device`; `memory`, for preparing nodes that are not prepared
-    yet; `progress`; `csv_safe`. Under torchrun each process predicts a part; the first one writes and returns the
-    whole, the others a table without rows.
+    Args:
+        run: a run, or its folder.
+        out: a file to write, .parquet, .csv or .npz; none by default.
+        ids: nodes by the user's own ids, in the order of the result.
+        split: train, valid or test.
+        options: fields of `PredictOptions`: `all_probabilities` for a column per class, `overwrite`, `num_eval_samples`
+            for the samples of local nodes that predictions are averaged over, `device`, `memory`, `progress`,
+            `csv_safe`.
+
+    Returns:
+        A table with the columns `node`, `label` and `probability`. A multi-label task has a column `label_NAME` of 0
+        and 1 per label, a regression the column `value`.
+
+    Raises:
+        InputError: there is no run, an id is unknown, or `out` is there already.
+        ConfigError: the ending of `out` is unknown, or a prediction is not finite.
+
+    Examples:
+        >>> table = lg.predict("runs/a", out="predictions.parquet", split="test")
+        >>> table.column_names
+        ['node', 'label', 'probability']
     """
     return Predictor(run, PredictOptions(out, ids, split, **options)).collect()
 
@@ -308,7 +324,7 @@ class Predictor:
             return ConfigError(f"{said}, since its weights are not: train it again")
         return ConfigError(
             f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
-            f"with --set prepare.tokens.normalize=per_feature (largegt inspect {quoted(self.store.path)} "
+            f"with `prepare.tokens.normalize=per_feature` (largegt inspect {quoted(self.store.path)} "
             "--verify looks for damage)"
         )
 

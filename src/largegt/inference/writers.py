@@ -37,10 +37,10 @@ def check_prediction_file(
     if out.suffix not in suffixes:
         raise ConfigError(f"cannot write {out}: {what} end in {', '.join(suffixes)}")
     if out.is_dir():
-        raise InputError(f"{out} is a folder: choose another --out")
+        raise InputError(f"{out} is a folder: choose another `out`")
     check_free(out)
     if out.exists() and not overwrite:
-        raise InputError(f"{out} already exists: choose another --out, or say --overwrite to replace it")
+        raise InputError(f"{out} already exists: choose another `out`, or say `overwrite=True` to replace it")
 
 
 @contextmanager
@@ -80,7 +80,7 @@ class PredictionFile:
             writer, self._writer = self._writer, None
             writer.close()
             if self.out.exists() and not overwrite:
-                raise InputError(f"{self.out} has appeared meanwhile: choose another --out, or say --overwrite")
+                raise InputError(f"{self.out} has appeared meanwhile: choose another `out`, or say `overwrite=True`")
             os.replace(self.partial, self.out)
 
     def drop(self) -> None:

@@ -10,8 +10,6 @@ Cost: the graph is written as a store and prepared once for all fits (store_cach
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from largegt.auto.choose import config_for
+from largegt.config.overrides import as_overrides
 from largegt.config.schema import Config
 from largegt.data.labels import Encoded, counted, scatter
 from largegt.data.sources import as_numpy
@@ -28,6 +26,7 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import register
 from largegt.errors import ConfigError, InputError, disk_errors
 from largegt.inference.predictor import predict
+from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.runtime.progress import Progress, console_progress
 from largegt.training.trainer import train
 from largegt.types import Array, PathLike, Task
@@ -99,7 +98,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     _fitted: _Fitted
 
     def __init__(
-        self, graph: Any = None, features: Any = None, *, recipe: PathLike | Config = "default", k: int | None = None,
+        self, graph: Any = None, features: Any = None, *, recipe: ConfigLike = "default", k: int | None = None,
         hidden_dim: int | None = None, num_heads: int | None = None, num_layers: int | None = None,
         dropout: float | None = None, epochs: int | None = None, batch_size: int | None = None,
         learning_rate: float | None = None, weight_decay: float | None = None, patience: int | None = None,
@@ -137,9 +136,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             cache.prepared(store, config.preparation, show)
             fitted = _Fitted(graph, encoded, split, cache=cache)
             fitted.run = cache.run_folder(fitted)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*is undefined on the validation nodes")  # few nodes: normal
-                run = train(store, config, fitted.run, progress=show, score_test=False)
+            run = train(store, config, fitted.run, progress=show, score_test=False)
         self._fitted = fitted
         self.run_path_: Path = run.path
         self.config_: Config = run.config
@@ -201,9 +198,9 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positional_encoding.seed={seed}"]
         for name, setting in _SETTINGS.items():
             if getattr(self, name) is not None:
-                overrides.append(_override(setting, getattr(self, name)))
+                overrides += as_overrides({setting: getattr(self, name)})
         if isinstance(self.settings, Mapping):
-            overrides += [_override(name, value) for name, value in self.settings.items()]
+            overrides += as_overrides(self.settings)
         elif isinstance(self.settings, str):
             raise ConfigError(f"settings={self.settings!r}: give a dict or a list, such as ['model.num_heads=4']")
         elif self.settings is not None:
@@ -230,19 +227,41 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class LargeGTClassifier(ClassifierMixin, _LargeGTEstimator):  # type: ignore[misc]
-    """Classes of nodes: `LargeGTClassifier(graph=A, features=X).fit(nodes, y).predict(others)`.
+    """Classify nodes, as a scikit-learn estimator.
 
-    graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a GraphStore or
-    the path of one. features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a
-    Data have their own. recipe: a name, a TOML file, a Config, or "auto". k, hidden_dim, num_heads, num_layers,
-    dropout, epochs, batch_size, learning_rate, weight_decay, patience and device are the settings of these names; None
-    leaves them to the recipe. settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`.
-    validation_fraction: share of the nodes of `fit`, each class's, that picks the best epoch instead of being trained
-    on. work_dir: where graph and runs are kept; a temporary folder without it. random_state: a number seeds everything;
-    None and a RandomState leave the sample of local nodes to the recipe, so that it serves all fits. edge_weights: take
-    the values of the matrix, or the edge_weight of the Data, for weights of edges.
+    After `fit` it has classes_, n_iter_ (epochs), validation_scores_, config_ and run_path_, a run as `lg.train` leaves
+    it.
 
-    After `fit`: classes_, n_iter_ (epochs), validation_scores_, config_, run_path_ (a run as `lg.train` leaves it).
+    Args:
+        graph: a sparse adjacency (entry i, j is an edge from i to j), an `edge_index` [2, E], a PyG `Data`, a
+            GraphStore or the path of one.
+        features: [N, d], an array, a tensor or a sparse matrix; without them, node degrees. A store and a Data have
+            their own.
+        recipe: what `lg.train` takes as `config`.
+        k, hidden_dim, num_heads, num_layers, dropout, epochs, batch_size, learning_rate, weight_decay, patience: the
+            settings of these names; None leaves them to the recipe.
+        settings: any others, `{"model.num_heads": 4}` or `["model.num_heads=4"]`.
+        validation_fraction: fraction of the nodes of `fit`, of each class, that pick the best epoch instead of being
+            trained on.
+        device: auto, cpu or cuda; that of the recipe by default.
+        work_dir: where graph and runs are kept; a temporary folder without it.
+        random_state: a number seeds everything; None and a RandomState leave the sample of local nodes to the recipe,
+            so that it serves all fits.
+        verbose: show progress.
+        edge_weights: take the values of the matrix, or the edge_weight of the Data, for weights of edges.
+
+    Returns:
+        `fit` returns the estimator, `predict` the class of each node, `predict_proba` the probability of each class.
+
+    Raises:
+        InputError: samples, labels or the graph cannot be used; it is a ValueError too.
+        ConfigError: a setting is unknown or out of range.
+
+    Examples:
+        >>> classifier = lg.LargeGTClassifier(edge_index, features, k=8, hidden_dim=16, epochs=2)
+        >>> train, test = range(100), range(100, 150)
+        >>> classifier.fit(train, labels[train]).predict(test).shape
+        (50,)
     """
 
     def predict(self, X: Any) -> Array:
@@ -314,13 +333,6 @@ class LargeGTRegressor(RegressorMixin, _LargeGTEstimator):  # type: ignore[misc]
 
     def _encoded(self, targets: Array, is_train: Array) -> Encoded:
         return counted(targets, "regression", [])
-
-
-def _override(setting: str, value: Any) -> str:
-    """`a.b=c` as a recipe's TOML reads it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return f"{setting}={'none' if value is None else json.dumps(value)}"
 
 
 def _numbers(graph: GraphStore, X: Any) -> Array:

@@ -61,6 +61,7 @@ def read_graph(graph: Any, features: Any = None, edge_weights: bool = False) -> 
             raise InputError(f"{store.place} has its own features: leave out features=")
         return store.fingerprint, store
     num_nodes, weights = None, None
+    sources.refuse_hetero(graph)
     if scipy.sparse.issparse(graph):
         edges, weights = _entries(graph)
         num_nodes = int(graph.shape[0])

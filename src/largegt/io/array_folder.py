@@ -128,7 +128,7 @@ class ArrayFolder:
     @property
     def advice(self) -> str:
         """What to do about damage."""
-        again = f"ingest {self.place} again with --overwrite"
+        again = f"ingest {self.place} again with `overwrite=True`"
         if self.kind != "store":
             again = f"delete {self.place} and make it again"
         return (
@@ -289,7 +289,7 @@ class ArrayFolder:
         """The error of a path without a manifest."""
         place, made = self.place, ""
         if self.kind == "store":
-            made = f"; a store is made with: largegt ingest edges.parquet --nodes nodes.parquet --out {quoted(place)}"
+            made = f"; a store is made with: `lg.ingest(lg.sources.files('edges.parquet'), out={str(place)!r})`"
         if self.url is not None:
             return InputError(f"{place} does not exist or has no manifest.json: check the path{made}")
         if not self.path.exists():

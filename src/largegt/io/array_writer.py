@@ -339,14 +339,14 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
         return
     if not replace:
         remove_stale(path)
-        raise ExistsError(f"{place} already exists: choose another --out, or say --overwrite to replace it")
+        raise ExistsError(f"{place} already exists: choose another `out`, or say `overwrite=True` to replace it")
     try:
         with open(path / MANIFEST, "rb") as stream:
             is_ours = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # also when it is damaged elsewhere
     except OSError:
         is_ours = False
     if not is_ours:
-        raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another --out")
+        raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another `out`")
 
 
 def _boot() -> str:

@@ -14,7 +14,6 @@ import logging
 import os
 import platform
 import time
-import warnings
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -78,7 +77,7 @@ class Lock:
                 if attempt >= _GLANCES and not wait:
                     raise HeldError(f"{said}: wait for it or stop it, then run the same command again")
                 if attempt == _GLANCES:
-                    _log.warning("%s: waiting for it (--no-wait to stop instead)", said)
+                    _log.warning(f"{said}: waiting for it (`wait=False` to stop instead)")
                 time.sleep(_GLANCE_S if attempt < _GLANCES else _WAIT_S)
 
     def release(self) -> None:
@@ -121,7 +120,7 @@ def _holder(descriptor: int, path: Path) -> str | None:
                 return f"pid {said['pid']} on {said['host']}, since {said['since']}"
             except (OSError, ValueError, KeyError, TypeError):
                 return "it has just begun"
-        warnings.warn(f"{path} cannot be locked ({error.strerror}): write it by one process at a time", stacklevel=5)
+        _log.warning(f"{path} cannot be locked ({error.strerror}): write it by one process at a time")
     return None
 
 

@@ -67,7 +67,7 @@ def local_path(place: PathLike, named_by: PathLike | None = None) -> Path:
     elif not urls.is_trusted(url):
         raise InputError(
             f"{named_by} names the store {url}, which was never given on this machine: if you trust this URL, run the "
-            f"same command with --trust-remote, or first largegt inspect {url}"
+            f"same command with `LARGEGT_TRUST_REMOTE=1`, or first `lg.GraphStore.open({url!r})`"
         )
     home = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16]
     note = home / "url"

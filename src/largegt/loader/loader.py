@@ -189,11 +189,31 @@ def token_batches(
     local_labels: bool = False,
     local_node_dropout: float = 0.0,
 ) -> Iterator[TokenBatch]:
-    """TokenBatches of a split (`train`, `valid`, `test`), of given nodes, or of every prepared node.
+    """Iterate over batches of nodes with their tokens, for a training loop of one's own.
 
-    Shuffled by (seed, epoch) when a seed is given, in order otherwise. `table` says where token rows lie meanwhile
-    (see the setting train.token_table); the batches are the same. A model with `label_embeddings` reads
-    `local_labels`. Shuffled batches leave out a share of the local nodes, `local_node_dropout`.
+    Args:
+        prepared: a preparation.
+        split: train, valid or test.
+        nodes: node numbers instead of a split; without either, every prepared node.
+        batch_size: nodes in a batch.
+        seed: shuffle by (seed, epoch); None keeps the order.
+        epoch: another order for each epoch.
+        distinct: give each distinct token once, with its multiplicity.
+        device: where batches are used.
+        table: where token rows lie meanwhile, as the setting train.token_table. The batches do not depend on it.
+        local_labels: add the labels of local nodes that are training nodes, for a model with `label_embeddings`.
+        local_node_dropout: leave out this fraction of the local nodes of shuffled batches.
+
+    Returns:
+        An iterator of TokenBatch.
+
+    Raises:
+        ConfigError: an argument is out of range, or both a split and nodes are given.
+        InputError: the split is unknown, or a node was not prepared.
+
+    Examples:
+        >>> for batch in lg.token_batches(prepared, split="train", batch_size=32, seed=0):
+        ...     assert batch.tokens.shape[0] == len(batch.labels)
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}: it must be at least 1")

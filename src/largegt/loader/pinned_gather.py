@@ -9,7 +9,7 @@ part of the GPU. Cost: n·h·d numbers on the bus, nothing on the CPU.
 
 from __future__ import annotations
 
-import warnings
+import logging
 import weakref
 from contextlib import suppress
 
@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from largegt.errors import first_line
 from largegt.hardware.abilities import usable
 from largegt.runtime.memory import format_bytes
+
+_log = logging.getLogger(__name__)
 
 try:
     import triton
@@ -59,10 +61,9 @@ def pinned(host: Tensor, device: torch.device) -> Tensor:
     except RuntimeError as error:
         with suppress(RuntimeError):
             torch.zeros(1, device=device)  # CUDA tells the failure once more, to the next call
-        warnings.warn(
+        _log.warning(
             f"{format_bytes(host.nbytes)} of token rows could not be pinned ({first_line(error)}): "
-            "they stay in ordinary memory, and batches come more slowly",
-            stacklevel=3,
+            "they stay in ordinary memory, and batches come more slowly"
         )
         return host
 
@@ -79,7 +80,7 @@ def read_over_bus(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:
             _launch(table_rhd, rows_n, out_nhw, h, d, width)
             return out_nhw
         except Exception as error:  # whatever a compiler may raise: the plain way is always there
-            warnings.warn(f"rows are gathered plainly, since the kernel failed: {first_line(error)}", stacklevel=2)
+            _log.warning(f"rows are gathered plainly, since the kernel failed: {first_line(error)}")
             _works = False
     return F.pad(table_rhd.index_select(0, rows_n), (0, width - d))
 

@@ -225,7 +225,7 @@ class TokenTable:
 def check_place(place: TablePlace, device: torch.device) -> None:
     """Refuse a place that this device does not have: worth knowing before a long preparation."""
     if place == "cuda" and device.type != "cuda":
-        raise ConfigError("train.token_table=cuda, but there is no GPU in use: use --set train.token_table=auto")
+        raise ConfigError("train.token_table=cuda, but there is no GPU in use: use `train.token_table=auto`")
 
 
 def choose_place(place: TablePlace, num_bytes: int, device: torch.device) -> TablePlace:
@@ -244,7 +244,7 @@ def choose_place(place: TablePlace, num_bytes: int, device: torch.device) -> Tab
     if num_bytes > free:
         raise ConfigError(
             f"train.token_table={place} needs {format_bytes(num_bytes)}, and {format_bytes(free)} are free there: "
-            f"use --set train.token_table={other}"
+            f"use `train.token_table={other}`"
         )
     return place
 

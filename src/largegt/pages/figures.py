@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .charts import Axis, Bar, Dot, Line, bar_chart, dot_chart, line_chart
 from .markup import NONE, Html, mean_and_spread, short, tag
-from .tables import Cell, Table
+from .tables import Cell, PageTable
 
 _MOST_ROWS, _STEPS = 25, 10
 
 
-def figure(title: str, chart: Html, table: Table, legend: Html = Html()) -> Html:
+def figure(title: str, chart: Html, table: PageTable, legend: Html = Html()) -> Html:
     numbers = tag("details", tag("summary", "Numbers"), table.html())
     return tag("figure", tag("figcaption", title), legend, chart, numbers)
 
@@ -22,30 +22,34 @@ def figures(items: Iterable[Html]) -> Html:
     return tag("div", *items, class_="figures")
 
 
-def bar_figure(title: str, bars: Sequence[Bar], label: str, table: Table | None = None) -> Html:
-    table = table or Table(title, ["", label], [[bar.name, bar.words] for bar in bars])
+def bar_figure(title: str, bars: Sequence[Bar], label: str, table: PageTable | None = None) -> Html:
+    table = table or PageTable(title, ["", label], [[bar.name, bar.words] for bar in bars])
     return figure(title, bar_chart(bars, Axis(label), title), table)
 
 
 def dot_figure(
-    title: str, rows: Sequence[tuple[str, Sequence[Dot]]], x: Axis, table: Table | None = None, legend: Html = Html()
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Dot]]],
+    x: Axis,
+    table: PageTable | None = None,
+    legend: Html = Html(),
 ) -> Html:
     if table is None:
         head = ["", *(dot.what for dot in rows[0][1])] if rows else [""]
-        table = Table(title, head, [[name, *(mean_and_spread(dot.value, dot.error) for dot in dots)]
+        table = PageTable(title, head, [[name, *(mean_and_spread(dot.value, dot.error) for dot in dots)]
                                     for name, dots in rows])  # fmt: skip
     return figure(title, dot_chart(rows, x, title), table, legend)
 
 
 def line_figure(
-    title: str, lines: Sequence[Line], x: Axis, y: Axis, table: Table | None = None,
+    title: str, lines: Sequence[Line], x: Axis, y: Axis, table: PageTable | None = None,
     more: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Html:  # fmt: skip
     """A line chart and its table; `more` are columns of the table only."""
     return figure(title, line_chart(lines, x, y, title), table or _line_table(title, lines, x, more or {}))
 
 
-def _line_table(title: str, lines: Sequence[Line], x: Axis, more: Mapping[str, Sequence[Cell]]) -> Table:
+def _line_table(title: str, lines: Sequence[Line], x: Axis, more: Mapping[str, Sequence[Cell]]) -> PageTable:
     """A column per line, a row per place where it has values; of an axis that is continuous, the last value by then."""
     every = sorted({at for line in lines for at in line.xs})
     is_exact = bool(x.names or x.at or x.whole)
@@ -59,7 +63,7 @@ def _line_table(title: str, lines: Sequence[Line], x: Axis, more: Mapping[str, S
     ]
     for row, *values in zip(rows, *more.values(), strict=True):
         row += values
-    return Table(title, [x.label, *(line.name for line in lines), *more], rows, left=1 if x.names else 0, note=note)
+    return PageTable(title, [x.label, *(line.name for line in lines), *more], rows, left=1 if x.names else 0, note=note)
 
 
 def _value(line: Line, at: float, is_exact: bool) -> str:

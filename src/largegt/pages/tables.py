@@ -48,7 +48,7 @@ Cell = Html | str | int | Ranked | None
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows under a head. The first `left` columns are text, the first names its row."""
 
     caption: str

@@ -37,11 +37,11 @@ def resolve_config(store: GraphStore, config: PrepareConfig) -> ResolvedPrepareC
     has_weights, has_features = store.weighted, store.num_edge_features > 0
     for name, choice, is_there, missing in (
         ("local_nodes.use_edge_weights", sampled.use_edge_weights, has_weights,
-         "weights: ingest it with --weight-column COLUMN"),
+         "weights: ingest it with `weight_column='COLUMN'`"),
         ("tokens.use_edge_weights", tokens.use_edge_weights, has_weights,
-         "weights: ingest it with --weight-column COLUMN"),
+         "weights: ingest it with `weight_column='COLUMN'`"),
         ("tokens.use_edge_features", tokens.use_edge_features, has_features,
-         "features: ingest it with --edge-feature-columns COLUMNS"),
+         "features: ingest it with `edge_feature_columns='COLUMNS'`"),
     ):  # fmt: skip
         if choice is True and not is_there:
             raise ConfigError(
@@ -81,7 +81,7 @@ def nodes_to_prepare(store: GraphStore, config: ResolvedPrepareConfig) -> Array:
     if not len(nodes):
         raise InputError(
             f"{store.place} has no labelled node to prepare: give labels to ingest, or prepare all nodes "
-            "with --set prepare.local_nodes.target_nodes=all"
+            "with `prepare.local_nodes.target_nodes=all`"
         )
     return nodes
 
@@ -99,7 +99,7 @@ def state_as_of(store: GraphStore, config: ResolvedPrepareConfig, as_of: str | N
     if method in ("node2vec", "laplacian"):
         raise ConfigError(
             f"{store.place} has grown, and its {method} encodings are unlike those of the training: train again, with "
-            "--set prepare.positional_encoding.method=random_projection where a store is to grow"
+            "`prepare.positional_encoding.method=random_projection` where a store is to grow"
         )
     return state
 

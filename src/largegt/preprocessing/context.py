@@ -211,7 +211,7 @@ class ContextFeatures:
             row, _, column = (int(at) for at in np.argwhere(~np.isfinite(stored))[0])
             node = self.features.store.ids_of(self.nodes[start + row : start + row + 1])[0]
             mend = "prepare.tokens.dtype=float32" if np.isfinite(rows).all() else "prepare.tokens.normalize=per_feature"
-            raise ConfigError(f"token rows overflow {dtype} at node {node!r}, feature {column}: run with --set {mend}")
+            raise ConfigError(f"token rows overflow {dtype} at node {node!r}, feature {column}: run with `{mend}`")
         return stored
 
 

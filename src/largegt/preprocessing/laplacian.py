@@ -91,6 +91,6 @@ def _largest(product: Callable[[Array], Array], size: int, count: int) -> Array:
     except ArpackNoConvergence as error:
         raise ConfigError(
             f"{len(error.eigenvalues)} of {count} Laplacian eigenvectors found in {_MOST_RESTARTS:,} restarts: use a "
-            "smaller prepare.positional_encoding.dim, or --set prepare.positional_encoding.method=random_projection"
+            "smaller prepare.positional_encoding.dim, or `prepare.positional_encoding.method=random_projection`"
         ) from None
     return np.asarray(vectors[:, ::-1])

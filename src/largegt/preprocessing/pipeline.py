@@ -7,7 +7,7 @@ taken from the preparation of its earlier version (incremental.py).
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -30,6 +30,7 @@ from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
 
+from .auto_config import ConfigLike, config_for
 from .blocks import Neighbors, degrees_of, marked_numbers
 from .cache_key import (
     directions_of,
@@ -50,12 +51,14 @@ from .label_features import TrainingLabels, write_label_counts, write_neighbor_l
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
 
+_log = logging.getLogger(__name__)
+
 Opened = TypeVar("Opened", ArrayFolder, Prepared)
 
 
 def prepare(
     store: GraphStore | PathLike,
-    config: PrepareConfig | None = None,
+    config: PrepareConfig | ConfigLike = None,
     threads: int | None = None,
     progress: Progress | None = None,
     *,
@@ -64,20 +67,39 @@ def prepare(
     as_of: str | None = None,
     wait: bool = True,
 ) -> Prepared:
-    """Run what is missing of LocalNodes, context features and positional encodings; open what is there.
+    """Sample local nodes, compute context features and positional encodings; what is there already is opened.
 
     A killed preparation goes on where it stopped when it is called again.
 
     Args:
-        memory: what the work may hold at once (`"4GiB"`), half of what is free by default; the result does not depend
-            on it, but it has a least that grows with the nodes.
+        store: a store, or its path.
+        config: a PrepareConfig, or what `lg.train` takes as `config`: what its model needs is prepared. By default the
+            recipe "default".
+        threads: threads to use, all cores by default.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what the work may hold at once, such as `"4GiB"`, half of what is free by default. The result does not
+            depend on it, but there is a least that grows with the nodes.
         engine: who does the work, with its own threads, progress and memory: this process by default, or a RayEngine.
         as_of: the fingerprint of an earlier version of the store: features are scaled as in that version, and label
             inputs come from its training nodes, as weights that were trained on it expect.
         wait: wait for a stage that another process is making, or refuse.
+
+    Returns:
+        The preparation, opened. It lies in the folder of the store.
+
+    Raises:
+        ConfigError: a setting is wrong or does not fit the store, or the memory is too small.
+        InputError: there is no store, or it has no labelled node.
+
+    Examples:
+        >>> prepared = lg.prepare("data/g", {"prepare.local_nodes.k": 8})
+        >>> prepared.local_rows.shape
+        (150, 8)
     """
     store = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    resolved = resolve_config(store, config or PrepareConfig())
+    if not isinstance(config, PrepareConfig):
+        config = config_for(store, config)[0].preparation
+    resolved = resolve_config(store, config)
     engine = engine or Engine(memory_budget(memory), threads, progress)
     engine.check_positions(resolved.positional_encoding.method)
     store = engine.opened(store)
@@ -112,7 +134,7 @@ def _sound(path: Path, engine: Engine, wait: bool, open_it: Callable[[Path], Ope
         except InputError:
             return None
         except FormatError as error:
-            warnings.warn(f"{path} is made again: {error}", stacklevel=3)
+            _log.warning(f"{path} is made again: {error}")
             remote.remove_folder(path)
             return None
 

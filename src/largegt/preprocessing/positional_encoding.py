@@ -67,7 +67,7 @@ def _check_memory(method: str, needed: int, store: GraphStore, engine: Engine) -
     if needed > engine.memory:
         raise ConfigError(
             f"{method} holds {format_bytes(needed)} for {store.num_nodes:,} nodes, more than the memory given: "
-            "use --set prepare.positional_encoding.method=random_projection, or a larger --memory-limit"
+            "use `prepare.positional_encoding.method=random_projection`, or a larger `memory`"
         )
 
 

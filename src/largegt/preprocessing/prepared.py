@@ -20,14 +20,16 @@ import numpy as np
 from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
 from largegt.config.overrides import build, setting_names
 from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
-from largegt.data.splits import SPLIT_CODES
+from largegt.data.splits import SPLIT_CODES, split_name
 from largegt.data.store import GraphStore
 from largegt.data.versions import State
 from largegt.errors import ConfigError, FormatError, InputError, LargeGTError
 from largegt.io import remote
 from largegt.io.array_folder import ArrayFolder
 from largegt.io.checksums import is_checker
+from largegt.runtime.memory import format_bytes
 from largegt.runtime.progress import Progress
+from largegt.runtime.summary import Summary
 from largegt.types import Array, PathLike
 
 from .cache_key import directions_of, directions_read, resolve_config
@@ -45,7 +47,7 @@ def _stored(name: str) -> Any:
     return property(lambda prepared: prepared.array(name))
 
 
-class Prepared:
+class Prepared(Summary):
     """A prepared graph: `Prepared.open(folder)`. n nodes have a row, and t nodes are behind the token rows they use."""
 
     nodes: Array = _stored("nodes")
@@ -110,6 +112,11 @@ class Prepared:
     def store(self) -> GraphStore:
         """The version of the store that it was made from."""
         return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
+
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        sizes = {"nodes": len(self.nodes), "local nodes of each": self.k, "token rows": len(self.token_nodes)}
+        sizes |= {"features": self.num_features, "positions": self.num_positions}
+        return f"{self.meta['name']}, {format_bytes(self.num_bytes)}", {**sizes}, self.place
 
     # its arrays
 
@@ -217,10 +224,10 @@ class Prepared:
         return _places(self.token_nodes, np.asarray(nodes))
 
     def split_rows(self, split: str) -> Array:
-        """The rows of one split."""
-        if split not in SPLIT_CODES:
+        """The rows of one split: train, valid (or val) or test."""
+        if (name := split_name(split)) is None:
             raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
-        return np.flatnonzero(self.array("split") == SPLIT_CODES[split])
+        return np.flatnonzero(self.array("split") == SPLIT_CODES[name])
 
     # what it is good for
 
@@ -229,7 +236,7 @@ class Prepared:
         if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
-                "prepare with --set prepare.tokens.precompute_for=reachable"
+                "prepare with `prepare.tokens.precompute_for=reachable`"
             )
 
     def check_serves(self, spec: ModelSpec) -> None:
@@ -237,12 +244,12 @@ class Prepared:
         if not self.config.serves(spec):
             raise ConfigError(
                 f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those "
-                "of all: train from the store, or prepare with --set prepare.tokens.precompute_for=all"
+                "of all: train from the store, or prepare with `prepare.tokens.precompute_for=all`"
             )
         if spec.needs.get("tokens", {}).get("separate_directions") is False and self.config.tokens.separate_directions:
             raise ConfigError(
                 f"{self.path} has two contexts after each hop, along and against the edges, and {spec.name} reads one: "
-                "prepare with --set prepare.tokens.separate_directions=false"
+                "prepare with `prepare.tokens.separate_directions=false`"
             )
 
     def check_inputs(self, model: ModelConfig) -> None:
@@ -256,7 +263,7 @@ class Prepared:
             if is_missing:
                 raise ConfigError(
                     f"{self.path} was prepared without the labels that model.{setting} reads: train from the store, or "
-                    f"prepare with --set model.{setting}"
+                    f"prepare with `model.{setting}`"
                 )
 
 

@@ -62,7 +62,7 @@ def connect(address: str | None) -> None:
     except OSError as error:
         raise ConfigError(
             f"no Ray cluster answers at {address} ({first_line(error)}): start one with ray start --head, "
-            "or leave --address out"
+            "or leave `address` out"
         ) from error
 
 
@@ -83,7 +83,7 @@ class RayEngine(Engine):
         if memory > largest:
             raise ConfigError(
                 f"a task may hold {format_bytes(memory)}, but no machine of the cluster has more than "
-                f"{format_bytes(largest)}: give a smaller --memory-limit"
+                f"{format_bytes(largest)}: give a smaller `memory`"
             )
 
     @property
@@ -93,8 +93,8 @@ class RayEngine(Engine):
     def check_positions(self, method: str) -> None:
         if method in ("node2vec", "laplacian"):
             raise ConfigError(
-                f"{method} needs the whole graph in one process, which --engine ray does without: use "
-                "--set prepare.positional_encoding.method=random_projection, or leave --engine out"
+                f"{method} needs the whole graph in one process, which a Ray cluster does without: use "
+                "`prepare.positional_encoding.method=random_projection`, or leave `engine` out"
             )
 
     def opened(self, store: GraphStore) -> GraphStore:

@@ -65,7 +65,7 @@ class Cutout(GraphStore):
         if num_bytes > memory:
             raise TooLargeError(
                 f"what new nodes are next to takes {format_bytes(num_bytes)} to look at, more than the memory given: "
-                "use a larger --memory-limit, or largegt append"
+                "use a larger `memory`, or `lg.append(...)`"
             )
         return lists.neighbors(nodes)
 

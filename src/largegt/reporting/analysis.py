@@ -28,7 +28,6 @@ from largegt.preprocessing.cache_key import is_prepared
 from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.runtime.progress import Progress
-from largegt.runtime.text import quoted
 from largegt.training.evaluate import Scorer
 from largegt.training.metrics import Scores
 from largegt.training.run import Run
@@ -93,7 +92,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
     store = run.store()
     if not is_prepared(store, run.config.preparation):
         raise InputError(
-            f"the preparation of {run.path} is no longer in {store.place}: largegt evaluate {quoted(run.path)} makes "
+            f"the preparation of {run.path} is no longer in {store.place}: `lg.evaluate({str(run.path)!r})` makes "
             "it again"
         )
     prepared = run.prepared(progress)

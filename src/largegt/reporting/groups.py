@@ -84,7 +84,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class DatasetRuns:
     """All runs on one store."""
 
     name: str
@@ -123,7 +123,7 @@ def _short_name(path: Path, others: Iterable[Path]) -> str:
     return next(unique, str(path))
 
 
-def datasets_of(runs: Sequence[Opened]) -> list[Dataset]:
+def datasets_of(runs: Sequence[Opened]) -> list[DatasetRuns]:
     """The runs by store, and there by what they have in common."""
     stores = _group_by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
     names = [name for name, _ in stores]
@@ -135,7 +135,7 @@ def datasets_of(runs: Sequence[Opened]) -> list[Dataset]:
         groups = [Group(label, 0, tuple(repeats)) for label, repeats in _repeats(members).items()]
         groups.sort(key=lambda group: (models.index(group.model), group.k))
         styled = tuple(Group(one.name, styles.setdefault(one.name, len(styles)), one.runs) for one in groups)
-        found.append(Dataset(shown, _main_metric(members), styled))
+        found.append(DatasetRuns(shown, _main_metric(members), styled))
     return found
 
 
@@ -155,7 +155,7 @@ def differing(runs: Sequence[Opened], ignored: Sequence[str] = ()) -> list[str]:
     return [name for name in names if name not in ignored and len({repr(run.settings.get(name)) for run in runs}) > 1]
 
 
-def sensitivity(dataset: Dataset) -> list[list[Group]]:
+def sensitivity(dataset: DatasetRuns) -> list[list[Group]]:
     """Groups that differ in K alone, by rising K; only where there are several K."""
     families = _group_by(dataset.groups, lambda group: group.runs[0].key((*_IGNORED, K)))
     return [sorted(family, key=lambda one: one.k) for family in families.values() if len({g.k for g in family}) > 1]

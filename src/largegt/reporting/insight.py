@@ -14,9 +14,9 @@ from largegt.explanation.explanation import column_words
 from largegt.pages.charts import Axis, Bar, Dot, Line, confusion_chart, density_chart, line_chart, line_legend
 from largegt.pages.figures import bar_figure, dot_figure, figure, figures, line_figure
 from largegt.pages.markup import Html, Section, join, note, number, percent, section, short, tag
-from largegt.pages.tables import Cell, Table
+from largegt.pages.tables import Cell, PageTable
 
-from .groups import Dataset, Group, Opened
+from .groups import DatasetRuns, Group, Opened
 from .node_map import MAX_POINTS, map_chart, point_legend
 from .results import headed
 
@@ -56,7 +56,7 @@ def _known(looks: Sequence[Look], key: str) -> Known:
     return [(look, part) for look in looks if look.found and (part := look.found.get(key))]
 
 
-def predictions(datasets: Sequence[Dataset], looks: Sequence[Look]) -> Section:
+def predictions(datasets: Sequence[DatasetRuns], looks: Sequence[Look]) -> Section:
     """What the models get right and wrong."""
     parts = (_of_dataset([(one, one.found) for one in looks if one.dataset == dataset.name and one.found is not None])
              for dataset in datasets)  # fmt: skip
@@ -102,7 +102,7 @@ def _reliability(known: Known, task: str) -> Html:
     errors = ", ".join(f"{look.name} {number(found['calibration']['ece'])}" for look, found in known)
     chart = line_chart(lines, Axis(x, low=0.0, high=1.0), Axis(y, low=0.0, high=1.0), title, diagonal=True)
     said = note(f"On the dashed line, yes. Calibration error (ECE): {errors}.")
-    return figure(title, join((chart, said)), Table(title, ["model", x, "count", f"mean {x}", y], rows, left=2))
+    return figure(title, join((chart, said)), PageTable(title, ["model", x, "count", f"mean {x}", y], rows, left=2))
 
 
 _BINS = {"by_degree": "number of neighbours", "by_homophily": "neighbours with the same label, share"}
@@ -148,7 +148,7 @@ def _per_class(known: Known, task: str) -> Html:
     head = [what, "nodes", *(f"{look.name} {part}" for look, _ in known for part in parts)]
     remark = f"The {len(first)} with most nodes of {total}." if len(first) < total else ""
     most = f", the {len(dots)} with most nodes" if len(dots) < total else ""
-    table = Table(f"Scores by {what}", head, rows, note=remark)
+    table = PageTable(f"Scores by {what}", head, rows, note=remark)
     return dot_figure(f"F1 by {what}{most}", dots, Axis("F1", low=0.0, high=1.0), table)
 
 
@@ -159,7 +159,7 @@ def _confusion(look: Look, found: dict[str, Any]) -> Html:
         for at, (name, line) in enumerate(zip(names, cells, strict=True))
     ]
     head = ["true class", *(str(at + 1) for at in range(len(names)))]
-    table = Table(f"Nodes by true (row) and predicted (column) class, {look.name}", head, rows)
+    table = PageTable(f"Nodes by true (row) and predicted (column) class, {look.name}", head, rows)
     title = f"{look.name}: which classes are taken for which, in % of the row"
     return figure(title, confusion_chart(cells, names, title), table)
 
@@ -185,10 +185,10 @@ def _regression(known: Known) -> list[Html]:
     return made
 
 
-def _tenths(known: Known) -> Table:
+def _tenths(known: Known) -> PageTable:
     head = ["model", "nodes", "mean true value", "mean predicted", "mean absolute error"]
     rows = [[look.name, *map(short, part)] for look, found in known for part in found["by_value"]]
-    return Table("Each tenth of the nodes by true value", head, rows)
+    return PageTable("Each tenth of the nodes by true value", head, rows)
 
 
 # what a model uses -----------------------------------------------------------------------------------------------
@@ -204,7 +204,9 @@ def column_use(looks: Sequence[Look]) -> Section | None:
         if len(bars) < found["num_columns"]:
             remark += f" The {len(bars)} strongest of {found['num_columns']:,} columns."
         label = "carried, mean absolute value"
-        table = Table("What columns carried", ["column", label], [[bar.name, bar.words] for bar in bars], note=remark)
+        table = PageTable(
+            "What columns carried", ["column", label], [[bar.name, bar.words] for bar in bars], note=remark
+        )
         made.append(bar_figure(f"{look.label}: which columns mattered", bars[:_MOST_BARS], label, table))
     lead = (
         "For each of some test nodes, how much of the score of the predicted class (or of the value) a column carried, "
@@ -231,7 +233,7 @@ def codebook(looks: Sequence[Look]) -> Section | None:
     head = ["model", "live", "centroids", "live, %", "as many as", "largest", "median", "smallest live"]
     x, y = Axis("centroid, largest first", log=True), Axis("nodes assigned", log=True)
     title = "; ".join(f"{row[0]}: {row[1]} of {row[2]} live" for row in rows)
-    made = line_figure(title, lines, x, y, Table("Codebook use at the best epoch", head, rows))
+    made = line_figure(title, lines, x, y, PageTable("Codebook use at the best epoch", head, rows))
     lead = (
         "A model with a GlobalModule attends to centroids of the whole graph. A centroid lives when nodes are assigned "
         "to it. “As many as” is how many centroids of equal size would spread the nodes as evenly."
@@ -258,7 +260,7 @@ def attention(looks: Sequence[Look]) -> Section | None:
             f"heaviest twenty {twenty}."
         )
         head = ["token", "share of the weight", "tokens per node", "weight of one against an even share"]
-        table = Table("Readout weight", head, rows, note=remark)
+        table = PageTable("Readout weight", head, rows, note=remark)
         made.append(bar_figure(f"{look.label}: where the weight goes", bars, "share of the weight", table))
     lead = (
         "The readout adds to a node's first token a weighted mean of its other tokens: features H and contexts C0, C1 "
@@ -281,7 +283,9 @@ def node_maps(looks: Sequence[Look]) -> Section | None:
             rows.append([name, f"{len(members):,}", *means])
         first, second = found["share"]
         remark = f"Of the differences between vectors, {percent(first)} lie along x and {percent(second)} along y."
-        table = Table(f"Where they lie, {look.label}", ["true label", "nodes", "mean x", "mean y"], rows, note=remark)
+        table = PageTable(
+            f"Where they lie, {look.label}", ["true label", "nodes", "mean x", "mean y"], rows, note=remark
+        )
         title = f"{look.label}: {min(most, len(xs)):,} nodes, {percent(first + second)} of the differences"
         made.append(figure(title, map_chart(found, most, title), table, point_legend(groups)))
     lead = (

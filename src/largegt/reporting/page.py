@@ -21,7 +21,7 @@ from largegt.types import PathLike
 
 from . import insight, results, settings
 from .analysis import FILE, MAX_NODES, analyse, codebook_use
-from .groups import Dataset, datasets_of, open_runs
+from .groups import DatasetRuns, datasets_of, open_runs
 from .results import Baselines
 
 
@@ -36,13 +36,33 @@ def report(
     progress: Progress | None = None,
     first: Sequence[Section] = (),
 ) -> Path:
-    """Write the page. `first` are sections to put before its own. `baselines` adds rows that have no run, such as the
-    majority class. `look_into`: predict up to `max_nodes` test nodes with the best run of every model, to show where it
-    errs; without the store the page says so.
+    """Write one page that compares runs: scores, learning curves, cost and settings.
+
+    Args:
+        runs: runs or their folders.
+        out: the HTML file; one that is there is replaced.
+        title: the title of the page.
+        baselines: scores without a run by dataset and name, such as those of the majority class.
+        look_into: predict up to `max_nodes` test nodes with the best run of every model, to show where it errs; without
+            the store the page says so.
+        max_nodes: the most nodes to predict.
+        device: auto, cpu or cuda; that of the run by default.
+        progress: is called as `progress(stage, done, total)`.
+        first: sections before the page's own.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: no run is given, or one has not finished.
+
+    Examples:
+        >>> lg.report(["runs/a"], out="report.html").name
+        'report.html'
     """
     opened = open_runs(runs)
     if not opened:
-        raise InputError("no run folders given: largegt report runs/*")
+        raise InputError("no run folders given: `lg.report(['runs/a', 'runs/b'])`")
     datasets = datasets_of(opened)
 
     def look_at(run: Run) -> dict[str, Any] | None:
@@ -75,7 +95,7 @@ def report(
 
 
 def _looks(
-    dataset: Dataset, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
+    dataset: DatasetRuns, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
 ) -> Iterable[insight.Look]:
     """The analysis of each model's best run, or the reason why there is none."""
     for group, run in dataset.best_of_each_model():

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from largegt.pages.charts import GRAY, Axis, Bar, Dot, Line, dot_key, legend, line_legend
 from largegt.pages.figures import bar_figure, dot_figure, figures, line_figure
 from largegt.pages.markup import Html, Section, duration, join, mean_and_spread, note, number, section, tag
-from largegt.pages.tables import Cell, Ranked, Table, ranks
+from largegt.pages.tables import Cell, PageTable, Ranked, ranks
 from largegt.runtime.memory import format_bytes
 
-from .groups import Dataset, Group, Opened, sensitivity
+from .groups import DatasetRuns, Group, Opened, sensitivity
 
 Baselines = Mapping[str, Mapping[str, float]]
 _SPLITS = ("test", "valid")
 
 
-def scores(datasets: Sequence[Dataset], baselines: Baselines) -> Section:
+def scores(datasets: Sequence[DatasetRuns], baselines: Baselines) -> Section:
     """Test and validation scores of every group, best three marked."""
     lead = (
         "Each score is at the epoch that was best on validation; the test nodes were read once, for it. Runs that "
@@ -27,26 +27,26 @@ def scores(datasets: Sequence[Dataset], baselines: Baselines) -> Section:
     return section("scores", "Scores", lead, *headed(datasets, parts))
 
 
-def curves(datasets: Sequence[Dataset]) -> Section:
+def curves(datasets: Sequence[DatasetRuns]) -> Section:
     """Training loss and validation score over epochs and over minutes."""
     lead = "A line per run, runs of a group in the same style. The ring marks the epoch that was kept."
     return section("curves", "Learning curves", lead, *headed(datasets, map(_curves_of, datasets)))
 
 
-def cost(datasets: Sequence[Dataset]) -> Section:
+def cost(datasets: Sequence[DatasetRuns]) -> Section:
     """Epoch time and GPU memory."""
     lead = "What an epoch of training takes, without validation."
     return section("cost", "Time and memory", lead, *headed(datasets, map(_cost_of, datasets)))
 
 
-def local_nodes(datasets: Sequence[Dataset]) -> Section | None:
+def local_nodes(datasets: Sequence[DatasetRuns]) -> Section | None:
     """Score and epoch time against K; None where no model was run with several K."""
     parts = [_k_of(one) for one in datasets]
     lead = "The same model with another number K of local nodes, everything else alike."
     return section("k", "Number of local nodes", lead, *headed(datasets, parts)) if any(parts) else None
 
 
-def headed(datasets: Sequence[Dataset], parts: Iterable[Html]) -> list[Html]:
+def headed(datasets: Sequence[DatasetRuns], parts: Iterable[Html]) -> list[Html]:
     """What there is of each dataset, under its name where there are several."""
     return [
         join((tag("h3", dataset.name), part)) if len(datasets) > 1 else part
@@ -58,7 +58,7 @@ def headed(datasets: Sequence[Dataset], parts: Iterable[Html]) -> list[Html]:
 # scores ----------------------------------------------------------------------------------------------------------
 
 
-def _scores_of(dataset: Dataset, baselines: Baselines) -> Html:
+def _scores_of(dataset: DatasetRuns, baselines: Baselines) -> Html:
     metric, groups = dataset.metric, {group.name: group for group in dataset.groups}
     scores: dict[str, dict[str, tuple[float | None, float]]] = {
         f"{name} (no model)": {split: (found.get(split), 0.0) for split in _SPLITS} for name, found in baselines.items()
@@ -84,12 +84,12 @@ def _scores_of(dataset: Dataset, baselines: Baselines) -> Html:
     key = legend([("test", dot_key(GRAY)), ("valid", dot_key(GRAY, is_open=True))])
     return join((
         tag("p", _in_words(dataset), class_="say"),
-        Table(f"Scores on {dataset.name}; {better}, 1 is best", head, rows).html(),
+        PageTable(f"Scores on {dataset.name}; {better}, 1 is best", head, rows).html(),
         figures([dot_figure(title, dots, Axis(f"{metric} ({better})"), legend=key)]),
     ))  # fmt: skip
 
 
-def _in_words(dataset: Dataset) -> str:
+def _in_words(dataset: DatasetRuns) -> str:
     """The result in one sentence: chosen on validation, told on test."""
     metric = dataset.metric
     known = [(dataset.sign * value, group) for group in dataset.groups
@@ -105,7 +105,7 @@ def _in_words(dataset: Dataset) -> str:
 # learning curves -------------------------------------------------------------------------------------------------
 
 
-def _curves_of(dataset: Dataset) -> Html:
+def _curves_of(dataset: DatasetRuns) -> Html:
     epochs, minutes = Axis("epoch", whole=True), Axis("minutes of training", low=0.0)
     made = []
     for split, name, x in dict.fromkeys((
@@ -132,7 +132,7 @@ def _curve(group: Group, run: Opened, split: str, name: str, x: Axis) -> Line:
 # time, memory, K -------------------------------------------------------------------------------------------------
 
 
-def _cost_of(dataset: Dataset) -> Html:
+def _cost_of(dataset: DatasetRuns) -> Html:
     def bars(name: str, unit: float, words: Callable[[float], str]) -> list[Bar]:
         found = [(group, *group.mean(lambda run: float(run.metrics[name]) / unit)) for group in dataset.groups]
         return [Bar(group.name, mean, words(mean), group.style, spread) for group, mean, spread in found
@@ -147,7 +147,7 @@ def _cost_of(dataset: Dataset) -> Html:
          f"{group.runs[0].metrics['num_parameters']:,}"]
         for group, time, total in zip(dataset.groups, times, totals, strict=True)
     ]  # fmt: skip
-    table = Table(title, ["model", "epoch, s", "±", "whole training", "parameters"], rows)
+    table = PageTable(title, ["model", "epoch, s", "±", "whole training", "parameters"], rows)
     made = [bar_figure(title, times, "seconds", table)]
     memory = bars("peak_gpu_bytes", 2**30, lambda gib: format_bytes(gib * 2**30) if gib else "none: on a CPU")
     if any(bar.value for bar in memory):
@@ -155,7 +155,7 @@ def _cost_of(dataset: Dataset) -> Html:
     return join((figures(made), note("All of these ran on a CPU, so there is no GPU memory to show.")))
 
 
-def _k_of(dataset: Dataset) -> Html:
+def _k_of(dataset: DatasetRuns) -> Html:
     metric, families = dataset.metric, sensitivity(dataset)
     if not families:
         return Html()

@@ -8,17 +8,17 @@ from largegt.data.column_encoding import Columns
 from largegt.errors import LargeGTError
 from largegt.io.remote import shown
 from largegt.pages.markup import NONE, Html, Section, clipped, duration, join, section, tag
-from largegt.pages.tables import Cell, Table
+from largegt.pages.tables import Cell, PageTable
 from largegt.runtime.text import quoted
 
-from .groups import Dataset, Opened, differing
+from .groups import DatasetRuns, Opened, differing
 from .results import headed
 
 _MAX_VALUE = 28
 _MOST_ROWS = 500
 
 
-def columns(datasets: Sequence[Dataset]) -> Section | None:
+def columns(datasets: Sequence[DatasetRuns]) -> Section | None:
     """What became of each column of the tables of nodes and edges, as `largegt inspect` shows it; None where features
     were arrays."""
     body = headed(datasets, map(_columns_of, datasets))
@@ -26,7 +26,7 @@ def columns(datasets: Sequence[Dataset]) -> Section | None:
     return section("columns", "Columns of the tables", lead, *body) if body else None
 
 
-def _columns_of(dataset: Dataset) -> Html:
+def _columns_of(dataset: DatasetRuns) -> Html:
     """Those of the first run whose store is at hand: all runs of a dataset have the same one."""
     for run in dataset.runs:
         try:
@@ -46,12 +46,12 @@ def _column_table(title: str, columns: Columns) -> Html:
         for one in every[:_MOST_ROWS]
     ]  # fmt: skip
     more = f"{len(every) - _MOST_ROWS:,} more: largegt inspect --json shows all." if len(every) > _MOST_ROWS else ""
-    made = Table(title, ["column", "kind", "used as", "missing", "distinct"], rows, left=3, note=more).html()
+    made = PageTable(title, ["column", "kind", "used as", "missing", "distinct"], rows, left=3, note=more).html()
     notes = [tag("li", tag("b", one["column"]), ": ", note) for one in every for note in one["notes"]]
     return join((made, tag("div", "To look at:", tag("ul", *notes[:_MOST_ROWS]), class_="say") if notes else Html()))
 
 
-def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
+def differences(datasets: Sequence[DatasetRuns], runs: Sequence[Opened]) -> Section:
     """Settings that are not the same in every run, a column per group."""
     if len(runs) == 1:
         return section("settings", "Settings", "One run, so there is nothing to compare; it is listed below.")
@@ -68,7 +68,7 @@ def differences(datasets: Sequence[Dataset], runs: Sequence[Opened]) -> Section:
         values = [[run.settings.get(name) for run in members] for members in groups.values()]
         texts = ([clipped(NONE if one is None else str(one), _MAX_VALUE) for one in of] for of in values)
         rows.append([tag("code", name), *(", ".join(dict.fromkeys(of)) for of in texts)])
-    table = Table("Settings that differ between runs", ["setting", *groups], rows)
+    table = PageTable("Settings that differ between runs", ["setting", *groups], rows)
     lead = "Everything else is the same in all runs. A column holds the runs that differ in nothing but their seeds."
     return section("settings", "Settings that differ", lead, table.html())
 
@@ -96,7 +96,7 @@ def listing(runs: Sequence[Opened]) -> Section:
         "A run's config.toml is a recipe: the commands train it again, with the same seed, into a folder beside it. "
         "Samples: those of local nodes or neighbours that test predictions are averaged over."
     )
-    return section("runs", "Runs", lead, Table("All runs", head, rows, left=3).html(), *map(_details, runs))
+    return section("runs", "Runs", lead, PageTable("All runs", head, rows, left=3).html(), *map(_details, runs))
 
 
 def command(run: Opened) -> str:
@@ -112,5 +112,5 @@ def _details(run: Opened) -> Html:
     ]
     return tag(
         "details", tag("summary", run.name), tag("p", "Folder: ", tag("code", run.run.path)), tag("pre", command(run)),
-        Table(f"Scores of {run.name}", ["metric", "value"], scores).html(), tag("pre", text),
+        PageTable(f"Scores of {run.name}", ["metric", "value"], scores).html(), tag("pre", text),
     )  # fmt: skip

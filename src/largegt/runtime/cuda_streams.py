@@ -6,7 +6,7 @@ for every epoch would thus keep the batches of thirty-two of them, each on its o
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 
 from largegt.errors import first_line
+
+_log = logging.getLogger(__name__)
 
 _pins = True
 
@@ -35,8 +37,6 @@ def pinned_buffer(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         try:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         except RuntimeError as error:
-            warnings.warn(
-                f"batches are copied more slowly, since no memory is pinned: {first_line(error)}", stacklevel=2
-            )
+            _log.warning(f"batches are copied more slowly, since no memory is pinned: {first_line(error)}")
             _pins = False
     return torch.empty(shape, dtype=dtype)

@@ -11,8 +11,8 @@ take part in the same sums in the same order, but what they compute weighs nothi
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from largegt.errors import ConfigError, LargeGTError
 from largegt.types import Array
+
+_log = logging.getLogger(__name__)
 
 _STEP_LIMIT = timedelta(seconds=120)
 """A rank that is not there for so long is lost. One that dies is missed at once."""
@@ -236,10 +238,9 @@ def backend_for(device: str, num_here: int) -> str:
         return "gloo"
     if num_here > num_gpus:
         if is_first_here():
-            warnings.warn(
+            _log.warning(
                 f"{num_here} ranks share {num_gpus} GPU{'s' if num_gpus > 1 else ''}: they talk by gloo, through the "
-                "host's memory, since NCCL wants a GPU for each; one rank per GPU is faster",
-                stacklevel=3,
+                "host's memory, since NCCL wants a GPU for each; one rank per GPU is faster"
             )
         return "gloo"
     return "cpu:gloo,cuda:nccl"
@@ -249,7 +250,7 @@ def check_devices(devices: int) -> bool:
     """Whether this process has to start so many ranks, and is not one of them."""
     among = started_among()
     if among > 1 and devices not in (1, among):
-        raise ConfigError(f"--devices {devices}, but this is one of {among} processes already: leave --devices out")
+        raise ConfigError(f"`devices={devices}`, but this is one of {among} processes already: leave `devices` out")
     return devices > 1 and among == 1
 
 

@@ -61,7 +61,7 @@ def check_address_space() -> None:
     if limit != resource.RLIM_INFINITY and limit < least:
         raise ConfigError(
             f"the address space of this process is limited to {format_bytes(limit)} (ulimit -v), and the libraries "
-            f"need {format_bytes(least)} before any work: raise that limit; --memory-limit limits what is held"
+            f"need {format_bytes(least)} before any work: raise that limit; `memory` limits what is held"
         )
 
 

@@ -28,7 +28,7 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
 from largegt.types import Array
 
-from .setup import Loader
+from .setup import AnyLoader
 
 _RAMP = 0.25
 """Share of all steps over which the weight of consistency grows."""
@@ -48,7 +48,7 @@ def check_consistency(config: Config, ranks: Ranks, prepared: Prepared | None = 
     if prepared is not None and len(prepared.split_rows("train")) == len(prepared.nodes):
         raise ConfigError(
             "train.consistency_weight needs nodes without a training label, and all that are prepared have one: "
-            "prepare the others with --set prepare.local_nodes.target_nodes=all"
+            "prepare the others with `prepare.local_nodes.target_nodes=all`"
         )
 
 
@@ -57,7 +57,7 @@ class EpochBatches:
     nodes come first, then `num_others` others, the same nodes in the same order."""
 
     def __init__(
-        self, loader: Loader, prepared: Prepared, config: TrainConfig, store: GraphStore | None = None
+        self, loader: AnyLoader, prepared: Prepared, config: TrainConfig, store: GraphStore | None = None
     ) -> None:
         """With a store every epoch and view has samples of its own; otherwise dropout alone tells views apart."""
         self.config, self.rows = config, prepared.split_rows("train")
@@ -96,7 +96,7 @@ class EpochBatches:
         with closing(first), closing(second):
             yield from zip(first, second, strict=True)
 
-    def loader_of(self, epoch: int) -> Loader:
+    def loader_of(self, epoch: int) -> AnyLoader:
         """Gathers rows as this epoch reads them; of two views, as they were prepared."""
         return self._fresh[0].loader_of(epoch) if self._fresh and not self.num_others else self._loader
 

@@ -24,7 +24,7 @@ from .setup import Accelerator, make_optimizer
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """How far a training has come."""
 
     epoch: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -40,7 +40,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """What training changes, and a checkpoint keeps."""
 
     model: NodeModel
@@ -49,7 +49,7 @@ class State:
     average: WeightAverage | None = None
 
     @classmethod
-    def make(cls, model: NodeModel, config: TrainConfig, accelerator: Accelerator) -> State:
+    def make(cls, model: NodeModel, config: TrainConfig, accelerator: Accelerator) -> TrainingState:
         """The state before the first step; the model is moved to its device."""
         accelerator.ranks.attach(model.to(accelerator.device))
         average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
@@ -64,7 +64,7 @@ class State:
         return sum(int(tensor.nbytes) for tensor in self.model.state_dict().values())
 
 
-def save_checkpoint(path: Path, state: State, progress: Progress) -> None:
+def save_checkpoint(path: Path, state: TrainingState, progress: TrainingProgress) -> None:
     """Write the whole state of a training to a file."""
     parts: dict[str, Any] = {
         "model": state.model,
@@ -84,14 +84,14 @@ def save_checkpoint(path: Path, state: State, progress: Progress) -> None:
                 raise
 
 
-def require_room(folder: Path, state: State) -> None:
+def require_room(folder: Path, state: TrainingState) -> None:
     """Refuse to begin where checkpoints and weights will not fit, each of them beside the one it replaces."""
     there = sum(file.stat().st_size for file in (*folder.glob("checkpoints/*.pt"), *folder.glob("*.safetensors")))
     needed = 2 * (state.weight_bytes() + state.num_bytes()) - there
     require_space(folder, needed, f"training (weights and checkpoints of {folder.name})")
 
 
-def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
+def load_checkpoint(path: Path, state: TrainingState, device: torch.device) -> TrainingProgress:
     """Restore the whole state; no code is run from the file. Of the optimizer only its moments are read: its settings
     are those of the run's configuration, and how it runs is the device's."""
     check_file(path.parents[1], path)
@@ -108,10 +108,10 @@ def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
             state.average.load_state_dict(kept["average"])
         if kept["scaler"]:  # empty where it was written in another precision
             state.scaler.load_state_dict(kept["scaler"])
-        return TypeAdapter(Progress).validate_python(kept["progress"])
+        return TypeAdapter(TrainingProgress).validate_python(kept["progress"])
     except Exception as error:
         raise FormatError(
-            f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"
+            f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with `overwrite=True`"
         ) from error
 
 

@@ -26,12 +26,11 @@ from largegt.models.baselines.message_passing import MessagePassing
 from largegt.preprocessing.prepared import Prepared, sample_rows
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.runtime.progress import Progress, silent
-from largegt.runtime.text import quoted
 from largegt.types import Array, PathLike
 
 from .metrics import Scores, TaskHead
 from .run import Run
-from .setup import Accelerator, Loader, make_accelerator, make_loader, num_samples
+from .setup import Accelerator, AnyLoader, make_accelerator, make_loader, num_samples
 
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
@@ -46,8 +45,30 @@ def evaluate(
     device: str | None = None,
     num_eval_samples: int | None = None,
 ) -> dict[str, float]:
-    """Scores of a run's best weights on `split`, of predictions averaged over `num_eval_samples`, by default those of
-    the run. Under torchrun each process scores a part, and all return the whole."""
+    """Score the best weights of a run on a split.
+
+    Under torchrun each process scores a part, and all return the whole.
+
+    Args:
+        run: a run, or its folder.
+        split: train, valid or test.
+        progress: is called as `progress(stage, done, total)`.
+        device: auto, cpu or cuda; that of the run by default.
+        num_eval_samples: average predictions over so many samples of local nodes; as many as the run is set to by
+            default.
+
+    Returns:
+        The value of each metric by its name, such as loss and accuracy.
+
+    Raises:
+        InputError: there is no run, its store is gone, or the split is empty.
+        ConfigError: the loss is not finite.
+
+    Examples:
+        >>> scores = lg.evaluate("runs/a", split="test")
+        >>> 0 <= scores["accuracy"] <= 1
+        True
+    """
     opened = Run.open(run)
     config = opened.train_config(device)
     num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples
@@ -62,8 +83,8 @@ def evaluate(
     scores = scorer.scores(ranks.batches_of(rows, config.eval_batch_size), num_eval_samples, progress)
     if not math.isfinite(scores["loss"]):
         raise ConfigError(
-            f"the loss on the {split} nodes is {scores['loss']}, which is no score: largegt predict "
-            f"{quoted(opened.path)} --split {split} names the first node that the model says no number of"
+            f"the loss on the {split} nodes is {scores['loss']}, which is no score: "
+            f"`lg.predict({str(opened.path)!r}, split={split!r})` names the first node that the model says no number of"
         )
     return scores
 
@@ -84,7 +105,7 @@ class Scorer:
     head: TaskHead
     config: TrainConfig
     accelerator: Accelerator
-    loader: Loader
+    loader: AnyLoader
     prepared: Prepared
     store: GraphStore
 
@@ -107,7 +128,7 @@ class Scorer:
             scores.add(logits, labels)
         return scores.result(self.accelerator.ranks)
 
-    def loaders(self, rows: Array, num_eval_samples: int) -> list[Loader]:
+    def loaders(self, rows: Array, num_eval_samples: int) -> list[AnyLoader]:
         """The loader, and others like it with fresh samples of local nodes or neighbours for these rows."""
         if num_eval_samples < 1:
             raise ConfigError(f"num_eval_samples is {num_eval_samples}: it must be at least 1")
@@ -119,7 +140,7 @@ class Scorer:
 
     @torch.no_grad()
     def logits(
-        self, loaders: Sequence[Loader], rows: Array, progress: Progress | None = None, stage: str = ""
+        self, loaders: Sequence[AnyLoader], rows: Array, progress: Progress | None = None, stage: str = ""
     ) -> Iterator[Predicted]:
         """(nodes, logits, labels) batch by batch, in the order of `rows`, averaged over the loaders' samples."""
         show = progress or silent
@@ -133,7 +154,7 @@ class Scorer:
             num_done += len(nodes)
             show(stage, num_done, len(rows))
 
-    def _predicted(self, loader: Loader, rows: Array) -> Iterator[Predicted]:
+    def _predicted(self, loader: AnyLoader, rows: Array) -> Iterator[Predicted]:
         model = self.model
         if isinstance(loader, NeighborLoader) and isinstance(model, MessagePassing) and self.config.layerwise_inference:
             yield from self._over_all_neighbors(model, loader, rows)
@@ -166,7 +187,7 @@ class Scorer:
             done += len(output.nodes)
 
 
-def nodes_at_once(loader: Loader, config: TrainConfig) -> int:
+def nodes_at_once(loader: AnyLoader, config: TrainConfig) -> int:
     """Nodes per step of evaluation and prediction: as set, but fewer where their tokens are very wide."""
     if not isinstance(loader, TokenLoader):
         return config.eval_batch_size

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from largegt.runtime.distributed import LOST_RANK_CODE, LostRank
-from largegt.runtime.text import printable, quoted
+from largegt.runtime.text import printable
 from largegt.runtime.threads import num_threads
 
 _POLL_S = 0.02
@@ -59,7 +59,8 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
 
 def resume_advice(out: Path, devices: int) -> str:
     """How far a training came, and the command that goes on with it."""
-    command = f"largegt train --resume --out {quoted(out)}" + (f" --devices {devices}" if devices > 1 else "")
+    ranks = f", devices={devices}" if devices > 1 else ""
+    command = f"`lg.train(resume=True, out={str(out)!r}{ranks})`"
     file = out / "checkpoints" / "last.pt"
     if not file.is_file():
         return f"there is no checkpoint yet; begin again with: {command}"

@@ -141,5 +141,5 @@ def check_wandb() -> None:
     if find_spec("wandb") is None:
         raise ConfigError(
             "train.wandb_project is set, but Weights & Biases is not installed: "
-            "pip install 'largegt[wandb]', or --set train.wandb_project=none"
+            "pip install 'largegt[wandb]', or `train.wandb_project=none`"
         )

@@ -114,15 +114,15 @@ def likely_cause(
             largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
         if largest > _HUGE:
             is_scaled = prepared.config.tokens.normalize != "none"
-            mend = "scale them before ingest" if is_scaled else "train with --set prepare.tokens.normalize=per_feature"
+            mend = "scale them before ingest" if is_scaled else "train with `prepare.tokens.normalize=per_feature`"
             return f"features of {whose} are as large as {largest:.2g}: {mend}"
     if precision == "16-mixed":
         hint = f" (features are as large as {largest:.2g})" if largest > math.sqrt(_FLOAT16_MAX) else ""
         return (
-            f"float16 ends at {_FLOAT16_MAX:.0f}{hint}: use --set train.precision=bf16-mixed or 32-true, or a smaller "
+            f"float16 ends at {_FLOAT16_MAX:.0f}{hint}: use `train.precision=bf16-mixed` or 32-true, or a smaller "
             f"train.learning_rate (now {config.learning_rate:g})"
         )
-    clip = "" if config.max_grad_norm is not None else " or --set train.max_grad_norm=1"
+    clip = "" if config.max_grad_norm is not None else " or `train.max_grad_norm=1`"
     return (
         "its inputs are finite, so most likely steps are too large: use a smaller train.learning_rate "
         f"(now {config.learning_rate:g}){clip}"

@@ -26,7 +26,7 @@ try:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 except ImportError:
-    raise ConfigError("--engine ray needs Ray: pip install 'largegt[ray]'") from None
+    raise ConfigError("a Ray cluster needs Ray: pip install 'largegt[ray]'") from None
 
 _LOST_AT_MOST = 3
 """So often a worker may be lost before the job ends."""
@@ -54,7 +54,7 @@ def train_on_ray(
     there = ray.cluster_resources()
     has_gpus = config.train.device != "cpu" and there.get("GPU", 0) >= devices
     if there.get("CPU", 0) < devices:
-        raise ConfigError(f"--devices {devices}, but the Ray cluster has {there.get('CPU', 0):.0f} cores")
+        raise ConfigError(f"`devices={devices}`, but the Ray cluster has {there.get('CPU', 0):.0f} cores")
     scratch = out.with_name(f".{out.name}.ray")
     shutil.rmtree(scratch, ignore_errors=True)
     refusal = scratch / "refusal.txt"

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from largegt.config.models import UnknownModelError
 from largegt.config.overrides import build, to_toml
 from largegt.config.schema import Config, TrainConfig
@@ -30,7 +32,7 @@ from largegt.models.base import NodeModel
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.progress import Progress
-from largegt.runtime.text import quoted
+from largegt.runtime.summary import Summary
 from largegt.types import PathLike
 
 from .log import EpochEntry, FinalEntry, parse_metrics
@@ -41,8 +43,8 @@ from .setup import build_model
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Summary):
     """A run folder, opened."""
 
     path: Path
@@ -83,10 +85,10 @@ class Run:
         if not file.is_file():
             if (path / "manifest.json").is_file():
                 raise InputError(
-                    f"{path} is not a run but a store: train first, largegt train {quoted(path)} --out runs/a"
+                    f"{path} is not a run but a store: train first, `lg.train({str(path)!r}, out='runs/a')`"
                 )
             raise InputError(
-                f"{path} is not a run: it has no config.toml; largegt train STORE --out {quoted(path)} makes one"
+                f"{path} is not a run: it has no config.toml; `lg.train('STORE', out={str(path)!r})` makes one"
             )
         check_file(path, file)
         try:
@@ -100,13 +102,35 @@ class Run:
                 f"{file} is no run's configuration ({first_line(error)}): delete {path} and train again"
             ) from error
 
+    def summary(self) -> tuple[str, dict[str, object], str]:
+        what = f"{self.config.model.name} on {remote.shown(self.store_path)}"
+        if not (self.path / "metrics.json").is_file():
+            return what, {f"of {self.config.train.epochs} epochs": len(self.history)}, str(self.path)
+        found = self.metrics
+        scores = {
+            f"{split} {name}": found[split][name] for split in ("valid", "test") for name in list(found[split])[1:2]
+        }
+        return what, {"epochs": found["epochs"], "parameters": found["num_parameters"], **scores}, str(self.path)
+
+    def evaluate(self, split: str = "test", **options: Any) -> dict[str, float]:
+        """Scores of the best weights on a split: `lg.evaluate`, which has the options."""
+        from .evaluate import evaluate
+
+        return evaluate(self, split, **options)
+
+    def predict(self, out: PathLike | None = None, **options: Any) -> pa.Table:
+        """Predictions of the nodes of its store: `lg.predict`, which has the options."""
+        from largegt import predict
+
+        return predict(self, out, **options)
+
     @property
     def metrics(self) -> dict[str, Any]:
         """metrics.json: the final scores."""
         file = self.path / "metrics.json"
         if not file.is_file():
             raise InputError(
-                f"{self.path} has not finished: largegt train --resume --out {quoted(self.path)} goes on with it"
+                f"{self.path} has not finished: `lg.train(resume=True, out={str(self.path)!r})` goes on with it"
             )
         check_file(self.path, file)
         return parse_metrics(file, file.read_text(encoding="utf-8", errors="replace"), FinalEntry)
@@ -218,3 +242,13 @@ def store_to_train_on(place: PathLike, out: Path, resume: bool) -> GraphStore:
         with suppress(InputError):  # another store: the caller says so
             return GraphStore.open(place, version=Run.open(out).store_fingerprint)
     return GraphStore.open(place)
+
+
+def run_to_resume(out: Path, resume: bool, is_configured: bool) -> tuple[GraphStore, Config]:
+    """The store and the configuration of the run that a training without a store goes on with."""
+    if not resume:
+        raise InputError("which store? `lg.train('data/g', out='runs/a')`, or `resume=True` to go on with a run")
+    run = Run.open(out)
+    if is_configured:
+        raise InputError("`resume=True` without a store goes on with the run's own settings: leave out `config`")
+    return run.store(), run.config

@@ -86,7 +86,7 @@ def check_file(run: Path, path: Path) -> None:
     except OSError as error:
         raise DiskError(f"{path} cannot be read: {error.strerror or error}; mend that and try again") from error
     if fault is not None:
-        advice = "bring a whole copy, or train again with --overwrite"
+        advice = "bring a whole copy, or train again with `overwrite=True`"
         if path.name == "config.toml":
             advice = f"put it back, or delete {run / FILE} if you changed it on purpose"
         raise FormatError(f"{path} {fault}: it was damaged or changed; {advice}")

@@ -6,6 +6,7 @@ belongs to a checkpoint. Models of several ranks are wrapped in DistributedDataP
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ from largegt.models.baselines.loader import NeighborLoader
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import ALONE, Ranks
 from largegt.types import TablePlace
+
+_log = logging.getLogger(__name__)
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _FEATURES_PER_TILE = 64
@@ -67,11 +70,11 @@ def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE, trains: bool = F
     is refused a precision that this CPU cannot compute in."""
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
-        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use --set train.device=cpu")
+        raise ConfigError("train.device=cuda, but this machine has no usable GPU: use `train.device=cpu`")
     kind = "cuda" if cuda and config.device != "cpu" else "cpu"
     precision = precision_of(config, kind, trains)
     if kind == "cpu" and precision == "16-mixed":
-        warnings.warn("train.precision=16-mixed computes in bfloat16 on a CPU", stacklevel=2)
+        _log.warning("train.precision=16-mixed computes in bfloat16 on a CPU")
         precision = "bf16-mixed"
     if precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
@@ -91,7 +94,7 @@ def precision_of(config: TrainConfig, device_type: str, trains: bool = False) ->
     if trains and (found := ability("bfloat16_cpu")).works is False:
         raise ConfigError(
             f"train.precision={config.precision} computes in bfloat16 on a CPU, which does not work on this one "
-            f"({found.reason}): use --set train.precision=32-true"
+            f"({found.reason}): use `train.precision=32-true`"
         )
     return config.precision if usable("bfloat16_cpu", "float32 is used instead of bfloat16") else "32-true"
 
@@ -113,7 +116,7 @@ def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int
     )
 
 
-Loader = TokenLoader | NeighborLoader
+AnyLoader = TokenLoader | NeighborLoader
 
 
 def make_loader(
@@ -123,7 +126,7 @@ def make_loader(
     device: torch.device,
     place: TablePlace = "auto",
     store: GraphStore | None = None,
-) -> Loader:
+) -> AnyLoader:
     """Batches of what the model reads. Tokens: as many local nodes as it wants, repeated ones once where that is
     faster; for a GPU in the precision it computes in, padded to a width it likes."""
     form = TokenForm()

@@ -9,7 +9,7 @@ batch of another size (the last of an epoch) is computed as usual. Nothing insid
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,10 +24,12 @@ from largegt.loader.batch import TokenBatch
 from largegt.models.base import NodeOutput
 from largegt.runtime.cuda_streams import side_stream
 
-from .checkpoint import State
+from .checkpoint import TrainingState
 from .metrics import TaskHead
 from .nan_check import Losses
 from .setup import Accelerator
+
+_log = logging.getLogger(__name__)
 
 _STEPS_BEFORE_RECORDING = 3
 
@@ -37,7 +39,7 @@ class TrainingStep:
     epoch is known to be no number."""
 
     def __init__(
-        self, accelerator: Accelerator, state: State, head: TaskHead, config: TrainConfig, record: bool,
+        self, accelerator: Accelerator, state: TrainingState, head: TaskHead, config: TrainConfig, record: bool,
         num_others: int = 0,
     ) -> None:  # fmt: skip
         """So many nodes at the end of a batch, `num_others`, are not trained on: their views are to agree."""
@@ -128,7 +130,7 @@ class TrainingStep:
             try:
                 self._graph = self._recorded()
             except RuntimeError as error:
-                warnings.warn(f"steps are not replayed, since recording failed: {first_line(error)}", stacklevel=3)
+                _log.warning(f"steps are not replayed, since recording failed: {first_line(error)}")
                 self._record = False
                 self._compute(self._buffers)
                 self._buffers = []

@@ -10,10 +10,10 @@ first alone writes.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -35,26 +35,25 @@ from largegt.loader.loader import shuffled
 from largegt.loader.table import check_place
 from largegt.models.base import NodeModel
 from largegt.models.largegt.model import BatchNorm
+from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks, is_first_here
-from largegt.runtime.progress import Progress as Show
-from largegt.runtime.progress import silent
-from largegt.runtime.text import quoted
+from largegt.runtime.progress import Progress, silent
 from largegt.types import Array, PathLike
 
 from .batches import EpochBatches, check_consistency
-from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
+from .checkpoint import TrainingProgress, TrainingState, load_checkpoint, require_room, save_checkpoint
 from .evaluate import Scorer, nodes_at_once
 from .log import RunLog, check_wandb, write_history
 from .metrics import TaskHead
 from .nan_check import about_steps, likely_cause
-from .run import Run, store_to_train_on
+from .run import Run, run_to_resume, store_to_train_on
 from .run_checksums import FILE as CHECKSUMS
 from .run_checksums import replacing
 from .setup import (
     Accelerator,
-    Loader,
+    AnyLoader,
     build_model,
     is_worth_compiling,
     make_accelerator,
@@ -64,6 +63,8 @@ from .setup import (
 )
 from .step import TrainingStep
 
+_log = logging.getLogger(__name__)
+
 _OUT_OF_TIME = "the time is used up"
 _STEPS_BEFORE = 8
 """A step that spoils weights may have a finite loss itself, and so may the next."""
@@ -71,33 +72,65 @@ Watch = Callable[[NodeModel, int, float], None]
 
 
 def train(
-    data: Prepared | GraphStore | PathLike,
-    config: Config | None = None,
+    data: Prepared | GraphStore | PathLike | None = None,
+    config: ConfigLike = None,
     out: PathLike = "runs/run",
     resume: bool = False,
     overwrite: bool = False,
-    progress: Show | None = None,
+    progress: Progress | None = None,
     memory: str | int | None = None,
     watch: Watch | None = None,
     score_test: bool = True,
     wait: bool = True,
 ) -> Run:
-    """Train as `config` says into the run folder `out`; with `resume`, go on with what is there. `memory` is for the
-    preparation, where that is missing. `watch(model, epochs, seconds)` is called after every epoch; its time does not
-    count. Without `score_test` nothing reads the test split, and its scores stay empty. A preparation that
-    another process is making is waited for; without `wait` it is an error. Processes that were started
-    together, by torchrun or in its manner, train together: all of them call this, the first one writes."""
+    """Train a model, and prepare the store first where that is missing.
+
+    Processes that torchrun has started train together: all of them call this, and the first one writes.
+
+    Args:
+        data: a store, its path, or a preparation. None with `resume`: the store of the run.
+        config: the name of a recipe (`lg.recipe_names()`), "auto", the path of a TOML file, a Config, or a dict of
+            settings such as `{"model.name": "mlp", "train": {"epochs": 3}}`, on top of the recipe that it names as
+            "recipe", of the recipe of its model, or of "default". By default the recipe "default".
+        out: the folder of the run.
+        resume: go on with the run in `out` where it stopped.
+        overwrite: replace a run that is there.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what the preparation may hold at once, such as `"4GiB"`.
+        watch: is called as `watch(model, epochs, seconds)` after every epoch; its time does not count.
+        score_test: score the best weights on the test nodes at the end.
+        wait: wait for a preparation that another process is making, or refuse.
+
+    Returns:
+        The run: its `metrics` are the final scores, at the epoch that was best on the validation nodes.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range or does not fit the data, or a loss is not finite.
+        InputError: there is no store, it has no training nodes, or `out` is there already.
+
+    Examples:
+        >>> run = lg.train("data/g", {"train.epochs": 2}, out="runs/b")
+        >>> run.metrics["epochs"]
+        2
+        >>> run = lg.train("data/g", {"model.name": "mlp", "train.epochs": 1}, out="runs/mlp")
+        >>> run.config.model.name
+        'mlp'
+    """
     refuse_url(out, "a run")
-    out, config = Path(out), config or Config()
+    out = Path(out)
+    if data is None:
+        data, config = run_to_resume(out, resume, config is not None)
+    if isinstance(data, Prepared):
+        store = data.store()
+    else:
+        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
+    config = config_for(store, config)[0]
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config.settings})
-        store = data.store()
         data.check_serves(config.model.spec)
         data.check_inputs(config.model)
         if config.preparation.tokens != data.config.for_model(config.model.spec).tokens:  # fresh samples will be drawn
             data.check_reachable()
-    else:
-        store = data if isinstance(data, GraphStore) else store_to_train_on(data, out, resume)
     with Lock(out, "training into") if is_first_here() else nullcontext(), disk_errors(out):
         check_out(out, config, store, resume, overwrite)
         ranks = Ranks.here(config.train.device)
@@ -134,7 +167,7 @@ class Trainer:
         self.monitor, self.sign = head.monitor(self.config.monitor)
         torch.manual_seed(self.config.seed)
         self.model = build_model(run.config.model, prepared)
-        self.state, self.progress = State.make(self.model, self.config, accelerator), Progress()
+        self.state, self.progress = TrainingState.make(self.model, self.config, accelerator), TrainingProgress()
         checkpoint = run.path / "checkpoints" / "last.pt"
         if checkpoint.exists():
             self.progress = load_checkpoint(checkpoint, self.state, self.device)
@@ -153,7 +186,7 @@ class Trainer:
         self.max_time_s = seconds(self.config.max_time) if self.config.max_time else math.inf
         if self.progress.stopped == _OUT_OF_TIME and self.progress.elapsed_s < self.max_time_s:
             self.progress.stopped = ""
-        self.show: Show = silent
+        self.show: Progress = silent
         self.history = [entry for entry in run.history if entry["epoch"] <= self.progress.epoch]
         self.log: RunLog | None = None
         if self.ranks.is_first:
@@ -175,7 +208,7 @@ class Trainer:
 
     # epochs
 
-    def fit(self, show: Show = silent, watch: Watch | None = None) -> None:
+    def fit(self, show: Progress = silent, watch: Watch | None = None) -> None:
         """Train until the last epoch, the end of the time or the end of patience."""
         progress, self.show = self.progress, show
         if self.device.type == "cuda":
@@ -243,8 +276,10 @@ class Trainer:
             raise self._not_a_number(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
         if valid and self.monitor not in valid:
             if self.ranks.is_first:
-                warnings.warn(f"{self.monitor} is undefined on the validation nodes, which are all of one class: "
-                              "the loss picks the best epoch", stacklevel=2)  # fmt: skip
+                _log.warning(
+                    f"{self.monitor} is undefined on the validation nodes, which are all of one class: the loss picks "
+                    "the best epoch"
+                )
             self.monitor, self.sign = "loss", -1.0
         return valid
 
@@ -295,17 +330,17 @@ class Trainer:
         rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
         return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_of(epoch), rows, before)
 
-    def _not_a_number(self, what: str, loader: Loader, rows: Array, before: Array) -> ConfigError:
+    def _not_a_number(self, what: str, loader: AnyLoader, rows: Array, before: Array) -> ConfigError:
         """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
         that showed it, those of the steps just `before` may have caused it."""
         config, progress, scorer = self.config, self.progress, self.scorer
         shown, earlier = (loader.batches(some, config.batch_size) for some in (rows, before))
         cause = likely_cause(config, scorer.accelerator.precision, scorer.prepared, shown, earlier)
-        kept = "no epoch was finished: start anew with --overwrite"
+        kept = "no epoch was finished: start anew with `overwrite=True`"
         if progress.epoch:
             kept = (
                 f"{self.run.path} keeps its last checkpoint and its best weights, of epoch {progress.best_epoch}, "
-                "which evaluate and predict take; start anew with --overwrite, or into another --out"
+                "which evaluate and predict take; start anew with `overwrite=True`, or into another `out`"
             )
         return ConfigError(f"{what} in epoch {progress.epoch + 1} is not a finite number: {cause}; {kept}")
 
@@ -355,22 +390,22 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
     """Refuse a run folder that this training must not touch, before any work is done."""
     refuse_url(out, "a run")
     if resume and overwrite:
-        raise ConfigError("--resume goes on with a run and --overwrite starts anew: give one of them")
+        raise ConfigError("`resume=True` goes on with a run and `overwrite=True` starts anew: give one of them")
     if config.train.wandb_project:
         check_wandb()
     if not out.exists() or (out.is_dir() and all(_is_partial(item.name) for item in out.iterdir())):
         return
     if not (out / "config.toml").is_file():
-        raise InputError(f"{out} exists and is not a run: choose another --out")
+        raise InputError(f"{out} exists and is not a run: choose another `out`")
     if not resume and not overwrite:
-        raise InputError(f"{out} already holds a run: --resume goes on with it, --overwrite starts anew")
+        raise InputError(f"{out} already holds a run: `resume=True` goes on with it, `overwrite=True` starts anew")
     run = Run.open(out)
     if resume and run.store_fingerprint != store.fingerprint:
         raise ConfigError(f"{out} was trained on another store than {store.place}: see {out / 'config.toml'}")
     if resume and _comparable(run.config) != _comparable(config):
         raise ConfigError(
-            f"{out} was started with other settings than these: go on with its own, --recipe "
-            f"{quoted(out / 'config.toml')}, or start anew with --overwrite"
+            f"{out} was started with other settings than these: go on with its own, "
+            f"`lg.train(resume=True, out={str(out)!r})`, or start anew with `overwrite=True`"
         )
 
 

@@ -18,7 +18,7 @@ from largegt.io.atomic import write_text_atomically
 from largegt.pages.charts import Axis, Bar, Line, dot_key, legend, line_chart
 from largegt.pages.figures import bar_figure, figure, figures
 from largegt.pages.markup import NONE, Html, Section, duration, mean_and_spread, mean_of, number, percent, section, tag
-from largegt.pages.tables import Cell, Table
+from largegt.pages.tables import Cell, PageTable
 from largegt.pages.template import page_of, write_file
 from largegt.runtime.text import markdown, quoted
 from largegt.training.run import Run
@@ -148,15 +148,15 @@ def notes(tuned: Tuned) -> str:
     return "\n".join(parts)
 
 
-def _best(tuned: Tuned, caption: str) -> Table:
+def _best(tuned: Tuned, caption: str) -> PageTable:
     rows: list[list[Cell]] = [
         [trial.number, tuned.in_words(trial), number(trial.score), trial.epochs] for trial in tuned.ranked[:NUM_SHOWN]
     ]
     head = ["trial", "what differs from the recipe (the recipe's value)", f"valid {tuned.metric}", "epochs"]
-    return Table(caption, head, rows, left=2)
+    return PageTable(caption, head, rows, left=2)
 
 
-def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> Table:
+def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> PageTable:
     """Every trial; `text` is how values and scores are shown."""
     names = list(tuned.space.axes)
     rows: list[list[Cell]] = [
@@ -165,7 +165,7 @@ def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> Table:
         for trial in tuned.trials
     ]  # fmt: skip
     head = ["trial", "state", f"valid_{tuned.metric}", "epochs", "elapsed_s", *names, "why"]
-    return Table("All trials", head, rows, left=2)
+    return PageTable("All trials", head, rows, left=2)
 
 
 def _plain(value: float | str | None) -> str:
@@ -249,7 +249,7 @@ def _figure(tuned: Tuned, title: str, x: Axis, name: str = "", lines: Sequence[L
             marks.append(Line(f"trial {trial.number}", [place], [trial.score], style))
             rows.append([f"trial {trial.number}", _plain(value), number(trial.score), trial.state])
     y = Axis(f"valid {tuned.metric}")
-    return figure(title, line_chart(marks, x, y, title), Table(title, ["", x.label, y.label, "state"], rows))
+    return figure(title, line_chart(marks, x, y, title), PageTable(title, ["", x.label, y.label, "state"], rows))
 
 
 def _key() -> Html:

@@ -110,7 +110,7 @@ def make_space(
     axes = {name: axis for name, axis in widened.items() if axis is not None}
     axes |= {name: _of_user(empty, name, text) for name, text in given.items()}
     if not axes:
-        raise ConfigError("there is nothing to search: give --search NAME=VALUES, e.g. model.hidden_dim=64,128")
+        raise ConfigError("there is nothing to search: give `search`, e.g. model.hidden_dim=64,128")
     values = {name: value_of(base, name) for name in axes}
     own = {name: values[name] if isinstance(axis, Number) and isinstance(values[name], int | float) else
            text_of(values[name]) for name, axis in axes.items()}  # fmt: skip
@@ -145,7 +145,7 @@ def _split(item: str) -> tuple[str, str]:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals or not name or not text:
         raise ConfigError(
-            f"--search {item!r} is not of the form NAME=VALUES: write train.learning_rate=1e-4..1e-2:log or "
+            f"search {item!r} is not of the form NAME=VALUES: write train.learning_rate=1e-4..1e-2:log or "
             "model.hidden_dim=64,128"
         )
     return name, text
@@ -190,13 +190,13 @@ def _parse(config: Config, name: str, text: str) -> CategoricalDistribution | Nu
     low, _, high = (part.strip() for part in ends.partition(".."))
     kinds = _kinds(config, name)
     if not {int, float} & kinds:
-        raise ConfigError(f"--search {name}={text}: it is no number, so list its values: {name}=this,that")
+        raise ConfigError(f"search {name}={text}: it is no number, so list its values: {name}=this,that")
     if not _is_number(low) or not _is_number(high) or scale not in ("", "log"):
-        raise ConfigError(f"--search {name}={text} is no range: write {name}=LOW..HIGH or {name}=LOW..HIGH:log")
+        raise ConfigError(f"search {name}={text} is no range: write {name}=LOW..HIGH or {name}=LOW..HIGH:log")
     if not float(low) < float(high):
-        raise ConfigError(f"--search {name}={text}: {low} is not below {high}")
+        raise ConfigError(f"search {name}={text}: {low} is not below {high}")
     if scale == "log" and float(low) <= 0:
-        raise ConfigError(f"--search {name}={text}: a logarithmic range begins above 0")
+        raise ConfigError(f"search {name}={text}: a logarithmic range begins above 0")
     if float in kinds:
         return FloatDistribution(float(low), float(high), log=scale == "log")
     return IntDistribution(round(float(low)), round(float(high)), log=scale == "log")

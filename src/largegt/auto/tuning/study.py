@@ -44,7 +44,7 @@ def open_study(out: Path, space: Space, identity: dict[str, Any], sign: float) -
     with disk_errors(out), locks.Lock(out, "tuning into"), _quiet():
         known = [item.name for item in out.iterdir()] if out.is_dir() else []
         if (out.exists() and not out.is_dir()) or (known and _FILE not in known):
-            raise InputError(f"{out} exists and is not a tuning: choose another --out")
+            raise InputError(f"{out} exists and is not a tuning: choose another `out`")
         out.mkdir(exist_ok=True)
         _cut_incomplete_line(out / _FILE)
         try:
@@ -52,7 +52,7 @@ def open_study(out: Path, space: Space, identity: dict[str, Any], sign: float) -
         except (LargeGTError, OSError):
             raise
         except Exception as error:  # whatever Optuna makes of a file that it did not write
-            raise FormatError(f"{out / _FILE} is no study ({first_line(error)}): choose another --out") from error
+            raise FormatError(f"{out / _FILE} is no study ({first_line(error)}): choose another `out`") from error
         try:
             yield study
         except LargeGTError:
@@ -79,7 +79,7 @@ class Study:
         if other := [name for name, value in identity.items() if self.optuna.user_attrs.get(name) != value]:
             raise ConfigError(
                 f"{out} holds a tuning with another {other[0]}: go on with it by the very command it was started "
-                "with (only --trials, --max-time and --final may change), or choose another --out"
+                "with (only `trials`, `max_time` and `final` may change), or choose another `out`"
             )
         if not self.optuna.get_trials(deepcopy=False):
             self.optuna.enqueue_trial(dict(space.start))

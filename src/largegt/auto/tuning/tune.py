@@ -29,9 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from largegt.auto.choose import config_for
 from largegt.config.overrides import seconds
-from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, first_line
@@ -39,6 +37,7 @@ from largegt.io.checksums import fingerprint
 from largegt.io.locks import remove_stale
 from largegt.io.remote import refuse_url
 from largegt.models.base import NodeModel
+from largegt.preprocessing.auto_config import ConfigLike, config_for, recipe_and_overrides
 from largegt.preprocessing.cache_key import is_prepared
 from largegt.preprocessing.pipeline import prepare
 from largegt.runtime.progress import Progress, silent
@@ -62,25 +61,49 @@ class _WorseThanMedian(Exception):
 
 def tune(
     store: GraphStore | PathLike,
+    config: ConfigLike = None,
     out: PathLike = "tune",
     trials: int = 30,
     max_time: str | None = None,
-    model: str | None = None,
-    recipe: PathLike | None = None,
-    overrides: Iterable[str] = (),
     search: Iterable[str] = (),
     *,
+    overrides: Iterable[str] = (),
     only: bool = False,
-    original: bool = False,
     final: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
     memory: str | int | None = None,
 ) -> Tuned:
-    """Search settings of the recipe (or the model's own) on this store: `trials` in all, within `max_time` in all.
-    Called again with the same `out`, it goes on where it stopped. `search` adds to or replaces entries of the model's
-    table (`model.hidden_dim=64,128`, `train.learning_rate=1e-4..1e-2:log`), with `only` nothing else is searched.
-    `final` seeds are trained with the best settings at the end, beyond the time limit, and scored on the test split."""
+    """Search the settings that do best on the validation nodes.
+
+    Called again with the same `out`, it goes on where it stopped.
+
+    Args:
+        store: a store, or its path.
+        config: where to start, as for `lg.train`; settings that it names are not searched.
+        out: the folder of the trials.
+        trials: trials in all.
+        max_time: wall-clock limit of all trials together: 90s, 30m, 4h.
+        search: settings to search, beside or instead of those of the model's table, such as
+            `"train.learning_rate=1e-4..1e-2:log"` or `"model.hidden_dim=64,128"`.
+        overrides: more settings to fix, as `"NAME=VALUE"`.
+        only: search nothing but `search`.
+        final: train the best settings with so many seeds at the end, beyond the time limit, and score them on test.
+        seed: seed of the search.
+        progress: is called as `progress(stage, done, total)`.
+        memory: what a preparation may hold at once, such as `"4GiB"`.
+
+    Returns:
+        What was found: `recipe` is the path of the best settings, `best` the best trial.
+
+    Raises:
+        ConfigError: a setting is unknown, Optuna is not installed, or `out` holds another tuning.
+        InputError: there is no store, or it has no training or validation nodes.
+
+    Examples:
+        >>> found = lg.tune("data/g", {"train.epochs": 1}, out="tune", trials=2, search=["model.dropout=0,0.2"])
+        >>> run = lg.train("data/g", found.recipe, out="runs/best")
+    """
     if find_spec("optuna") is None:
         raise ConfigError("tuning needs Optuna, which is not installed: pip install 'largegt[tune]'")
     from .space import make_space
@@ -91,8 +114,9 @@ def tune(
         raise ConfigError(f"trials is {trials} and final {final}: at least one trial, and no fewer than 0 final runs")
     max_time_s = seconds(max_time) if max_time else math.inf
     opened = store if isinstance(store, GraphStore) else GraphStore.open(store)
-    given = [*overrides, *([f"model.name={model}"] if model else [])]
-    start = config_for(opened, recipe or (recipe_for(model, original) if model else "default"), given)[0]
+    recipe, own = recipe_and_overrides(config)
+    given = [*own, *overrides]
+    start = config_for(opened, recipe, given)[0]
     space = make_space(start, given, search, opened.task, only)
     base = space.config({})
     for split in ("train", "valid"):
@@ -107,7 +131,7 @@ def tune(
         tuning = _Tuning(opened, Path(out), space, study, metric, sign, trials, progress or silent, memory)
         stopped = tuning.run(max_time_s)
         if not study.ranked():
-            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer --max-time")
+            raise ConfigError(f"no trial finished ({stopped or 'all were pruned'}): give a longer `max_time`")
         return tuning.write(tuning.final(final), stopped)
 
 

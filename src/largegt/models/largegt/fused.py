@@ -5,13 +5,15 @@ Every other size (the last batch of an epoch) takes the plain function, and so d
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from largegt.errors import first_line
+
+_log = logging.getLogger(__name__)
 
 
 class Fused:
@@ -30,7 +32,7 @@ class Fused:
         try:
             output = self._compiled(first, *others)
         except (RuntimeError, ImportError, OSError) as error:
-            warnings.warn(f"the model is not compiled, since that failed: {first_line(error)}", stacklevel=2)
+            _log.warning(f"the model is not compiled, since that failed: {first_line(error)}")
             self._sizes = set()
             return self._plain(first, *others)
         self._works = True

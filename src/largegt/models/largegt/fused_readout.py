@@ -14,7 +14,7 @@ more for j = 0; the rest is LayerNorm's.
 
 from __future__ import annotations
 
-import warnings
+import logging
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from largegt.errors import first_line
 from largegt.hardware.abilities import usable
+
+_log = logging.getLogger(__name__)
 
 try:
     import triton
@@ -54,7 +56,7 @@ def kernels_work() -> bool:
             try:
                 _read(x, x, d, d, d, torch.zeros(1, dtype=torch.int64, device="cuda"), 0.0, 1e-5)
             except Exception as error:  # whatever a compiler may raise: the plain way is always there
-                warnings.warn(f"the readout is not fused, since its kernel failed: {first_line(error)}", stacklevel=2)
+                _log.warning(f"the readout is not fused, since its kernel failed: {first_line(error)}")
                 _works = False
     return _works
 

@@ -59,9 +59,27 @@ class Embedded(NamedTuple):
 
 
 class LargeGT(NodeModel):
-    """A plain `nn.Module`: `output = model(batch)`, and after the optimizer's step `model.update_codebook(output)`.
+    """LargeGT as a plain `nn.Module`. `LargeGT.for_prepared(prepared, config)` takes the sizes from a preparation.
 
-    The sizes are those of a DataShape. The task says what labels are, for a model that reads those of local nodes.
+    Args:
+        num_features: columns of a token row.
+        num_outputs: classes or labels; 1 for a binary task and a regression.
+        num_nodes: nodes of the graph, each of which the codebook assigns to a centroid.
+        num_positions: columns of a positional encoding.
+        config: the settings, `lg.model_config("largegt-full", …)`, or those of largegt-local or largegt-global.
+        hops: contexts in a token row beside the features.
+        task: what labels are, for a model that reads those of local nodes.
+
+    Examples:
+        >>> model = lg.LargeGT.for_prepared(prepared, lg.model_config("largegt-full", hidden_dim=16))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> for batch in lg.token_batches(prepared, split="train", batch_size=32, seed=0):
+        ...     output = model(batch)
+        ...     loss = torch.nn.functional.cross_entropy(output.logits, batch.labels)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     model.update_codebook(output)
     """
 
     takes_padding = True

@@ -48,17 +48,41 @@ def local_nodes(
     buffer_bytes: int = BUFFER_BYTES,
     weighted: bool = False,
 ) -> Array:
-    """`S` of Algorithm 1 for `nodes` (all when None).
+    """Sample the local nodes of each node: LocalNodes, Algorithm 1.
 
     Args:
         graph: a GraphStore, a SciPy sparse matrix whose entry (i, j) is an edge from i to j, an `edge_index` [2, E]
             over `num_nodes` nodes (by default as many as it names), or NeighborLists, whose direction is their own and
             of which each thread holds `buffer_bytes`.
-        hop1_fraction: this share of the K - 1 slots is drawn from the one-hop neighbours and the rest from the nodes at
-            distance two, each without replacement while it lasts; what one cannot fill the other does.
-        weighted: draw nodes as a walk goes that takes each step in proportion to edge weights (a matrix's values):
-            one step for one-hop slots, two steps for those at distance two, either with the same chance where slots
-            are not told apart. What is left over is filled with repeats.
+        nodes: node numbers, all by default.
+        k: local nodes of each node, itself included (the paper's K).
+        seed: seed of the sample.
+        epoch: another sample for each epoch.
+        direction: which edges lead to neighbours: out, in or both.
+        threads: threads to use, all cores by default. The result does not depend on it.
+        progress: is called as `progress(stage, done, total)`.
+        hop1_fraction: this fraction of the K - 1 slots is sampled from the one-hop neighbours and the rest from the
+            nodes at distance two, each without replacement while it lasts; the others fill what one cannot. None:
+            uniform over both.
+        num_nodes: the nodes of an `edge_index`.
+        buffer_bytes: what a thread holds of NeighborLists.
+        weighted: sample nodes as a walk visits them that takes each step in proportion to edge weights (a matrix's
+            values): one step for one-hop slots, two steps for those at distance two, either with the same chance
+            without `hop1_fraction`. What is left over is filled with repeats.
+
+    Returns:
+        An array [n, k] of node numbers. Each row begins with the node itself.
+
+    Raises:
+        ConfigError: k, the fraction or the direction is out of range.
+        InputError: the graph or a node cannot be read.
+
+    Examples:
+        >>> rows = lg.local_nodes(edge_index, nodes=[3, 5], k=4)
+        >>> rows.shape
+        (2, 4)
+        >>> rows[:, 0]
+        array([3, 5], dtype=int32)
     """
     if k < 1:
         raise ConfigError(f"K is {k}: it must be at least 1, the node itself")
@@ -137,8 +161,8 @@ def refuse_weights(weighted: bool) -> None:
     """Lists that lie elsewhere are of neighbours alone."""
     if weighted:
         raise ConfigError(
-            "lists on a cluster or in Redis have no edge weights: sample without them, --set "
-            "prepare.local_nodes.use_edge_weights=false, or from the store itself"
+            "lists on a cluster or in Redis have no edge weights: sample without them, "
+            "`prepare.local_nodes.use_edge_weights=false`, or from the store itself"
         )
 
 

@@ -7,18 +7,22 @@ docs/accuracy.md has the experiments behind them, and `largegt tune` improves on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from largegt.config.models import overrides_read
-from largegt.config.recipes import AUTO
+from largegt.config.overrides import as_overrides, leaves
+from largegt.config.recipes import AUTO, recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
-from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.types import Array, PathLike
+
+from .sampling.local_nodes import local_nodes
 
 _SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000
 _FEW, _MANY = 10_000, 100_000
@@ -101,20 +105,40 @@ def auto_config(
     model = [override for override in given if override.partition("=")[0].strip() == "model.name"]
     name = Config.from_recipe("default", model).model.name
     if not name.startswith("largegt"):
-        raise ConfigError(f"--recipe auto is for LargeGT, and {name} has a recipe of its own")
+        raise ConfigError(f"recipe auto is for LargeGT, and {name} has a recipe of its own")
     made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
     read = overrides_read(map(str, made), name)
     made = [choice for choice in made if str(choice) in read]
     return Config.from_recipe("default", [*map(str, made), *given]), made
 
 
+ConfigLike = PathLike | Mapping[str, Any] | Config | None
+"""A configuration in any of its forms: a recipe's name or file, `auto`, settings by name, a Config; None: `default`."""
+
+
 def config_for(
-    store: GraphStore, recipe: PathLike, overrides: Iterable[str] = (), processes: int | None = None
+    store: GraphStore, config: ConfigLike = None, overrides: Iterable[str] = (), processes: int | None = None
 ) -> tuple[Config, list[Choice]]:
-    """A recipe's configuration, where it may be `auto`, and what that chose."""
-    if str(recipe) == AUTO:
-        return auto_config(store, overrides, processes=processes)
-    return Config.from_recipe(recipe, overrides), []
+    """The whole configuration, with overrides on top, and what `auto` chose of it."""
+    recipe, own = recipe_and_overrides(config)
+    if recipe == AUTO:
+        return auto_config(store, [*own, *overrides], processes=processes)
+    return Config.from_recipe(recipe, [*own, *overrides]), []
+
+
+def recipe_and_overrides(config: ConfigLike) -> tuple[PathLike | Config, list[str]]:
+    """A configuration as a recipe and what is set on top. Settings by name, in nested tables or dotted, are on top of
+    the recipe that they name as `recipe`, or of the own recipe of the model that they name."""
+    if config is None:
+        return "default", []
+    if isinstance(config, str | Path | Config):
+        return config, []
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"a configuration cannot be {config!r}: give a recipe, a .toml file, a dict or a Config")
+    settings = {str(name): value for name, value in config.items() if name != "recipe"}
+    model = dict(leaves(settings)).get("model.name")
+    recipe = config.get("recipe") or (recipe_for(str(model)) if model else None)
+    return recipe_and_overrides(recipe)[0], as_overrides(settings)
 
 
 def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
