@@ -37,7 +37,7 @@ def _tables(out: Path) -> Section | None:
 
 
 def _table(file: Path, title: str) -> PageTable:
-    """The table that was written there; its last column, where that has places, are ranks of the second."""
+    """Read a table of an experiment; a last column of places becomes the ranks of the second column."""
     head, *rows = _read(file)
     cells: list[list[Cell]] = [[cell or None for cell in row] for row in rows]
     if head[-1] != PLACE:

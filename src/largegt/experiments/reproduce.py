@@ -124,8 +124,8 @@ def fig_epoch_time(experiment: Experiment) -> list[Path]:
     paper = EPOCH_SECONDS.get(experiment.dataset, {})
     dots = []
     for model in experiment.models:
-        here, there = _epoch_s([experiment.run(model, 0)]), paper.get(model)
-        dots.append((_title(model), [Dot("here", here, 0.0, 0), Dot("the paper", there, 0.0, 1, is_open=True)]))
+        ours, theirs = _epoch_s([experiment.run(model, 0)]), paper.get(model)
+        dots.append((_title(model), [Dot("here", ours, 0.0, 0), Dot("the paper", theirs, 0.0, 1, is_open=True)]))
     table = PageTable(f"{experiment.dataset}: seconds of a training epoch.", ["Model", "Seconds"],
                   [[name, f"{here.value:.4g}"] for name, (here, _) in dots])  # fmt: skip
     file, x = experiment.out / "fig-epoch-time", "seconds of an epoch" + (" (open: the paper, V100)" if paper else "")

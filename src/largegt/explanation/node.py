@@ -170,7 +170,7 @@ def _predicted(store: GraphStore, probabilities: Tensor) -> Any:
 
 
 def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
-    """Kinds of inputs, the strongest first."""
+    """Attributions by kind of input, largest first."""
     carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
     if "tokens" in carried and carried["tokens"].shape[1] > h:

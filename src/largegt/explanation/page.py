@@ -86,7 +86,7 @@ def _sections(found: Explanation) -> Iterable[Section]:
 
 
 def _bars(found: Explanation, title: str, parts: Sequence[Contribution | InputColumn], table: PageTable) -> Html:
-    """A bar for each of the strongest parts, which are the rows of the table."""
+    """A bar for each of the largest attributions, in the order of the table's rows."""
     bars = [Bar(str(row[0]), part.carried, number(part.carried))
             for part, row in zip(parts[:_MOST_BARS], table.rows, strict=False)]  # fmt: skip
     most = f", the {len(bars)} strongest of {len(parts)}" if len(bars) < len(parts) else ""
@@ -94,7 +94,7 @@ def _bars(found: Explanation, title: str, parts: Sequence[Contribution | InputCo
 
 
 def _first(table: PageTable) -> PageTable:
-    """What a page shows of it."""
+    """The rows that a page shows."""
     left_out = len(table.rows) - _MOST_ROWS
     if left_out <= 0:
         return table

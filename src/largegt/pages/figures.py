@@ -50,7 +50,7 @@ def line_figure(
 
 
 def _line_table(title: str, lines: Sequence[Line], x: Axis, more: Mapping[str, Sequence[Cell]]) -> PageTable:
-    """A column per line, a row per place where it has values; of an axis that is continuous, the last value by then."""
+    """A column per line, a row per x; on a continuous axis, the last value up to each of a few evenly spaced x."""
     every = sorted({at for line in lines for at in line.xs})
     is_exact = bool(x.names or x.at or x.whole)
     if is_exact:

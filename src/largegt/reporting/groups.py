@@ -124,7 +124,7 @@ def _short_name(path: Path, others: Iterable[Path]) -> str:
 
 
 def datasets_of(runs: Sequence[Opened]) -> list[DatasetRuns]:
-    """The runs by store, and there by what they have in common."""
+    """The runs by store, and within a store by settings."""
     stores = _group_by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
     names = [name for name, _ in stores]
     styles: dict[str, int] = {}
@@ -156,7 +156,7 @@ def differing(runs: Sequence[Opened], ignored: Sequence[str] = ()) -> list[str]:
 
 
 def sensitivity(dataset: DatasetRuns) -> list[list[Group]]:
-    """Groups that differ in K alone, by rising K; only where there are several K."""
+    """Families of groups that differ only in K, by rising K."""
     families = _group_by(dataset.groups, lambda group: group.runs[0].key((*_IGNORED, K)))
     return [sorted(family, key=lambda one: one.k) for family in families.values() if len({g.k for g in family}) > 1]
 

@@ -57,7 +57,7 @@ def _known(looks: Sequence[Look], key: str) -> Known:
 
 
 def predictions(datasets: Sequence[DatasetRuns], looks: Sequence[Look]) -> Section:
-    """What the models get right and wrong."""
+    """Correct and wrong predictions of the models."""
     parts = (_of_dataset([(one, one.found) for one in looks if one.dataset == dataset.name and one.found is not None])
              for dataset in datasets)  # fmt: skip
     body = headed(datasets, parts)

@@ -40,14 +40,14 @@ def cost(datasets: Sequence[DatasetRuns]) -> Section:
 
 
 def local_nodes(datasets: Sequence[DatasetRuns]) -> Section | None:
-    """Score and epoch time against K; None where no model was run with several K."""
+    """Score and epoch time against K; None unless a model was run with several K."""
     parts = [_k_of(one) for one in datasets]
     lead = "The same model with another number K of local nodes, everything else alike."
     return section("k", "Number of local nodes", lead, *headed(datasets, parts)) if any(parts) else None
 
 
 def headed(datasets: Sequence[DatasetRuns], parts: Iterable[Html]) -> list[Html]:
-    """What there is of each dataset, under its name where there are several."""
+    """The non-empty parts, each under the name of its dataset if there are several."""
     return [
         join((tag("h3", dataset.name), part)) if len(datasets) > 1 else part
         for dataset, part in zip(datasets, parts, strict=True)
@@ -90,7 +90,7 @@ def _scores_of(dataset: DatasetRuns, baselines: Baselines) -> Html:
 
 
 def _in_words(dataset: DatasetRuns) -> str:
-    """The result in one sentence: chosen on validation, told on test."""
+    """The result in one sentence: the group with the best validation score, and its test score."""
     metric = dataset.metric
     known = [(dataset.sign * value, group) for group in dataset.groups
              if (value := group.score("valid", metric)[0]) is not None]  # fmt: skip

@@ -157,7 +157,7 @@ def _best(tuned: Tuned, caption: str) -> PageTable:
 
 
 def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> PageTable:
-    """Every trial; `text` is how values and scores are shown."""
+    """All trials; `text` formats values and scores."""
     names = list(tuned.space.axes)
     rows: list[list[Cell]] = [
         [trial.number, trial.state, text(trial.score), trial.epochs, f"{trial.elapsed_s:.3f}",

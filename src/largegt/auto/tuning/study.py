@@ -51,7 +51,7 @@ def open_study(out: Path, space: Space, identity: dict[str, Any], sign: float) -
             study = Study(out, space, identity, sign)
         except (LargeGTError, OSError):
             raise
-        except Exception as error:  # whatever Optuna makes of a file that it did not write
+        except Exception as error:  # Optuna raises various errors for a damaged file
             raise FormatError(f"{out / _FILE} is no study ({first_line(error)}): choose another `out`") from error
         try:
             yield study
