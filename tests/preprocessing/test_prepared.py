@@ -238,22 +238,22 @@ def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any)
 def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: Any) -> None:
     some, every = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(rows="all"))
     for name in get_args(ModelName):
-        every.check_serves(name)
+        every.check_model(name)
     for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
-        some.check_serves(name)  # type: ignore[arg-type]
+        some.check_model(name)  # type: ignore[arg-type]
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
         with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.precompute_for=all"):
-            some.check_serves(name)  # type: ignore[arg-type]
+            some.check_model(name)  # type: ignore[arg-type]
 
 
 def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
     separate = prepare(half_labelled, config_of(separate=True, rows="all"))
     for name in set(get_args(ModelName)) - {"sgc"}:
-        separate.check_serves(name)
+        separate.check_model(name)
     with pytest.raises(ConfigError, match=r"sgc reads one.*separate_directions=false"):
-        separate.check_serves("sgc")
+        separate.check_model("sgc")
     undirected = make_store(random_edges(60, 90), 60)
-    prepare(undirected, config_of(separate=True)).check_serves("sgc")
+    prepare(undirected, config_of(separate=True)).check_model("sgc")
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -465,7 +465,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (HOME, engine):
         monkeypatch.setattr(home, "SEGMENT_NODES", 7)
     monkeypatch.setattr(HOME, "memory_budget", lambda memory, *_: memory or 1 << 30)
-    monkeypatch.setattr(blocks, "_SMALL_LOT", 16)
+    monkeypatch.setattr(blocks, "_SMALL_CHUNK", 16)
 
 
 @pytest.fixture
@@ -573,7 +573,7 @@ def test_encodings_that_do_not_fit_are_refused(
 ) -> None:
     monkeypatch.setattr(HOME, "memory_budget", lambda *_: 10_000)
     with pytest.raises(
-        ConfigError, match=rf"{method} holds .* for 60 nodes.*method=random_projection, or a larger --memory-limit"
+        ConfigError, match=rf"{method} needs .* for 60 nodes.*method=random_projection, or a larger --memory-limit"
     ):
         prepare(half_labelled, config_of(method=method))
 

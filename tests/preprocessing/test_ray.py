@@ -73,7 +73,7 @@ def cluster(bucket: str) -> Iterator[Any]:
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small graph is many tasks."""
     for module in (home, engines):
-        monkeypatch.setattr(module, "FEWEST_NODES", 90)
+        monkeypatch.setattr(module, "MIN_TASK_NODES", 90)
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ class Counting(RayShards):
 
     calls = 0
 
-    def _ask(self, what: str, nodes: Any, *more: Any) -> Any:
+    def _request(self, what: str, nodes: Any, *more: Any) -> Any:
         Counting.calls += 1
-        return super()._ask(what, nodes, *more)
+        return super()._request(what, nodes, *more)
 
     @property
     def reverse(self) -> Any:
@@ -240,9 +240,7 @@ def test_encodings_that_need_the_whole_graph_are_refused(cluster: Any, store: An
 
 
 def test_a_task_that_fits_no_machine_is_refused(cluster: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"a task may hold 1024.0 GiB, but no machine .* give a smaller --memory-limit"
-    ):
+    with pytest.raises(ConfigError, match=r"a task may use 1024.0 GiB, but no machine .* use a smaller --memory-limit"):
         RayEngine(memory=1 << 40)
 
 

@@ -93,9 +93,9 @@ def auto_config(
     given = list(overrides)
     named = {override.partition("=")[0].strip() for override in given}
     if processes is None:
-        from largegt.runtime.distributed import started_among
+        from largegt.runtime.distributed import launched_world_size
 
-        processes = started_among()
+        processes = launched_world_size()
     made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
     config = Config.from_recipe("default", [*map(str, made), *given])
     if not config.model.name.startswith("largegt"):

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from largegt.errors import InputError, nearest
 from largegt.runtime.memory import available_bytes, format_bytes
-from largegt.runtime.workers import written_aside
+from largegt.runtime.workers import written_atomically
 from largegt.types import Array, PathLike
 
 from .files import (
@@ -202,7 +202,7 @@ class Table:
         """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Columns of
         `vectors` that hold lists make row groups short: one at a time is in memory."""
         with (
-            written_aside(file) as aside,
+            written_atomically(file) as aside,
             reading(self.where),
             self._connected(memory, file.parent) as (db, rows),
         ):
