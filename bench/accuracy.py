@@ -34,9 +34,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from baselines import features_of, label_of, metric_of, splits_of
 
 import largegt as lg
-from baselines import features_of, label_of, metric_of, splits_of
 from largegt.config.models import model_names
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config

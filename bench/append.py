@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import largegt as lg
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import Config, IngestConfig, PrepareConfig
 from largegt.data.versions import earlier_states, touched_since
 from largegt.training.run import Run
@@ -90,12 +90,12 @@ def main() -> None:
         new = parts.source(num_old, parts.num_nodes, last >= num_old)
         print(f"\n{parts.num_nodes - num_old:,} new nodes, {int((last >= num_old).sum()):,} new edges")
         if args.predict and share == args.share[0]:
-            recipe = Config.from_recipe("base", [
+            quick = [
                 "model.hidden_dim=32", "train.epochs=1", "prepare.local_nodes.k=16",
                 "prepare.positional_encoding.dim=16", "prepare.tokens.precompute_for=all",
-            ])  # fmt: skip
+            ]  # fmt: skip
             for name in ("largegt-local", "largegt-full"):
-                config = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
+                config = Config.from_recipe("base", [f"model.name={name}", *quick])
                 run = lg.train(old, config, folder / name)
                 some = num_old + args.predict
                 mine = (last >= num_old) & (last < some)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import largegt as lg
+from largegt.config.models import overrides_read
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.data.columns import Column
@@ -71,6 +72,7 @@ def stores_of(nodes: str, edges: str, label: str, out: Path) -> dict[str, tuple[
 
 
 def config_of(model: str, recipe: str | None, settings: Sequence[str]) -> Config:
+    settings = overrides_read(settings, model)
     if not model.startswith("largegt"):
         return Config.from_recipe(recipe_for(model), [f"model.name={model}", *settings])
     return Config.from_recipe(recipe or "base", [f"model.name={model}", *(() if recipe else SMALL), *settings])

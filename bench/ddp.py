@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from largegt.config.models import overrides_read
 from largegt.data.store import GraphStore
 
 
@@ -49,7 +50,7 @@ def measured(arguments: argparse.Namespace, store: Path, model: str, ranks: int,
         f"train.epochs={arguments.epochs}", f"train.batch_size={arguments.batch_size}", "model.dropout=0",
         "model.encoder_dropout=0", "model.attention_dropout=0", *arguments.settings,
     ]  # fmt: skip
-    given = [part for setting in settings for part in ("--set", setting)]
+    given = [part for setting in overrides_read(settings, model) for part in ("--set", setting)]
     largegt("train", store, "--model", model, "--out", out, "--overwrite", "--devices", ranks, *given, threads=threads)
     epochs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     num_nodes = len(GraphStore.open(store).splits["train"])

@@ -35,14 +35,14 @@ from largegt.data.versions import clean
 from largegt.errors import LargeGTError
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checksums import check_file
 from largegt.training.run import Run
+from largegt.training.run_checksums import check_file
 from largegt.training.trainer import train
 
 SETTINGS = (
     "prepare.local_nodes.k=4", "prepare.local_nodes.direction=out", "prepare.positional_encoding.dim=4",
     "prepare.tokens.precompute_for=all", "model.neighbor_label_hops=1", "model.hidden_dim=8",
-    "model.codebook.num_centroids=6", "model.codebook.dim=4", "train.epochs=2", "train.batch_size=512",
+    "train.epochs=2", "train.batch_size=512",
 )  # fmt: skip
 
 

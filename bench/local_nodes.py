@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from largegt.datasets.synthetic import generate
-from largegt.preprocessing.sampling import sampler
+from largegt.preprocessing.sampling import uniform
 from largegt.preprocessing.sampling.local_nodes import csr_and_reverse, local_nodes
 from largegt.runtime.threads import num_threads, run_chunks
 
@@ -61,11 +61,11 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return best
 
 
-def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = sampler.ANY_METHOD) -> float:
+def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = uniform.ANY_METHOD) -> float:
     """Seconds per node on one core."""
     rows = np.empty((len(nodes), k), np.int32)
-    sampler.local_nodes_rows(*csr, nodes[:2], -1, way, 0, 0, rows[:2])
-    return seconds(lambda: sampler.local_nodes_rows(*csr, nodes, -1, way, 0, 0, rows)) / len(nodes)
+    uniform.local_nodes_rows(*csr, nodes[:2], -1, way, 0, 0, rows[:2])
+    return seconds(lambda: uniform.local_nodes_rows(*csr, nodes, -1, way, 0, 0, rows)) / len(nodes)
 
 
 def by_scipy(adjacency: sp.csr_array, nodes: np.ndarray, k: int) -> tuple[float, int]:
@@ -111,7 +111,7 @@ def compare(size: int, picture: Path) -> None:
         graph.eliminate_zeros()
         csr = csr_and_reverse(graph, "both")
         nodes = np.random.default_rng(1).permutation(num_nodes)[:5000]
-        mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, sampler.BY_LISTING)
+        mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, uniform.BY_LISTING)
         plain, nnz = by_scipy(graph, nodes, k) if num_nodes < size else (float("nan"), 0)
         name = f"{num_nodes:,} nodes, mean degree {degree}"
         print(f"{name:<34}{k:>5}{mine * 1e6:>10.1f}{listing * 1e6:>10.1f}{plain * 1e6:>10.1f}{plain / mine:>10.1f}"
@@ -151,8 +151,8 @@ def draw(csr: tuple[np.ndarray, ...], picture: Path) -> None:
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     edges = np.geomspace(500, paths.max(), 12)
-    ways = {"chosen": sampler.ANY_METHOD, "by paths": sampler.BY_PATHS, "by nodes": sampler.BY_NODES,
-            "by listing": sampler.BY_LISTING}  # fmt: skip
+    ways = {"chosen": uniform.ANY_METHOD, "by paths": uniform.BY_PATHS, "by nodes": uniform.BY_NODES,
+            "by listing": uniform.BY_LISTING}  # fmt: skip
     for name, way in ways.items():
         points = []
         for low, high in pairwise(edges):
@@ -193,7 +193,7 @@ def extra_bytes(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray
 def sample_all(csr: tuple[np.ndarray, ...], nodes: np.ndarray, rows: np.ndarray) -> None:
     """On all cores."""
     run_chunks(
-        lambda start, stop: sampler.local_nodes_rows(*csr, nodes[start:stop], -1, -1, 0, 0, rows[start:stop]),
+        lambda start, stop: uniform.local_nodes_rows(*csr, nodes[start:stop], -1, -1, 0, 0, rows[start:stop]),
         len(nodes),
         1024,
     )

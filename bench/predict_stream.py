@@ -22,8 +22,7 @@ import largegt as lg
 
 SETTINGS = (
     "prepare.local_nodes.k=2", "prepare.local_nodes.target_nodes=all", "prepare.positional_encoding.method=none",
-    "model.hidden_dim=16", "model.codebook.num_centroids=16", "model.codebook.dim=4", "train.epochs=1",
-    "train.eval_batch_size=8192",
+    "model.hidden_dim=16", "train.epochs=1", "train.eval_batch_size=8192",
 )  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from baselines import metric_of
 
 import largegt as lg
-from baselines import metric_of
 from largegt.auto.choose import config_for
 from largegt.training import trainer
 from largegt.training.step import TrainingStep

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 import largegt as lg
+from largegt.config.models import overrides_read
 from largegt.runtime.memory import format_bytes, held_bytes, parse_bytes
 
 MODELS = ("largegt-full", "graphsage", "mlp")
@@ -87,7 +88,8 @@ def soaked(store: lg.GraphStore, folder: Path, seconds: float, fewest: int) -> t
     begin, told = time.monotonic(), 0.0
     while len(times) < fewest or times[-1] < seconds:
         model = MODELS[len(times) % len(MODELS)]
-        config = lg.Config.from_recipe("default", [*SETTINGS, f"model.name={model}", f"train.seed={len(times)}"])
+        settings = [*overrides_read(SETTINGS, model), f"model.name={model}", f"train.seed={len(times)}"]
+        config = lg.Config.from_recipe("default", settings)
         run = lg.train(store, config, folder / "run", overwrite=True)
         scores = lg.evaluate(run, "valid")
         table = lg.predict(run, folder / "p.parquet", overwrite=True)

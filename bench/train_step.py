@@ -64,7 +64,7 @@ def timed(work: Callable[[], Any], device: torch.device, times: int) -> float:
     return 1000 * (time.perf_counter() - begin) / times
 
 
-def step_flops(model: lg.ModelConfig, num_features: int, k: int, batch: int, num_positions: int) -> float:
+def step_flops(model: lg.LargeGTConfig, num_features: int, k: int, batch: int, num_positions: int) -> float:
     """Multiply-adds ×2 of a training step, by the paper's definition."""
     tokens, d, hw = 3 * k, model.hidden_dim, model.num_heads * (model.head_dim or model.hidden_dim // model.num_heads)
     per_token = 2 * num_features * d + 2 * d * 3 * hw + 2 * hw * d + 4 * d * d * model.ffn_ratio
@@ -147,8 +147,10 @@ class Bare:
                 return model(batch)
 
         def local(backward: bool) -> None:
+            inputs: Any = model.inputs
             with accelerator.autocast():
-                out = model.local_module(batch.tokens, batch.multiplicity)  # type: ignore[union-attr,operator]
+                bias = inputs.token_bias(batch.multiplicity, batch.tokens.dtype)
+                out = model.local_module(inputs(batch.tokens, inputs.local_inputs(batch)), bias)  # type: ignore[union-attr,operator]
             if backward:
                 out.float().sum().backward()
 
@@ -244,7 +246,7 @@ class PlainModel(nn.Module):
     """LargeGT-full as the paper has it, without any thought of speed."""
 
     def __init__(
-        self, num_features: int, num_classes: int, num_positions: int, num_rows: int, c: lg.ModelConfig
+        self, num_features: int, num_classes: int, num_positions: int, num_rows: int, c: lg.LargeGTConfig
     ) -> None:
         super().__init__()
         d, self.num_heads = c.hidden_dim, c.num_heads

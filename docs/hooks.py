@@ -17,7 +17,7 @@ from mkdocs.structure.files import File
 import largegt
 from largegt.cli import app
 from largegt.cli.app import _ORDER
-from largegt.config.describe import describe_settings
+from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipes_by_dataset
 from largegt.config.schema import Config, IngestConfig, describe_config
 
@@ -59,10 +59,10 @@ def cli_page() -> str:
     groups: dict[str, Any] = {str(group.name): group.typer_instance for group in app.registered_groups}
     parts = [
         "# Command line",
-        "One verb per stage. Each takes `--help`, and `--json` where a program reads the answer. Exit codes: 0 done, 2 "
-        "an error of one line on standard error, 1 damage that `inspect --verify` found, 130 and 143 after a signal. "
-        "`largegt --version` prints the version. This page is made from the commands themselves.",
-        "| verb | what it does |\n|---|---|\n" + "\n".join(_row(name, verbs, groups) for name in _ORDER),
+        "Each stage is one command. All commands have `--help`, and `--json` prints the result for programs. Exit "
+        "codes: 0 success, 2 an error with one line on standard error, 1 damage found by `inspect --verify`, 130 and "
+        "143 after a signal. `largegt --version` prints the version. This page is generated from the commands.",
+        "| command | description |\n|---|---|\n" + "\n".join(_row(name, verbs, groups) for name in _ORDER),
     ]
     for name in _ORDER:
         if name in verbs:
@@ -181,12 +181,13 @@ def settings_page() -> str:
     every = [*describe_settings(IngestConfig, "ingest."), *describe_config()]
     parts = [
         "# Settings and recipes",
-        "A setting is named by its table and its name, and given with `--set train.epochs=5` on the command line, as "
-        '`lg.Config.from_recipe("default", ["train.epochs=5"])` in Python, or in a recipe of your own, a TOML file. '
-        "`none` empties a setting that can be empty. `largegt config` prints the same list; this page is made from "
-        "the settings themselves.",
-        "What trains without `--recipe` is the recipe `default`: where it has another value than the setting's own "
-        "default, both are shown. Settings of `ingest` are given to `largegt ingest` (`--set undirected=true`).",
+        "Set a value with `--set train.epochs=5` on the command line, with "
+        '`lg.Config.from_recipe("default", ["train.epochs=5"])` in Python, or in your own recipe, a TOML file. '
+        "`none` clears an optional setting. `largegt config` prints the same list. This page is generated from the "
+        "settings.",
+        "Without `--recipe` and `--model`, `largegt train` uses the recipe `default`. If its value differs from the "
+        "setting's default, this page shows both. Settings of `ingest` belong to `largegt ingest` "
+        "(`--set undirected=true`).",
     ]
     section = ""
     for name, default, text, _ in every:
@@ -200,9 +201,9 @@ def settings_page() -> str:
         parts.append(f"`{name}` = {note}\n\n:   {text}\n")
     parts += [
         "## Recipes",
-        "`largegt train data/g --recipe NAME`. `auto` is made for a graph when it is asked for: it looks at the graph "
-        'first ([what it looks at](accuracy.md)). A file of your own may begin with `extends = "gat"` and say only '
-        "what differs.",
+        "`largegt train data/g --recipe NAME`. `auto` measures the graph and chooses settings for it "
+        "([details](accuracy.md#how-auto-chooses-settings)). Your own file may extend a recipe "
+        '(`extends = "gat"`) and contain only the differences.',
     ]
     for dataset, recipes in recipes_by_dataset().items():
         title = "For your own graph" if dataset == "your own graph" else f"For {dataset}"

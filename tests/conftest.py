@@ -12,6 +12,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors here are tiny, and cores are shared
 
+import largegt
 from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
@@ -19,6 +20,10 @@ from largegt.data.store import GraphStore
 from largegt.hardware import abilities as hardware
 from largegt.runtime.threads import num_threads
 from run_helpers import lg  # noqa: F401
+from weighted_graph import graph, tinier  # noqa: F401
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(largegt.__file__).parent
 
 StoreMaker = Callable[..., GraphStore]
 
@@ -111,6 +116,25 @@ def use_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
 
     yield use
     hardware.ability.cache_clear()
+
+
+def tests_a_package(path: Path) -> bool:
+    """Whether the folder in tests/ mirrors a package of src/largegt; other tests are of the repository as a whole."""
+    return (PACKAGE / path.relative_to(TESTS).parts[0]).is_dir()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of a package is a unit test unless it is marked slow, gpu or cluster."""
+    for item in items:
+        if tests_a_package(item.path) and not {"slow", "gpu", "cluster"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("unit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m unit` does not import tests of the repository as a whole, which takes seconds."""
+    outside = collection_path.name.startswith("test_") and not tests_a_package(collection_path)
+    return True if outside and config.getoption("markexpr") == "unit" else None
 
 
 def pytest_xdist_auto_num_workers() -> int:

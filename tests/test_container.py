@@ -1,5 +1,5 @@
-"""Containerfile, .dockerignore and docs/container.md, as far as they can be checked without a container engine: each
-file that is copied is there and reaches the build, and every pip command is one that this pip takes."""
+"""container/ and docs/container.md, as far as they can be checked without a container engine: each file that is copied
+is there and reaches the build, and every pip command is one that this pip takes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from typer.main import get_command
 from largegt.cli import app
 
 ROOT = Path(__file__).parent.parent
+CONTAINER = ROOT / "container"
 PAGE = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
 
 
 def instructions() -> list[tuple[str, str]]:
     """(instruction, rest) of every one, its lines joined."""
-    text = (ROOT / "Containerfile").read_text(encoding="utf-8")
+    text = (CONTAINER / "Containerfile").read_text(encoding="utf-8")
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", " ", text).splitlines()
     return [(line.split()[0], line.partition(" ")[2].strip()) for line in lines if line.strip()]
@@ -40,7 +41,7 @@ def test_it_is_made_of_known_instructions_and_plain_images() -> None:
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
-    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = (CONTAINER / "Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in rules, "nothing else travels"
     for rest in of("COPY"):
         words = shlex.split(rest)
@@ -87,7 +88,7 @@ def test_the_shell_and_pip_understand_every_run() -> None:
 
 @pytest.mark.parametrize("name", ["__pycache__", "kernels.cpython-312.pyc"])
 def test_no_leftovers_travel(name: str) -> None:
-    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = (CONTAINER / "Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     inside = f"src/largegt/preprocessing/__pycache__/{name}" if "." in name else f"src/largegt/preprocessing/{name}"
     assert any(fnmatch(inside, f"{rule}*") for rule in rules if rule.startswith("**/"))
 

@@ -24,9 +24,9 @@ import pytest
 
 import largegt
 from largegt.cli.app import _ORDER
-from largegt.config.describe import describe_settings
+from largegt.config.overrides import describe_settings
 from largegt.config.recipes import recipe_names
-from largegt.config.schema import Config, IngestConfig
+from largegt.config.schema import IngestConfig, describe_config
 from run_helpers import Cli, one_thread  # noqa: F401
 
 pytest.importorskip("mkdocs")
@@ -36,10 +36,10 @@ DOCS = ROOT / "docs"
 SMALLER = {
     "quickstart.md": {"--scale 0.001": "--scale 0.0001", "--epochs 5": "--epochs 1", "--epochs 2": "--epochs 1"},
     "own-data.md": {"--epochs 2": "--epochs 1"},
-    "walks/engineer.md": {"ACCOUNTS = 6_000": "ACCOUNTS = 240"},
-    "walks/researcher.md": {"NODES = 3_000": "NODES = 240", "epochs=8": "epochs=2", "(0, 1)": "(0,)"},
-    "walks/sklearn.md": {"NODES = 2_000": "NODES = 240", "epochs=6": "epochs=2"},
-    "walks/operator.md": {"NODES = 3_000": "NODES = 240"},
+    "tutorials/engineer.md": {"ACCOUNTS = 6_000": "ACCOUNTS = 240"},
+    "tutorials/researcher.md": {"NODES = 3_000": "NODES = 240", "epochs=8": "epochs=2", "(0, 1)": "(0,)"},
+    "tutorials/sklearn.md": {"NODES = 2_000": "NODES = 240", "epochs=6": "epochs=2"},
+    "tutorials/operator.md": {"NODES = 3_000": "NODES = 240"},
 }
 
 
@@ -140,9 +140,9 @@ def test_the_command_line_is_told_in_full(site: Path, lg: Cli, monkeypatch: pyte
 
 def test_settings_and_recipes_are_told_in_full(site: Path) -> None:
     shown = text_of(site / "settings.html")
-    for name, _, text in [*describe_settings(IngestConfig, "ingest."), *describe_settings(Config)]:
+    for name, _, text, _ in [*describe_settings(IngestConfig, "ingest."), *describe_config()]:
         assert f"{name} = " in shown
-        assert " ".join(text.split()) in " ".join(shown.split()), name
+        assert " ".join(text.replace("`", "").split()) in " ".join(shown.split()), name
     for name in recipe_names():
         assert f"\n{name}\n" in shown
 
@@ -218,6 +218,17 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", page.read_text(encoding="utf-8"))
     places = (ROOT, ROOT / "src" / "largegt", page.parent)
     assert [path for path in named if not any((place / path).is_file() for place in places)] == []
+
+
+def test_names_of_where_things_are_exist() -> None:
+    """A row has three cells: what you look for, its files, and names in these files."""
+    page = (DOCS / "where-things-are.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| (.+) \| (.+) \|$", page, flags=re.MULTILINE)
+    found = [tuple(re.findall(r"`([^`]+)`", cell) for cell in row) for row in rows if row[0].startswith("`")]
+    assert len(found) > 100
+    for files, names in found:
+        text = "".join((ROOT / "src" / "largegt" / file).read_text(encoding="utf-8") for file in files)
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == [], files
 
 
 @cache

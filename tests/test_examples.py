@@ -16,7 +16,7 @@ import largegt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(file.stem for file in EXAMPLES.glob("*.ipynb"))
-ELSEWHERE = {"sklearn_style": "test_estimators.py", "pyg_script": "test_pyg_interchange.py"}
+ELSEWHERE = {"sklearn_style": "integrations/test_sklearn.py", "pyg_script": "integrations/test_pyg.py"}
 """Examples that are run there, with the pages that they belong to."""
 
 
@@ -32,8 +32,8 @@ def script(name: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_walk_in_python(tmp_path: Path) -> None:
-    said = script("python_walk", tmp_path)
+def test_train_and_predict(tmp_path: Path) -> None:
+    said = script("train_and_predict", tmp_path)
     assert float(re.findall(r"'accuracy': ([\d.]+)", said)[0]) > 0.8
 
 

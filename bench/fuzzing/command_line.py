@@ -22,7 +22,7 @@ import torch
 import typer
 
 from largegt import cli
-from largegt.config.describe import setting_names
+from largegt.config.overrides import setting_names
 from largegt.config.schema import Config
 
 from .cases import ACCEPTED, REFUSED, RIGHT, Wrong, fault_of_message

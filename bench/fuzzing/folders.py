@@ -37,7 +37,7 @@ from .mutations import damaged, disturb, odd_value
 
 SMALL = (
     "prepare.local_nodes.k=3", "prepare.positional_encoding.dim=2", "model.hidden_dim=8",
-    "model.codebook.num_centroids=4", "model.codebook.dim=4", "train.epochs=1", "train.batch_size=8",
+    "train.epochs=1", "train.batch_size=8",
     "train.device=cpu", "train.precision=32-true",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from largegt.auto.tuning.space import make_space
-from largegt.config.describe import describe_settings, parse_overrides, seconds, setting_names, to_toml
+from largegt.config.overrides import Setting, describe_settings, parse_overrides, seconds, setting_names, to_toml
 from largegt.config.recipes import read_recipe, recipe_names
 from largegt.config.schema import Config, IngestConfig
 from largegt.errors import ConfigError, LargeGTError
@@ -64,7 +64,7 @@ class OverrideTarget:
         names = setting_names(cls)
         valid = [_valid(rng, self._known[cls]) for _ in range(rng.randrange(3))]
         overrides = [*valid, *(_odd_override(names, step) for step in steps)]
-        config = parse_overrides(cls, overrides) if cls is IngestConfig else Config.from_recipe("default", overrides)
+        config = parse_overrides(cls, overrides) if cls is IngestConfig else Config.from_recipe("base", overrides)
         wanted: dict[str, str] = {}
         for override in overrides:
             name, _, text = override.partition("=")
@@ -79,7 +79,7 @@ class OverrideTarget:
             _check_value(name, _read(text), value)
         if cls is IngestConfig:
             return RIGHT
-        untouched = Config.from_recipe("default").model_dump(mode="json")
+        untouched = Config.from_recipe("base").model_dump(mode="json")
         for name in names:
             before, after = untouched, tree
             for part in name.split("."):
@@ -159,9 +159,9 @@ def _read(text: str) -> Any:
     return tree["value"] if set(tree) == {"value"} else text
 
 
-def _valid(rng: random.Random, known: list[tuple[str, Any, str]]) -> str:
+def _valid(rng: random.Random, known: list[Setting]) -> str:
     """A setting at its default, written as one would."""
-    name, default, _ = rng.choice(known)
+    name, default, *_ = rng.choice(known)
     if isinstance(default, bool):
         return f"{name}={'true' if default else 'false'}"
     if isinstance(default, tuple):
@@ -214,7 +214,11 @@ def _small_words(rng: random.Random, steps: Sequence[random.Random]) -> str:
 
 def _search(rng: random.Random, steps: Sequence[random.Random]) -> str:
     """What `--search` of tune takes."""
-    searched = ["train.learning_rate=1e-4..1e-2:log", "model.hidden_dim=64,128", "model.fanouts=[20,10],[10,5]"]
+    searched = [
+        "train.learning_rate=1e-4..1e-2:log",
+        "model.hidden_dim=64,128",
+        "prepare.positional_encoding.projection_weights=[0,1],[0,1,1]",
+    ]
     chosen = [rng.choice(searched)]
     for step in steps:
         text = step.choice(searched)

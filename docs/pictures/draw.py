@@ -1,8 +1,7 @@
-"""The pictures of how-it-works.md: python docs/pictures/draw.py [FOLDER]
+"""Draw the pictures of README.md and how-it-works.md: python docs/pictures/draw.py [FOLDER]
 
-Enters: nothing. Leaves: NAME-light.svg and NAME-dark.svg for each picture, beside this file or in FOLDER. Figures are
-420 points wide with letters of 10 points and more, so that they can be read on a phone; letters are drawn as paths, so
-that they look alike everywhere.
+Writes NAME-light.svg and NAME-dark.svg for each picture, beside this file or into FOLDER. Figures are 420 points wide
+with letters of at least 10 points, to be readable on a phone. Letters are paths, to look the same everywhere.
 """
 
 from __future__ import annotations
@@ -58,8 +57,9 @@ def say(axes: Any, x: float, y: float, text: str, ink: str, size: float = 11, **
     axes.text(x, y, text, color=ink, fontsize=size, **({"ha": "center", "va": "center"} | how))
 
 
-def box(axes: Any, x: float, y: float, w: float, h: float, fill: str, edge: str) -> None:
-    axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0,rounding_size=6", fc=fill, ec=edge, lw=1.2))
+def box(axes: Any, x: float, y: float, w: float, h: float, fill: str, edge: str, style: str = "-") -> None:
+    shape = "round,pad=0,rounding_size=6"
+    axes.add_patch(FancyBboxPatch((x, y), w, h, boxstyle=shape, fc=fill, ec=edge, lw=1.2, ls=style))
 
 
 def arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], ink: str, **how: Any) -> None:
@@ -70,13 +70,44 @@ def dot(axes: Any, at: Any, radius: float, fill: str, edge: str, lw: float = 1.4
     axes.add_patch(Circle(tuple(at), radius, fc=fill, ec=edge, lw=lw, zorder=3))
 
 
-def draw_walk(ink: Ink) -> Any:
-    """Ingest, prepare, train, predict, and the folder that each leaves."""
+def draw_method(ink: Ink) -> Any:
+    """The local module, the label inputs and the codebook, which meet before the prediction."""
+    figure, axes = page(330)
+    columns = [
+        (12, ink.near, "-", [("K local nodes", "sampled within 2 hops"), ("3K tokens", "H, ÃH, Ã²H of each"),
+                             ("Transformer", "encoder and readout")]),
+        (147, ink.own, "--", [("training labels", "within 3 hops"), ("label distributions", "own label left out")]),
+        (282, ink.far, "-", [("query", "features and position"), ("codebook", "centroids of all nodes"),
+                             ("attention", "score + log(size)")]),
+    ]  # fmt: skip
+    for x, colour, style, steps in columns:
+        for number, (name, what) in enumerate(steps):
+            y = 276 - 76 * number
+            box(axes, x, y, 126, 46, ink.panel, colour, style)
+            say(axes, x + 63, y + 31, name, colour, 11, weight="bold")
+            say(axes, x + 63, y + 14, what, ink.text, 10)
+            end = 88 if number == len(steps) - 1 else y - 27
+            arrow(axes, (x + 63, y - 3), (x + 63, end), colour)
+    arrow(axes, (147, 204), (128, 166), ink.own)
+    box(axes, 12, 40, 396, 46, ink.panel, ink.line)
+    say(axes, 210, 71, "FFN, residual, prediction", ink.text, 12, weight="bold")
+    say(axes, 210, 53, "the residual adds the node's own features", ink.text, 10)
+    say(axes, 210, 22, "Solid: as in the paper. Dashed: inputs that the default recipe adds.", ink.soft, 10)
+    say(axes, 210, 8, "The default recipe trains without the codebook.", ink.soft, 10)
+    return figure
+
+
+def draw_pipeline(ink: Ink) -> Any:
+    """Ingest, prepare, train, predict, and the folder that each stage writes."""
     figure, axes = page(452)
     stages = [
         ("your files", "edges, features, labels", "Parquet, CSV, npy, PyG, SciPy"),
         ("store", "neighbour lists, features, labels, split", "data/g/"),
-        ("prepared", "K local nodes per node, token rows,\npositions, label contexts", "data/g/prepared/…/"),
+        (
+            "prepared",
+            "K local nodes per node, token rows,\npositional encodings, label distributions",
+            "data/g/prepared/…/",
+        ),
         ("run", "weights of the best epoch, scores", "runs/a/"),
         ("predictions", "your own ids, label, probability", "predictions.parquet"),
     ]
@@ -123,21 +154,21 @@ def neighbourhood() -> tuple[Any, list[tuple[int, int]], Any]:
 
 
 def draw_local_nodes(ink: Ink) -> Any:
-    """K = 8: the node itself, and seven drawn from everything within two hops."""
+    """K = 8: the node itself, and seven sampled from everything within two hops."""
     figure, axes = page(350)
     at, edges, hop = neighbourhood()
-    drawn = {1, 2, 4, 6, 9, 10, 12}
+    sampled = {1, 2, 4, 6, 9, 10, 12}
     shift = np.array((0, 52))
     for a, b in edges:
         axes.plot(*zip(at[a] + shift, at[b] + shift, strict=True), color=ink.line, lw=1.3, zorder=1)
     for node, place in enumerate(at + shift):
         colour = (ink.own, ink.near, ink.far, ink.soft)[hop[node]]
-        chosen = node == 0 or node in drawn
+        chosen = node == 0 or node in sampled
         dot(axes, place, 12 if chosen else 8, colour if chosen else ink.panel, colour if hop[node] < 3 else ink.line)
     say(axes, *(at[0] + shift), "i", "#ffffff" if ink is LIGHT else "#1f2430", 12, weight="bold", zorder=4)
     for x, colour, fill, text in (
         (22, ink.own, ink.own, "the node"), (112, ink.near, ink.near, "one hop"), (196, ink.far, ink.far, "two hops"),
-        (286, ink.soft, ink.panel, "not drawn"),
+        (286, ink.soft, ink.panel, "not sampled"),
     ):  # fmt: skip
         dot(axes, (x, 44), 7, fill, colour)
         say(axes, x + 13, 44, text, ink.text, 11, ha="left")
@@ -145,7 +176,7 @@ def draw_local_nodes(ink: Ink) -> Any:
     return figure
 
 
-def draw_view(ink: Ink) -> Any:
+def draw_tokens(ink: Ink) -> Any:
     """Two hops to a local node, two more in its contexts; three tokens each."""
     figure, axes = page(404)
     rng = np.random.default_rng(3)
@@ -197,13 +228,13 @@ def draw_codebook(ink: Ink) -> Any:
         axes.add_patch(Rectangle(tuple(centre - 7), 14, 14, fc=ink.far, ec=ink.text, lw=1.2, zorder=3))
     dot(axes, node, 11, ink.own, ink.text)
     say(axes, *node, "i", "#ffffff" if ink is LIGHT else "#1f2430", 11, weight="bold", zorder=4)
-    say(axes, 352, 236, "asks with its features\nand its position", ink.text, 10, va="top", linespacing=1.3)
+    say(axes, 352, 236, "query: its features and\npositional encoding", ink.text, 10, va="top", linespacing=1.3)
     axes.add_patch(Rectangle((24, 86), 12, 12, fc=ink.far, ec=ink.text, lw=1.2))
     say(axes, 44, 92, "a centroid: the moving average of the nodes nearest to it", ink.text, 10.5, ha="left")
     dot(axes, (30, 66), 3, ink.line, ink.line, 0)
     say(axes, 44, 66, "nodes of batches so far, each with its nearest centroid", ink.text, 10.5, ha="left")
     say(axes, 24, 38, "score  =  query · key  +  log(number of its nodes)", ink.near, 12, ha="left", weight="bold")
-    say(axes, 24, 14, "so attention to centroids stands for attention to all nodes", ink.soft, 10.5, ha="left")
+    say(axes, 24, 14, "attention to centroids approximates attention to all nodes", ink.soft, 10.5, ha="left")
     return figure
 
 
@@ -212,15 +243,15 @@ def walk_shares(edges: list[tuple[int, int]], label: list[int]) -> dict[str, Any
     adjacency = np.zeros((14, 14))
     for a, b in edges:
         adjacency[a, b] = adjacency[b, a] = 1
-    told = np.eye(3)[np.maximum(label, 0)] * (np.array(label) >= 0)[:, None]
-    told[0] = 0
+    one_hot = np.eye(3)[np.maximum(label, 0)] * (np.array(label) >= 0)[:, None]
+    one_hot[0] = 0
     step = adjacency / adjacency.sum(axis=1, keepdims=True)
-    ends = {"one step": step[0] @ told, "two steps": step[0] @ step @ told}
+    ends = {"one step": step[0] @ one_hot, "two steps": step[0] @ step @ one_hot}
     return {name: sums / sums.sum() for name, sums in ends.items()}
 
 
-def draw_label_contexts(ink: Ink) -> Any:
-    """Training labels around a node, as shares; its own is not among them."""
+def draw_label_distributions(ink: Ink) -> Any:
+    """The label distribution of the training nodes around a node, without its own label."""
     figure, axes = page(372)
     at, edges, hop = neighbourhood()
     shift = np.array((0, 84))
@@ -264,11 +295,12 @@ def draw_label_contexts(ink: Ink) -> Any:
 
 
 PICTURES: dict[str, Callable[[Ink], Any]] = {
-    "walk": draw_walk,
+    "method": draw_method,
+    "pipeline": draw_pipeline,
     "local-nodes": draw_local_nodes,
-    "view": draw_view,
+    "tokens": draw_tokens,
     "codebook": draw_codebook,
-    "label-contexts": draw_label_contexts,
+    "label-distributions": draw_label_distributions,
 }
 
 

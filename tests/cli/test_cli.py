@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,25 @@ import pytest
 
 import largegt
 from largegt import cli
-from largegt.config.describe import build
 from largegt.config.models import model_names
+from largegt.config.overrides import build
 from largegt.config.recipes import recipe_names, recipes_by_dataset
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.preprocessing.prepared import Prepared
-from run_helpers import SMALL, Cli, Result, easy_store, homophilous, left_in, one_thread, thirds  # noqa: F401
+from run_helpers import (  # noqa: F401
+    SMALL,
+    Cli,
+    Result,
+    easy_store,
+    homophilous,
+    left_in,
+    one_thread,
+    small_settings,
+    thirds,
+)
+
+pytestmark = pytest.mark.slow
 
 VERBS = (
     "demo", "generate", "ingest", "inspect", "prepare", "train", "evaluate", "predict", "report", "config",
@@ -202,8 +215,14 @@ def test_ingest_settings_with_and_without_prefix(name: str, lg: Cli, tables: tup
 # models
 
 
+def set_for(arguments: tuple[str, ...]) -> list[str]:
+    """Settings that make the model quick that a command names."""
+    names = [name for option, name in pairwise(arguments) if option == "--model"]
+    return [part for item in small_settings(*names or ["largegt-local"]) for part in ("--set", item)]
+
+
 def trained_config(lg: Cli, store: Path, out: Path, *arguments: Any) -> dict[str, Any]:
-    result = lg("train", store, "--out", out, *SET, "--epochs", 1, *arguments, "--json")
+    result = lg("train", store, "--out", out, *set_for(arguments), "--epochs", 1, *arguments, "--json")
     assert result.code == 0, result.err
     return tomllib.loads((out / "config.toml").read_text())
 
@@ -230,9 +249,9 @@ def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> 
     out = tmp_path / "r"
     trained_config(lg, store, out, "--model", "sgc")
     assert lg("train", "--resume", "--out", out, "--json").json["model"] == "sgc"
-    again = ("train", store, "--resume", "--out", out, *SET, "--epochs", 1, "--json")
-    assert lg(*again, "--model", "sgc").json["model"] == "sgc"
-    refused(lg(*again[:-1], "--model", "sign"), "other settings")
+    again = ("train", store, "--resume", "--out", out, "--epochs", 1)
+    assert lg(*again, *set_for(("--model", "sgc")), "--model", "sgc", "--json").json["model"] == "sgc"
+    refused(lg(*again, *SET, "--model", "sign"), "other settings")
     for arguments in (("--model", "sgc"), ("--original",), ("--recipe", "sgc")):
         refused(lg("train", "--resume", "--out", out, *arguments), "own settings", "--model")
 
@@ -242,19 +261,19 @@ def test_a_resumed_run_keeps_its_model(lg: Cli, store: Path, tmp_path: Path) -> 
     [
         ((), 4, 2, "reachable", "none"),
         (("--model", "largegt-full"), 4, 2, "reachable", "random_projection"),
-        (("--model", "largegt-global"), 1, 2, "sampled", "random_projection"),
+        (("--model", "largegt-global"), 1, 0, "sampled", "random_projection"),
         (("--model", "sgc"), 1, 2, "sampled", "none"),
         (("--model", "nagphormer", "--original"), 1, 3, "sampled", "laplacian"),
         (("--model", "graphsage"), 1, 0, "all", "none"),
         (("--model", "goat-full"), 1, 0, "all", "random_projection"),
         (("--model", "sgc", "--set", "prepare.tokens.num_hops=1"), 1, 1, "sampled", "none"),
-        (("--recipe", "demo", "--model", "graphsage"), 1, 0, "all", "random_projection"),
+        (("--recipe", "demo", "--model", "graphsage"), 1, 0, "all", "none"),
     ],
 )
 def test_prepare_makes_what_the_model_needs(
     arguments: tuple[str, ...], k: int, hops: int, nodes: str, positions: str, lg: Cli, store: Path
 ) -> None:
-    prepared = Prepared.open(lg("prepare", store, *SET, *arguments, "--json").json["path"]).config
+    prepared = Prepared.open(lg("prepare", store, *set_for(arguments), *arguments, "--json").json["path"]).config
     assert (prepared.local_nodes.k, prepared.tokens.num_hops, prepared.tokens.precompute_for) == (k, hops, nodes)
     assert prepared.positional_encoding.method == positions
 
@@ -262,10 +281,11 @@ def test_prepare_makes_what_the_model_needs(
 def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_path: Path) -> None:
     g = easy_store(tmp_path / "g").path
     for model in ("graphsage", "sgc"):
-        made = lg("prepare", g, *SET, "--model", model, "--json").json["fingerprint"]
+        named = ("--model", model)
+        made = lg("prepare", g, *set_for(named), *named, "--json").json["fingerprint"]
         before = lg("inspect", g, "--json").json["prepared"]
         assert made in before
-        trained_config(lg, g, tmp_path / model, "--model", model)
+        trained_config(lg, g, tmp_path / model, *named)
         assert lg("inspect", g, "--json").json["prepared"] == before
     refused(lg("prepare", g, "--model", "gcn"), "no model 'gcn'")
     refused(lg("prepare", g, "--model", "mlp", "--original"), "mlp has no other original form")
@@ -273,9 +293,9 @@ def test_what_is_prepared_for_a_model_is_what_its_training_finds(lg: Cli, tmp_pa
 
 def test_help_tells_of_every_model(lg: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    said = lg("train", "--help").out
-    assert all(name in said for name in model_names())
-    assert "--original" in said
+    assert set(lg("config", "--models", "--json").json) == set(model_names())
+    assert all(f" {name} " in lg("config", "--models").out for name in model_names())
+    assert "config --models" in lg("train", "--help").out
     assert "--model" in lg("prepare", "--help").out
 
 
@@ -448,7 +468,7 @@ def test_an_existing_store_is_not_replaced_unasked(lg: Cli, tables: tuple[Path, 
         (("--recipe", "none.toml"), ("none.toml",)),
         (("--model", "gcn"), ("no model 'gcn' (did you mean", "largegt-full, largegt-local", "goat-full")),
         (("--recipe", "demo", "--model", "goatfull"), ("did you mean 'goat-full'",)),
-        (("--set", "model.name=goatfull"), ("model.name", "did you mean 'goat-full'")),
+        (("--set", "model.name=goatfull"), ("no model 'goatfull'", "did you mean 'goat-full'")),
         (("--model", "gat-original"), ("--model gat --original",)),
         (("--model", "sign", "--original"), ("sign has no other original form", "leave out --original", "graphsage")),
         (("--model", "largegt-full", "--original"), ("largegt-full has no other original form",)),
@@ -556,7 +576,7 @@ def test_a_dry_run_says_what_it_takes_and_does_nothing(lg: Cli, tmp_path: Path) 
     assert said["peak_disk_bytes"] >= said["disk_bytes"] > 0
     assert any(stage["scratch_bytes"] for stage in said["stages"])
     assert said["memory_bytes"] > 10 << 20
-    stages = {"local nodes", "context features", "positions, random_projection", "label contexts", "label surroundings"}
+    stages = {"local nodes", "context features", "positions, random_projection", "label histograms", "label counts"}
     assert {stage["name"] for stage in said["stages"]} == stages
     shown = lg("prepare", g, *SET, "--dry-run").out
     for word in ("To prepare", "on disk", "scratch", "memory", "rough time", "context features", "all"):

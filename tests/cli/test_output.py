@@ -48,6 +48,7 @@ def _is_plain(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
+@pytest.mark.slow
 def test_no_name_steers_the_terminal(run: Run, lg: Cli, tmp_path: Path) -> None:
     node = f"=7{STEERING}"
     for command in (
@@ -165,6 +166,7 @@ def _largegt(*words: Any, stdout: Any, **more: Any) -> subprocess.CompletedProce
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("verb", ["--version", "--help", "config", "config --json", "datasets", "inspect", "predict"])
 def test_a_full_disk_behind_standard_output_is_one_line(run: Run, tmp_path: Path, verb: str) -> None:
@@ -181,6 +183,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(run: Run, tmp_path: Path
         assert (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_it_silently() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -189,6 +192,7 @@ def test_a_reader_that_has_enough_ends_it_silently() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.slow
 def test_words_and_folders_that_are_not_utf8_are_one_line(run: Run, tmp_path: Path) -> None:
     done = _largegt("inspect", os.fsencode(tmp_path) + b"/g\xff", stdout=subprocess.DEVNULL)
     assert done.returncode == 2

@@ -42,6 +42,7 @@ def test_no_module_is_named_like_a_public_function() -> None:
     assert [name for name in functions if importlib.util.find_spec(f"largegt.{name}") is not None] == []
 
 
+@pytest.mark.slow
 def test_functions_stay_functions_in_a_fresh_process_whatever_comes_first() -> None:
     code = """
 import largegt.preprocessing.prepared, largegt.reporting.page, largegt.data.ingest, largegt.training.trainer
@@ -61,6 +62,7 @@ def test_importing_is_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_ten_lines_of_the_package_text_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The docstring itself is run; only the recipe is made small."""
     monkeypatch.chdir(tmp_path)
@@ -78,6 +80,7 @@ def test_the_ten_lines_of_the_package_text_run(tmp_path: Path, monkeypatch: pyte
     assert names["run"].metrics["test"] == names["scores"]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     """`lg.LargeGT` is a plain nn.Module: the loop of the design, which casts no labels."""
     import torch
@@ -142,7 +145,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
         data["label_names"][data["labels"][:2000]], splits, name="wordnet31-lite",
     )  # fmt: skip
     real = Config.from_recipe.__func__  # type: ignore[attr-defined]
-    shrink = ["prepare.local_nodes.k=4", "model.hidden_dim=16", "model.codebook.num_centroids=16", "train.epochs=1"]
+    shrink = ["prepare.local_nodes.k=4", "model.hidden_dim=16", "train.epochs=1"]
     small = classmethod(lambda cls, recipe="default", overrides=(): real(cls, recipe, [*overrides, *shrink]))
     monkeypatch.setattr(home, "demo_source", lambda: source)
     monkeypatch.setattr(Config, "from_recipe", small)

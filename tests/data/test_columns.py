@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from largegt.data.column_cells import Cells
 from largegt.data.columns import Column, ColumnOptions, Columns, fit_columns
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import ConfigError, FormatError, InputError
 from largegt.types import MISSING_MARKERS
 from oracles.text_hashing import frequent_words, hashed_words, word_hash
@@ -26,15 +26,19 @@ from oracles.text_hashing import frequent_words, hashed_words, word_hash
 
 def fit(folder: Path, columns: dict[str, Any], train: Any = None, labels: Any = None, **options: Any) -> Columns:
     memory = options.pop("memory", 1 << 28)
-    path = folder / "staged.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=options.pop("row_group_size", 1000))
     mask = None if train is None else np.asarray(train, dtype=bool)
     codes = None if labels is None else np.asarray(labels, dtype=np.int32)
-    table = Table(path)
+    table = _staged(folder, columns, memory, options.pop("row_group_size", 1000))
+    return fit_columns(table, list(columns), ColumnOptions(**options), mask, codes)
+
+
+def _staged(folder: Path, columns: dict[str, Any], memory: int = 1 << 28, row_group_size: int = 1000) -> Table:
+    pq.write_table(pa.table(columns), folder / "given.parquet", row_group_size=row_group_size)
+    table = Table(folder / "given.parquet")
     table.where = "nodes.csv"
     (folder / "again.parquet").unlink(missing_ok=True)
-    table.stage(folder / "again.parquet", list(columns), memory, 1)
-    return fit_columns(table, list(columns), ColumnOptions(**options), mask, codes)
+    table.stage(folder / "again.parquet", (), list(columns), memory, 1)
+    return table
 
 
 def features(fitted: Columns, columns: dict[str, Any]) -> Any:
@@ -54,6 +58,7 @@ def date_oracle(cell: dt.datetime, newest: dt.datetime) -> list[float]:
 NUMBERS = ["3", " -1.5 ", "1,234.5", None, "NA", "1e3", "9007199254740993", "0.12345678901234567"]
 
 
+@pytest.mark.slow
 def test_numbers_as_text_and_typed_equal_the_oracle(tmp_path: Path) -> None:
     values = [3.0, -1.5, 1234.5, None, None, 1e3, 9007199254740993.0, 0.12345678901234567]
     fitted = fit(tmp_path, {"age": NUMBERS})
@@ -87,6 +92,7 @@ def test_numbers_are_read_as_python_reads_them(value: float) -> None:
         assert values[0] == float(text.replace(",", ""))
 
 
+@pytest.mark.slow
 def test_odd_cells_are_named(tmp_path: Path) -> None:
     cells = [str(row) for row in range(100)]
     cells[17] = "0x10"
@@ -162,6 +168,7 @@ def test_dates(tmp_path: Path) -> None:
     assert np.array_equal(features(days, {"d": ["2023-02-29"]}), features(days, {"d": pa.nulls(1)}))
 
 
+@pytest.mark.slow
 def test_text_is_encoded_as_the_oracle_does(tmp_path: Path) -> None:
     cells = [f"The QUICK brown-fox no {row} jumps über {row % 7} dogs" for row in range(80)] + [None]
     train = [row % 3 > 0 for row in range(81)]
@@ -195,6 +202,7 @@ def test_addresses_that_are_all_different_are_ids(tmp_path: Path) -> None:
     assert kinds == {"mail": "ignored", "link": "ignored", "about": "text", "site": "category"}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text(max_size=60))
 def test_words_of_any_text(text: str) -> None:
@@ -248,12 +256,13 @@ def test_only_training_rows_are_fitted(tmp_path: Path) -> None:
     assert "no training row has a value" in column.notes
 
 
-def test_batches_memory_and_row_groups_change_nothing(tmp_path: Path) -> None:
+def test_batches_memory_row_groups_and_lists_change_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     rng = np.random.default_rng(0)
     rows = 5000
     columns = {
         "n": [None if row % 11 == 0 else f"{value:.9g}" for row, value in enumerate(rng.normal(size=rows) * 1e6)],
         "c": [f"c{value}" for value in rng.integers(0, 300, rows)],
+        "big": [str(2**24 + row // 2) for row in range(rows)],
         "bio": [f"a b {value} c d e" for value in range(rows)],
         "v": list(rng.normal(size=(rows, 3))),
         "d": [dt.datetime(2020, 1, 1) + dt.timedelta(hours=h) for h in range(rows)],
@@ -267,6 +276,11 @@ def test_batches_memory_and_row_groups_change_nothing(tmp_path: Path) -> None:
     again = Columns.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted
     assert np.array_equal(features(again, columns), whole)
+    monkeypatch.setattr("largegt.data.table_reading._MANY_COLUMNS", 2)
+    assert fitted == fit(tmp_path, columns)
+    assert pq.read_schema(tmp_path / "again.parquet").names == ["v", "d", "n"]  # the text columns are one
+    [batch] = [*_staged(tmp_path, columns).batches(["bio", "d", "n"], skip=4990)]
+    assert batch.to_pydict() == table.select(["bio", "d", "n"]).slice(4990).to_pydict()
 
 
 def test_missing_values_can_be_refused(tmp_path: Path) -> None:
@@ -351,6 +365,7 @@ CELLS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CELLS, CELLS, st.sampled_from(["", "category", "text"]))
 def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later: list[Any], kind: str) -> None:
@@ -361,6 +376,7 @@ def test_features_of_any_text_are_finite(tmp_path: Path, cells: list[Any], later
     assert Columns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 
+@pytest.mark.slow
 def test_numbers_with_heavy_tails_are_on_a_log_scale(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     money = np.round(rng.lognormal(6, 1.5, 400), 2)

@@ -48,6 +48,7 @@ def test_features_from_degree_when_there_are_none(tmp_path: Path, six: Any) -> N
     assert store.folder.meta["features_from"] == "degree"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @settings(max_examples=25, deadline=None)
 @given(
@@ -74,6 +75,7 @@ def test_random_graphs_equal_sets(threads: int, graph: tuple[int, list[tuple[int
         assert store.num_edges == sum(map(len, wanted["out"].values()))
 
 
+@pytest.mark.slow
 def test_larger_graph_equals_scipy_and_hubs_may_be_pieces_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_larger_graph_equals_scipy_and_hubs_may_be_pieces_of_their_own(
         np.testing.assert_array_equal(indices, expected.indices)
 
 
+@pytest.mark.slow
 def test_int64_indices_give_the_same_graph(tmp_path: Path, six: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (csr, pair_runs):
         monkeypatch.setattr(module, "index_dtype", lambda num_nodes: "int64")
@@ -335,6 +338,7 @@ def _words(edges: Any) -> Any:
     return (edges * 1_000_003 + np.arange(edges.shape[1])).astype(str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FULL)
 def test_full_disk(tmp_path: Path, small_disk: Path, what: str) -> None:
     """Nothing stays of arrays, which have no identity; an ingest of files goes on once there is room."""

@@ -21,6 +21,8 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
 
+pytestmark = pytest.mark.slow
+
 NUM_NODES, NUM_EDGES = 300, 2500
 
 

@@ -50,6 +50,7 @@ def assert_same(store: Any, folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_queries_over_files(folder: Path, lg: Any) -> None:
     query = f"SELECT payer AS source, payee AS target FROM '{folder}/edges.csv'"
     assert_same(ingest(sources.files(query, nodes=folder / "nodes.parquet"), folder / "a" / "g"), folder)
@@ -58,6 +59,7 @@ def test_queries_over_files(folder: Path, lg: Any) -> None:
     assert_same(GraphStore.open(folder / "b" / "g"), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
 def test_databases(folder: Path, kind: str) -> None:
     file = folder / f"crm.{kind}"

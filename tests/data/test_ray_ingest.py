@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from dying_tasks import Dying
@@ -25,6 +26,8 @@ from largegt.data.ingest import ingest
 from largegt.errors import ConfigError, InputError
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
+
+pytestmark = pytest.mark.cluster
 
 
 def test_errors_are_those_of_one_process(tmp_path: Path, small: None) -> None:
@@ -48,6 +51,20 @@ def test_errors_are_those_of_one_process(tmp_path: Path, small: None) -> None:
             said.append(str(caught.value))
         assert said[0] == said[1]
     assert left_behind(tmp_path, "n.parquet", "good.parquet", "e.parquet", "h.parquet") == []
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_the_last_of_parallel_edges_counts(tmp_path: Path, form: str) -> None:
+    edges = pa.table({"source": [0, 1, 0, 2], "target": [1, 2, 1, 0], "w": [1.0, 2.0, 5.0, 3.0]})
+    (pq.write_table if form == "parquet" else pacsv.write_csv)(edges, tmp_path / f"e.{form}")
+    stores = [
+        ingest(
+            sources.files(tmp_path / f"e.{form}", num_nodes=3, weight="w"), tmp_path / name,
+            IngestConfig(parallel_edges="last"), **means,
+        )
+        for name, means in (("one", {"threads": 1}), ("several", {"engine": Threads(1 << 20, 2, 2)}))
+    ]  # fmt: skip
+    assert [store.weights.tolist() for store in stores] == [[5.0, 2.0, 3.0]] * 2
 
 
 def test_what_an_engine_refuses(tmp_path: Path) -> None:

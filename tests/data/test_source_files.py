@@ -19,7 +19,7 @@ from bucket_helpers import files
 from largegt.data import sources
 from largegt.data.files import RemoteFile, expand
 from largegt.data.ingest import ingest
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import InputError
 from largegt.runtime.workers import Threads
 from run_helpers import all_bytes
@@ -64,6 +64,7 @@ def rows_of(table: Table) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [text_files, parquet_files])
 def test_parts_of_a_table_are_the_table(tmp_path: Path, make: Any) -> None:
     table = Table(make(tmp_path))
@@ -106,6 +107,7 @@ def bucket(server: str) -> Iterator[Any]:
         files().rm_file(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["s3://graphs/edges/*", "s3://graphs/edges", Path("s3://graphs/edges")])
 @pytest.mark.parametrize("make", [text_files, parquet_files])
 def test_files_at_urls(tmp_path: Path, bucket: Any, make: Any, place: Any) -> None:
@@ -172,6 +174,7 @@ class Ranges(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     parquet(tmp_path / "e.parquet", 0, 2000)
@@ -196,10 +199,11 @@ def test_whole_numbers_of_both_signs_in_json_lines(tmp_path: Path) -> None:
         ingest(sources.files(tmp_path / "e.jsonl"), tmp_path / "h")
 
 
+@pytest.mark.slow
 def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
     """One group at a time is in memory."""
     rows = 9000
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 1000, dtype=np.float32)), 1000)
     pq.write_table(pa.table({"id": np.arange(rows), "v": vectors}), tmp_path / "n.parquet")
-    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id", "v"], 1 << 28, 1)
+    Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id"], ["v"], 1 << 28, 1)
     assert pq.read_metadata(tmp_path / "staged.parquet").num_row_groups > 1

@@ -40,6 +40,7 @@ def _write(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", "tsv", "tsv.gz"])
 @pytest.mark.parametrize("ids", ["integer", "string"])
 def test_tables_of_every_format(tmp_path: Path, suffix: str, ids: str) -> None:
@@ -180,6 +181,7 @@ def test_vectors_in_one_column_and_several_labels(tmp_path: Path, six: Any) -> N
     assert chosen.folder.meta["feature_names"] == ["age", "b", "b is missing"]
 
 
+@pytest.mark.slow
 def test_labels_and_splits_by_id_in_their_own_tables(tmp_path: Path) -> None:
     edges = _write(tmp_path / "e.csv", {"from": ["a", "b"], "to": ["b", "c"]})
     labels = _write(tmp_path / "l.csv", {"id": ["c", "z", "a"], "class": ["hot", "cold", "hot"]})
@@ -204,6 +206,7 @@ def test_feature_and_label_tables_in_row_order(tmp_path: Path, six: Any) -> None
     assert store.split.tolist() == [1, 1, 1, 3, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["numbers", "text only in a later block"])
 @pytest.mark.parametrize("forms", [("csv", "parquet"), ("parquet", "csv"), ("csv", "csv")])
 def test_ids_of_two_tables_are_compared_in_pieces(
@@ -270,6 +273,7 @@ def test_edge_index_shapes_and_torch(tmp_path: Path, six: Any) -> None:
     assert rows(square, "out") == {0: [2], 1: [2], 2: []}
 
 
+@pytest.mark.slow
 def test_pyg_data_and_its_masks(tmp_path: Path, six: Any) -> None:
     torch = pytest.importorskip("torch")
     data_of = pytest.importorskip("torch_geometric.data").Data
@@ -368,5 +372,5 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     odd = np.array([b"a", b"\xff"])
     with pytest.raises(InputError, match="labels must be all numbers or all text"):
         sources.arrays(np.array([[0], [1]]), labels=odd)
-    with pytest.raises(InputError, match="cannot be read as one kind of value"):
+    with pytest.raises(InputError, match="edge_index must be all numbers or all text"):
         ingest(sources.arrays(odd[:, None]), tmp_path / "g")

@@ -115,6 +115,7 @@ def test_a_folder_from_the_working_folder_is_kept_as_a_whole_path(
     assert grown(tmp_path, store).num_nodes == 6
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_moved_or_changed_is_one_line(library: None, model: Path, tmp_path: Path) -> None:
     store = made(tmp_path, model)
     shutil.move(model, tmp_path / "elsewhere")
@@ -127,6 +128,7 @@ def test_a_folder_that_was_moved_or_changed_is_one_line(library: None, model: Pa
         grown(tmp_path, store)
 
 
+@pytest.mark.slow
 def test_a_model_that_a_store_names_is_loaded_if_it_was_given_here(
     library: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

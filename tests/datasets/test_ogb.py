@@ -171,6 +171,7 @@ print(peak - before, store.num_nodes, store.num_features)
 """
 
 
+@pytest.mark.slow
 def test_ingesting_papers_takes_less_memory_than_the_file(tmp_path: Path) -> None:
     """In a process of its own: 614 MB of features and 128 MB of edges, deflated, within 250 MB."""
     num_nodes, num_edges, width = 600_000, 8_000_000, 256

@@ -166,6 +166,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         write_patents(tmp_path, random_graph(), YEARS)
 
 
+@pytest.mark.slow
 def test_sparse_features_are_never_dense_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """60,000 × 269 would be 65 MB; one in a hundred is there."""
     monkeypatch.setattr("largegt.data.parts._FEATURE_CHUNK_BYTES", 1 << 20)

@@ -37,6 +37,7 @@ def all_rows(graph: SyntheticGraph, rows: int | None = None, skip: int = 0) -> n
 # every value is a function of (seed, its number) alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like", NAMES)
 def test_the_same_seed_gives_the_same_graph_and_another_seed_another(like: str) -> None:
     scale = SMALL[like] / 10

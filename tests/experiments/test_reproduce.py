@@ -20,7 +20,6 @@ from largegt.experiments.paper import DATASETS, DELTA_MODELS, EPOCH_SECONDS, ORI
 from largegt.experiments.plan import Experiment
 from largegt.experiments.reproduce import EXPERIMENTS, reproduce
 from largegt.pages.charts import Axis, Dot, Line
-from largegt.pages.tables import Ranked, Table
 from largegt.training.run import Run
 from run_helpers import easy_store, history, one_thread  # noqa: F401
 
@@ -42,6 +41,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) -> None:
     models = ["mlp", "graphsage", "largegt-local"]
     files = reproduce("table-main", store.path, tmp_path, runs=2, models=models, overrides=QUICK)
@@ -61,6 +61,7 @@ def test_table_main_says_what_the_runs_say(store: GraphStore, tmp_path: Path) ->
     assert ">place<" not in tables
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_twice_and_what_stopped_goes_on(
     store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_nothing_is_trained_twice_and_what_stopped_goes_on(
     assert trained[1:] == [("sgc-seed0", False)], "other settings are another run"
 
 
+@pytest.mark.slow
 def test_curves_watch_the_test_split_and_change_nothing(store: GraphStore, tmp_path: Path) -> None:
     files = reproduce("fig-curves", store.path, tmp_path, runs=1, models=["mlp", "largegt-full"], overrides=QUICK)
     rows = rows_of(files[0])
@@ -99,6 +101,7 @@ def test_curves_watch_the_test_split_and_change_nothing(store: GraphStore, tmp_p
     assert all("test" not in entry for entry in alone.history)
 
 
+@pytest.mark.slow
 def test_every_experiment_leaves_its_files(store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "K_VALUES", (3, 5))
     models = ["graphsage", "goat-global", "largegt-full"]
@@ -155,16 +158,6 @@ def test_the_papers_tables_are_whole() -> None:
     for family in ("ogbn-products", "snap-patents", ""):
         assert set(plan.default_models(family)) == every
     assert plan.default_models("ogbn-papers100M") == ["goat-full", "largegt-full"]
-
-
-def test_tables_in_every_format() -> None:
-    table = Table("A & B", ("Model", "100%"), (("a_b|c", Ranked("1.0±0.1", 1)), ("d", "2")))
-    assert table.csv() == "Model,100%,place\na_b|c,1.0±0.1,first\nd,2,\n"
-    assert "| a_b\\|c | **1.0±0.1** |" in table.markdown()
-    latex = table.latex()
-    assert r"\caption{A \& B}" in latex
-    assert r"a\_b\textbar{}c & \textbf{1.0$\pm$0.1} \\" in latex
-    assert latex.count("{") == latex.count("}")
 
 
 def test_figures_are_svg_and_need_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

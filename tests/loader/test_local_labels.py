@@ -134,6 +134,7 @@ class Oracle:
         return met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("task", TASKS)

@@ -146,6 +146,7 @@ def test_training_is_the_same_from_every_place(prepared: Prepared, tmp_path: Pat
     assert not (tmp_path / "cuda").exists(), "refused before anything is written"
 
 
+@pytest.mark.slow
 def test_a_run_may_be_scored_and_resumed_with_another_table(prepared: Prepared, tmp_path: Path) -> None:
     settings = ["model.hidden_dim=8", "train.epochs=1", "train.device=cpu"]
     run = train(prepared, Config.from_recipe("base", [*settings, "train.token_table=pinned"]), tmp_path / "run")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from model_batches import EmbeddedModule, make_batch
 from torch import Tensor
 
 import largegt as lg
-from largegt.config.models import LargeGTConfig, LargeGTLocalConfig, model_config
+from largegt.config.models import LargeGTConfig, LargeGTLocalConfig, model_config, overrides_read
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
 from largegt.loader.loader import token_batches
 from largegt.models.input_encoder import InputEncoder, LocalInputs
 from largegt.models.largegt.model import LargeGT
+from largegt.models.padding import PaddedLinear
 from largegt.preprocessing.estimate import estimate
 from largegt.preprocessing.label_features import LabelScale
 from largegt.training.metrics import TaskHead
+from largegt.training.setup import build_model
+from model_batches import EmbeddedModule, make_batch
 from run_helpers import check_resumed, easy_store, homophilous, one_thread, small, thirds  # noqa: F401
 from training_steps import recorded_step, weights_that_matter
 
@@ -196,6 +199,7 @@ def test_the_gradient_reaches_every_label(store: lg.GraphStore) -> None:
     assert (table.grad.abs().sum(dim=(1, 2)) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "num_layers"), [((ON,), 1), ((ON,), 2), (BOTH, 2), (BOTH[:1], 2), (BOTH[1:], 2)])
 def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tuple[str, ...], num_layers: int) -> None:
     config = small(*settings, "prepare.local_nodes.k=40", f"model.num_layers={num_layers}")
@@ -203,7 +207,7 @@ def test_merged_tokens_give_the_same_logits(store: lg.GraphStore, settings: tupl
     torch.manual_seed(0)
     model = LargeGT.for_prepared(prepared, config.model)
     tables = [table for name in ("label_embedding", "distance_embedding")
-              if (table := getattr(model.local_module, name)) is not None]  # fmt: skip
+              if (table := getattr(model.inputs, name)) is not None]  # fmt: skip
     for table in tables:
         torch.nn.init.normal_(table)
     plain, merged = logits_of(model, prepared), logits_of(model, prepared, distinct=True)
@@ -232,24 +236,23 @@ def labels_with(task: str, nodes: Any, own: int) -> Any:
 
 def both(
     folder: Path, task: str, settings: tuple[str, ...], nodes: Any = TRAIN[ROW], distinct: bool = False
-) -> tuple[LargeGT, list[TokenBatch]]:
+) -> tuple[Any, list[TokenBatch]]:
     """A model, and the batch of all training nodes with the one label of these nodes and with the other."""
-    config = small("model.hidden_dim=16", "prepare.local_nodes.k=8", *settings)
+    config = small("prepare.local_nodes.k=8", *settings)
     batches = []
     for own in (0, 1):
         store = easy_store(folder / f"g{own}", labels_with(task, nodes, own), task=task)
         assert store.splits["train"].tolist() == TRAIN.tolist()
         prepared = lg.prepare(store, config.preparation)
-        reads_labels = config.model.label_embeddings and config.model.name != "largegt-global"
-        batches += token_batches(prepared, "train", batch_size=150, local_labels=reads_labels, distinct=distinct)
-    torch.manual_seed(0)
-    model = LargeGT.for_prepared(prepared, config.model)
-    if model.inputs is not None and model.inputs.label_embedding is not None:
-        torch.nn.init.normal_(model.inputs.label_embedding)
+        torch.manual_seed(0)
+        model = build_model(config.model, prepared)
+        if model.reads_labels:
+            torch.nn.init.normal_(model.inputs.label_embedding)
+        batches += token_batches(prepared, "train", batch_size=150, local_labels=model.reads_labels, distinct=distinct)
     return model, batches
 
 
-def logits(model: LargeGT, batch: TokenBatch) -> Tensor:
+def logits(model: Any, batch: TokenBatch) -> Tensor:
     torch.manual_seed(1)  # the same dropout
     return model(batch).logits.detach()
 
@@ -260,6 +263,7 @@ def label_inputs(batch: TokenBatch) -> list[Tensor]:
     return [torch.nan_to_num(tensor, -1.0) for tensor in every if tensor is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["evaluation", "training with layer norm"])
 @CASES
 def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str, which: str, mode: str) -> None:
@@ -279,7 +283,8 @@ def test_a_nodes_logits_do_not_depend_on_its_own_label(tmp_path: Path, task: str
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("name", ["largegt-full", "largegt-local", "largegt-global"])
 def test_every_form_and_merged_tokens_hide_it_too(tmp_path: Path, name: str, distinct: bool) -> None:
-    model, batches = both(tmp_path, "multiclass", (*INPUTS["everything"], f"model.name={name}"), distinct=distinct)
+    inputs = overrides_read(INPUTS["everything"], name)
+    model, batches = both(tmp_path, "multiclass", (*inputs, f"model.name={name}"), distinct=distinct)
     one, other = (logits(model.eval(), batch) for batch in batches)
     assert torch.equal(one[ROW], other[ROW])
     assert not torch.equal(one, other)
@@ -294,6 +299,7 @@ def test_labels_of_valid_and_test_nodes_are_no_inputs(tmp_path: Path, which: str
     assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @CASES
 def test_batch_norm_carries_it_through_other_nodes_of_a_training_batch(tmp_path: Path, task: str, which: str) -> None:
     """The label is an input of other nodes, and these are in the statistics of the batch: the docs say so."""
@@ -323,9 +329,89 @@ def test_few_values_have_a_finite_scale(num_train: int) -> None:
         assert (found == 0).all()
 
 
+# models that read label distributions beside LargeGT ----------------------------------------------------------------
+
+FEATURE_MODELS = pytest.mark.parametrize("name", ["mlp", "sgc", "sign", "nagphormer"])
+
+
+@FEATURE_MODELS
+def test_the_shapes_of_other_models(store: lg.GraphStore, name: str) -> None:
+    """Each part that reads label distributions is so much wider, and needs a preparation that has them."""
+    prepared = lg.prepare(store, small("model.neighbor_label_hops=2", f"model.name={name}").preparation)
+    batch = next(token_batches(prepared, "train", batch_size=20))
+    num_labels = {"multiclass": 3, "binary": 2, "multilabel": 2, "regression": 1}[store.task]
+    num_outputs = prepared.meta["num_outputs"]
+    num_parts = prepared.hops + 1 if name == "sign" else 1
+    for hops in (1, 2):
+        config = small(f"model.neighbor_label_hops={hops}", f"model.name={name}").model
+        model = build_model(config, prepared)
+        assert model(batch).logits.shape == (20, num_outputs)
+        widths = [part.weight.shape[1] for part in model.modules() if isinstance(part, PaddedLinear)]
+        own = hops * (num_labels + 1) + (0 if name == "nagphormer" else prepared.num_features)
+        assert widths.count(own) >= num_parts
+    without = dataclasses.replace(batch, neighbor_label_histogram=None)
+    with pytest.raises(ConfigError, match=r"model\.neighbor_label_hops is set, and the batch has no such input"):
+        model(without)
+    plain = build_model(small(f"model.name={name}").model, prepared).eval()
+    assert torch.equal(plain(batch).logits, plain(without).logits), "it reads none when none are asked for"
+
+
+@FEATURE_MODELS
+def test_gradients_of_label_distributions_in_other_models(tmp_path: Path, name: str) -> None:
+    """Every number of the distributions has one, those of the hops that the model reads; the rest have none."""
+    prepared = lg.prepare(
+        easy_store(tmp_path / "g"), small("model.neighbor_label_hops=2", f"model.name={name}").preparation
+    )
+    batch = next(token_batches(prepared, "valid", batch_size=20))
+    for hops in (1, 2):
+        torch.manual_seed(0)
+        model = build_model(small(f"model.neighbor_label_hops={hops}", f"model.name={name}").model, prepared)
+        histogram = batch.neighbor_label_histogram.clone().float().requires_grad_()
+        model(dataclasses.replace(batch, neighbor_label_histogram=histogram)).logits.square().sum().backward()
+        is_read = histogram.grad.abs().sum(dim=0) > 0
+        assert is_read.tolist() == [True] * (4 * hops) + [False] * (4 * (2 - hops))
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["evaluation", "training"])
+@pytest.mark.parametrize("task", TASKS)
+@FEATURE_MODELS
+def test_other_models_do_not_read_a_nodes_own_label(tmp_path: Path, name: str, task: str, mode: str) -> None:
+    """Equal bits for the node, while those of other nodes differ."""
+    model, (before, after) = both(tmp_path, task, (*INPUTS["histogram"], f"model.name={name}"))
+    model.train(mode == "training")
+    assert not torch.equal(before.labels[ROW], after.labels[ROW])
+    one, other = logits(model, before), logits(model, after)
+    assert torch.equal(one[ROW], other[ROW])
+    assert not torch.equal(one, other)
+
+
+@FEATURE_MODELS
+def test_other_models_do_not_read_labels_of_valid_and_test_nodes(tmp_path: Path, name: str) -> None:
+    others = np.setdiff1d(np.flatnonzero(labels_of("multiclass") >= 0), TRAIN)
+    model, batches = both(tmp_path, "multiclass", (*INPUTS["histogram"], f"model.name={name}"), others)
+    one, other = (logits(model.eval(), batch) for batch in batches)
+    assert torch.equal(one, other)
+
+
+@FEATURE_MODELS
+def test_other_models_learn_from_label_distributions(tmp_path: Path, name: str) -> None:
+    """Features are the same for all nodes, and most neighbours of a node share its class."""
+    edges, _, classes = homophilous()
+    source = lg.sources.arrays(edges, np.ones((150, 2), dtype=np.float32), classes, thirds(150))
+    store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
+    settings = [f"model.name={name}", "train.epochs=30", "train.learning_rate=0.05",
+                "prepare.positional_encoding.method=none"]  # fmt: skip
+    run = lg.train(store, small(*settings, "model.neighbor_label_hops=2"), tmp_path / "run")
+    assert run.metrics["test"]["accuracy"] > 0.8
+    assert lg.evaluate(run) == pytest.approx(run.metrics["test"], rel=1e-5)
+    assert lg.predict(run).num_rows == 150
+
+
 # training and prediction ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     """Every node has the same features, and a neighbour's class is mostly the node's own: only labels help."""
     edges, _, classes = homophilous(300)
@@ -340,6 +426,7 @@ def test_neighbours_labels_are_worth_reading(tmp_path: Path) -> None:
     assert informed["test"]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     """A task that nothing else can tell: a node is what the one training node around its neighbour's neighbour is, and
     a path's middle nodes have no label. Features say nothing."""
@@ -361,6 +448,7 @@ def test_a_label_two_hops_behind_a_neighbour_is_found(tmp_path: Path) -> None:
     assert lg.train(store, config, tmp_path / "run").metrics["test"]["accuracy"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", INPUTS)
 def test_training_scoring_predicting_and_embedding(store: lg.GraphStore, which: str, tmp_path: Path) -> None:
     """Every task from end to end: fresh samples, several samples per node, nodes without a label."""
@@ -419,6 +507,7 @@ def test_features_that_are_dropped() -> None:
     assert torch.equal(module(tokens), module(tokens))
 
 
+@pytest.mark.slow
 def test_resumed_equals_unbroken(tmp_path: Path) -> None:
     config = small(ON, "model.local_node_dropout=0.4", "train.epochs=4")
     check_resumed(easy_store(tmp_path / "g"), config, tmp_path, TaskHead, "loss", 8)

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from pkgutil import resolve_name
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "paper-map.md"
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "paper-map.md"
 
 
 def test_code_of_each_line_exists() -> None:
@@ -15,3 +16,10 @@ def test_code_of_each_line_exists() -> None:
     assert len(names) > 10
     for name in names:
         assert callable(resolve_name(f"largegt.{name}")), name
+
+
+def test_each_file_exists() -> None:
+    paths = re.findall(r"`((?:\w+/)+[\w.]*)`", PAGE.read_text(encoding="utf-8"))
+    assert len(paths) > 20
+    missing = [path for path in paths if not (ROOT / "src" / "largegt" / path).exists() and not (ROOT / path).exists()]
+    assert not missing

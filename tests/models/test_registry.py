@@ -58,6 +58,7 @@ def test_the_page_runs_as_it_is(store: lg.GraphStore, tmp_path: Path, monkeypatc
     assert len(lines) <= 45, "forty lines, as its title says"
 
 
+@pytest.mark.slow
 def test_one_s_own_model_everywhere(store: lg.GraphStore, tmp_path: Path) -> None:
     run_page({"__name__": "page", "lg": lg})
     config = lg.Config.from_recipe(recipe_for("my-gcn"), [*QUICK, "model.name=my-gcn", "train.monitor=within_one"])
@@ -84,6 +85,7 @@ def test_a_run_of_a_model_that_is_not_here_names_what_is_missing(store: lg.Graph
         lg.evaluate(run.path)
 
 
+@pytest.mark.slow
 def test_a_package_is_found_by_its_entry_point(store: lg.GraphStore, tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "my_package-1.0.dist-info").mkdir(parents=True)

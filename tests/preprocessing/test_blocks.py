@@ -34,6 +34,7 @@ def sums(neighbors: Neighbors, nodes: Any, sources: Any, x: np.ndarray, memory: 
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6), size=st.integers(1, 40), width=st.integers(1, 6), self_loops=st.booleans(),

@@ -266,6 +266,7 @@ def test_without_standardizing_features_are_as_given(make_store: Any) -> None:
     assert np.array_equal(rows_of(store)[:, 0], store.features)
 
 
+@pytest.mark.slow
 def test_features_of_a_category_or_text_column_share_a_gain(tmp_path: Any) -> None:
     rng = np.random.default_rng(0)
     rows = [

@@ -34,6 +34,7 @@ def store(make_store: Any, random_edges: Any) -> Any:
     return make_store(random_edges(3000, 9000), 3000, width=7, labels=labels, undirected=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["labelled", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("method", ["random_projection", "node2vec", "laplacian", "none"])

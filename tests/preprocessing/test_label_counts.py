@@ -152,8 +152,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=f"prepare with --set {setting}"):
         lg.LargeGT.for_prepared(prepared, small(setting).model)
-    baseline = small(setting, "model.name=nagphormer")
-    assert not baseline.preparation.local_label_histograms, "which does not read it"
+    with pytest.raises(ConfigError, match=r"nagphormer does not read model\.local_label_histograms"):
+        small(setting, "model.name=nagphormer")
 
 
 def test_the_estimate_counts_them(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_against_walks(graph: str, task: str, directed: bool, hops: int, tmp_pat
         assert np.allclose(row, walked(store, node, hops), atol=2e-3), node
 
 
+@pytest.mark.slow
 def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
     labels = labels_of("regression")
     before = written(store_of(GRAPHS["random"], labels, tmp_path / "g"), np.arange(60), 2, tmp_path / "p")
@@ -106,6 +107,7 @@ def test_a_nodes_own_value_is_no_part_of_its_row(tmp_path: Path) -> None:
         assert not np.array_equal(after, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_nodes_own_label_is_no_part_of_its_row(graph: str, tmp_path: Path) -> None:
     """Bits are the same; and it is part of its neighbours' rows, if it is a training node."""

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from largegt.cli.inspection import inspect
-from largegt.config.models import model_config
+from largegt.config.models import model_config, model_spec, model_specs
 from largegt.config.schema import (
     Config,
     IngestConfig,
@@ -37,9 +37,10 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared, sample_rows, stale_note
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.training.trainer import train
-from largegt.types import ModelName
 from oracles import context as oracle
 from oracles.graphs import SIX_NODES
+
+pytestmark = pytest.mark.slow
 
 HOME = sys.modules["largegt.preprocessing.pipeline"]
 STAGES = ("local_nodes", "tokens", "positions")
@@ -191,7 +192,7 @@ def test_models_take_the_shapes_of_separate_directions_and_degrees(
         "prepare.positional_encoding.dim=3",
     ]  # fmt: skip
     run = train(half_labelled, Config.from_recipe("base", overrides), tmp_path / "run")
-    hops = {"graphsage": 0, "linkx": 0}.get(model, 4)
+    hops = {"mlp": 0, "graphsage": 0, "linkx": 0}.get(model, 4)
     prepared = run.prepared()
     assert prepared.tokens.shape[1:] == (1 + hops, 6)
     assert prepared.config.tokens.separate_directions == bool(hops)
@@ -222,38 +223,40 @@ def test_one_local_node_is_the_node_and_nothing_is_sampled(
 @pytest.mark.parametrize("rows", ["reachable", "all"])
 def test_other_samples_find_their_rows(half_labelled: Any, rows: Any) -> None:
     prepared = prepare(half_labelled, config_of(rows=rows))
-    drawn = sample_rows(half_labelled, prepared, np.arange(7), draw=5).local_rows
+    drawn = sample_rows(half_labelled, prepared, np.arange(7), sample_index=5).local_rows
     assert np.array_equal(prepared.token_nodes[drawn], local_nodes(half_labelled, prepared.nodes[:7], k=4, epoch=5))
 
 
 def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any) -> None:
     prepared = prepare(half_labelled, config_of(k=1))
     assert np.array_equal(
-        sample_rows(half_labelled, prepared, np.arange(9), draw=5).local_rows, prepared.local_rows[:9]
+        sample_rows(half_labelled, prepared, np.arange(9), sample_index=5).local_rows, prepared.local_rows[:9]
     )
     with pytest.raises(ConfigError, match=r"prepare\.tokens\.precompute_for=reachable"):
-        sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), draw=5)
+        sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), sample_index=5)
 
 
 def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: Any) -> None:
     some, every = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(rows="all"))
-    for name in get_args(ModelName):
-        every.check_model(name)
+    for spec in model_specs():
+        every.check_model(spec)
     for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
-        some.check_model(name)  # type: ignore[arg-type]
+        some.check_model(model_spec(name))
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
-        with pytest.raises(ConfigError, match=r"sampled nodes, and .*tokens\.precompute_for=all"):
-            some.check_model(name)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=rf"sampled nodes, but {name} .*tokens\.precompute_for=all"):
+            some.check_model(model_spec(name))
 
 
 def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
     separate = prepare(half_labelled, config_of(separate=True, rows="all"))
-    for name in set(get_args(ModelName)) - {"sgc"}:
-        separate.check_model(name)
+    sgc = model_spec("sgc")
+    for spec in model_specs():
+        if spec != sgc:
+            separate.check_model(spec)
     with pytest.raises(ConfigError, match=r"sgc reads one.*separate_directions=false"):
-        separate.check_model("sgc")
+        separate.check_model(sgc)
     undirected = make_store(random_edges(60, 90), 60)
-    prepare(undirected, config_of(separate=True)).check_model("sgc")
+    prepare(undirected, config_of(separate=True)).check_model(sgc)
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -369,7 +372,7 @@ def test_a_changed_setting_runs_its_stages_and_no_others(
         ({"rows": "all"}, {"k": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"seed": 1}, {"local_nodes"}),
         ({"rows": "all"}, {"direction": "out"}, set(STAGES)),
-        ({"rows": "all", "apart": True}, {"direction": "out"}, {"local_nodes", "positions"}),
+        ({"rows": "all", "separate": True}, {"direction": "out"}, {"local_nodes", "positions"}),
         ({"rows": "all", "separate": True}, {"separate": False, "direction": "out"}, set(STAGES)),
         ({"hops": 0}, {"separate": True}, set()),
         ({"k": 1}, {"seed": 1, "hop1_fraction": 0.5}, set()),
@@ -489,7 +492,7 @@ def test_any_amount_of_memory_gives_the_same_bytes(
 ) -> None:
     labels = np.where(np.arange(60) % 9, -1, np.arange(60) % 2)
     store = make_store(random_edges(60, 130), 60, width=5, labels=labels, undirected=False, feature_dtype=dtype)
-    way = {"apart": True, "degrees": True} if direction == "apart" else {"direction": direction}
+    way = {"separate": True, "degrees": True} if direction == "apart" else {"direction": direction}
     config = config_of(nodes=nodes, normalize="per_feature", **way)
     expected = None
     for memory, threads in ((1 << 30, 1), (3000, 4), (700, 1), (100, 3), (1, 1)):
@@ -506,8 +509,8 @@ def test_any_amount_of_memory_gives_the_same_bytes(
         (300, {}),
         (1 << 30, {"hops": 4, "method": "none"}),
         (1 << 30, {"hops": 1, "k": 1, "method": "none"}),
-        (1 << 30, {"apart": True, "degrees": True, "hops": 3, "method": "none"}),
-        (300, {"apart": True, "degrees": True, "method": "none"}),
+        (1 << 30, {"separate": True, "degrees": True, "hops": 3, "method": "none"}),
+        (300, {"separate": True, "degrees": True, "method": "none"}),
         (1 << 30, {"hops": 0, "rows": "all", "method": "none"}),
     ],
 )
@@ -610,7 +613,8 @@ def test_the_receptive_field_is_four_hops_and_no_more(make_store: Any, name: Any
         prepared = prepare(make_store(edges, 12, features), config_of(k=3))
         batch = next(iter(token_batches(prepared, nodes=[0])))
         torch.manual_seed(0)
-        config = model_config(name, hidden_dim=16, ffn_ratio=0, codebook={"num_centroids": 4, "dim": 4})
+        codebook = {"codebook": {"num_centroids": 4, "dim": 4}} if name == "largegt-full" else {}
+        config = model_config(name, hidden_dim=16, ffn_ratio=0, **codebook)
         model = LargeGT.for_prepared(prepared, config).eval()
         with torch.no_grad():
             return batch.tokens, model(batch).logits

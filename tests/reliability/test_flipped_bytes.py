@@ -26,9 +26,9 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.checksums import BlockDigests, file_checksum
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.run import Run
+from largegt.training.run_checksums import replacing
 from largegt.training.trainer import train
 from run_helpers import FULL, array_path, easy_store, one_thread, prepared_folder, stage_array, stopped_at  # noqa: F401
 

@@ -33,7 +33,7 @@ from largegt.data.ingest import ingest
 from largegt.data.sources import arrays, files
 from largegt.data.splits import npz_splits
 from largegt.data.store import GraphStore
-from largegt.data.tables import Table as SourceTable
+from largegt.data.table_reading import Table as SourceTable
 from largegt.datasets.npz_stream import NpzMember
 from largegt.errors import FormatError, InputError, LargeGTError
 from largegt.experiments.figures import Panel, save_figure

@@ -21,6 +21,7 @@ from largegt.errors import DiskError, InputError
 from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import HeldError, Lock, check_free
 from largegt.preprocessing.cache_key import prepared_path
+from largegt.preprocessing.pipeline import prepare
 from largegt.training.trainer import train
 from run_helpers import Cli, array_path, easy_store, left_in, small
 
@@ -179,6 +180,23 @@ def test_a_folder_that_appears_while_the_lock_is_taken_is_not_replaced(
     with pytest.raises(InputError, match="already exists"):
         ArrayWriter(tmp_path / "f", "store")
     assert left_in(tmp_path) == ["f", f"f/{array_path(tmp_path / 'f', 'a').name}", "f/manifest.json"]
+
+
+def test_a_folder_that_another_process_commits_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arrays are in place and its manifest is not yet: that is no damage."""
+    graph, config, real, committed = easy_store(tmp_path / "g"), small().preparation, ArrayWriter._place, []
+
+    def place(writer: ArrayWriter, *args: Any) -> None:
+        real(writer, *args)
+        before = left_in(tmp_path)
+        with pytest.raises(HeldError):
+            prepare(graph, config, wait=False)
+        assert left_in(tmp_path) == before
+        committed.append(writer.path)
+
+    monkeypatch.setattr(ArrayWriter, "_place", place)
+    prepare(graph, config)
+    assert len(committed) == 5, "four stages, and the folder that names them"
 
 
 def test_a_full_disk_leaves_no_lock(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.sampling.local_nodes import sample
 from largegt.runtime.distributed import ALONE
 from largegt.training import trainer
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.nan_check import Losses, about_steps, likely_cause, num_spikes
 from largegt.training.run import Run
+from largegt.training.run_checksums import replacing
 from largegt.training.trainer import train
 from run_helpers import Cli, easy_store, history, homophilous, one_thread, refusal, small, thirds  # noqa: F401
 

@@ -30,8 +30,8 @@ from largegt.io.array_writer import ArrayWriter
 from largegt.io.locks import Lock
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
+from largegt.training.run_checksums import replacing
 from largegt.training.trainer import train
 from run_helpers import (  # noqa: F401
     SMALL,

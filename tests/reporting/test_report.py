@@ -17,7 +17,6 @@ import pytest
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import InputError
-from largegt.pages.tables import ranks
 from largegt.pages.template import SCRIPT
 from largegt.reporting.groups import datasets_of, open_runs
 from largegt.reporting.page import report
@@ -35,6 +34,8 @@ from run_helpers import (
     table_store,
     thirds,
 )
+
+pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>alert(1)"
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -145,11 +146,6 @@ def test_the_best_three_are_marked(page: Page) -> None:
         for cell, value in zip(cells, means, strict=True):
             rank = 1 + sum(other > value for other in means)
             assert cell.startswith(f"{rank}0." if rank <= 3 else "0.")
-
-
-def test_ranks() -> None:
-    assert ranks([0.5, 0.7, 0.5, None]) == [2, 1, 2, None]
-    assert ranks([0.5, 0.7], -1) == [1, 2]
 
 
 def test_curves_tables_hold_the_history(runs: list[Path], page: Page) -> None:

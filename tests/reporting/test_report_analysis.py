@@ -30,6 +30,8 @@ from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import easy_store, homophilous, one_thread, small, table_store  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from largegt.reporting.page import report
 from largegt.training.trainer import train
 from run_helpers import easy_store, one_thread, small  # noqa: F401
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 _LOCAL = ("file:", "data:", "about:", "chrome:", "devtools:")
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from largegt.pages.charts import log_ticks, ticks
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.reporting import tallies
 
@@ -169,19 +167,3 @@ def test_values_of_a_regression() -> None:
     lowest = np.sort(truth)[:50]
     assert tenths[0][1] == pytest.approx(lowest.mean())
     assert tallies.value_cells(np.ones(3), np.ones(3))["high"] > 1, "a constant has a range too"
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.4856, 0.741), (-3, 1200), (1e-6, 2e-6), (5, 5)])
-def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 12
-    assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
-    if len(found) > 1:
-        gaps = {round((b - a) / (found[1] - found[0]), 6) for a, b in pairwise(found)}
-        assert gaps == {1.0}
-
-
-def test_ticks_of_epochs_are_whole() -> None:
-    assert ticks(1, 3, whole=True) == [1, 2, 3]
-    assert log_ticks(1, 1e6) == [10.0**power for power in range(7)]
-    assert log_ticks(3, 40) == [5, 10, 20]

@@ -19,6 +19,8 @@ from largegt.training.metrics import TaskHead
 from largegt.training.setup import build_model, make_loader
 from run_helpers import check_resumed, homophilous, small
 
+pytestmark = pytest.mark.slow
+
 FRESH = ("train.resample=epoch", "model.dropout=0.2")
 WITH = ("train.consistency_weight=1", "train.consistency_batch_size=20")
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from largegt.config.models import CodebookConfig, model_names
+from largegt.config.models import CodebookConfig, model_names, overrides_read
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
@@ -43,13 +43,15 @@ from largegt.runtime.distributed import (
     is_lost_rank,
 )
 from largegt.training import trainer
-from largegt.training.checksums import replacing
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
 from largegt.training.metrics import Scores, TaskHead
+from largegt.training.run_checksums import replacing
 from largegt.training.step import TrainingStep
 from largegt.training.trainer import train
-from run_helpers import SMALL, Killed, final, history, left_in, small
+from run_helpers import Killed, final, history, left_in, small, small_settings
+
+pytestmark = pytest.mark.cluster
 
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "model.attention_dropout=0", "model.input_dropout=0")
 """Nothing random but the codebook's draws: two ranks must do as one."""
@@ -70,8 +72,9 @@ OURS: dict[str, tuple[str, ...]] = {
         "model.local_node_dropout=0.4",
     ),
 }
+_BASELINE = (*STILL, *ODD, "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
 BASELINES = {
-    name: (*STILL, *ODD, f"model.name={name}", "model.norm=layer", "train.epochs=2", "model.fanouts=[4,3]")
+    name: (f"model.name={name}", *overrides_read(_BASELINE, name))
     for name in model_names()
     if not name.startswith("largegt")
 }
@@ -388,7 +391,10 @@ def rank_of(parent: int, rank: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes by /proc")
 def test_a_killed_rank_ends_the_job_and_resume_goes_on(store: GraphStore, twos: Path, tmp_path: Path) -> None:
     """Launched by --devices, killed in the middle, resumed under torchrun: the same as left alone, to the bit."""
-    out, settings = tmp_path / "run", [part for item in (*SMALL, *LONG) for part in ("--set", item)]
+    out, settings = (
+        tmp_path / "run",
+        [part for item in (*small_settings("largegt-full"), *LONG) for part in ("--set", item)],
+    )
     recipe = ("--recipe", "base", "--devices", "2")
     process = start("largegt", "train", str(store.path), "--out", str(out), *recipe, *settings)
     log, deadline = out / "metrics.jsonl", time.monotonic() + 120

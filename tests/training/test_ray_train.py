@@ -15,6 +15,11 @@ from run_helpers import final, history, left_in, small
 
 pytest.importorskip("ray.train.torch", reason="Ray Train is not installed", exc_type=ImportError)
 
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context"),  # Ray reads its own deprecated settings
+]
+
 STILL = ("model.dropout=0", "model.encoder_dropout=0", "train.batch_size=37")
 
 

@@ -24,7 +24,9 @@ from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.setup import Accelerator
 from largegt.training.trainer import train
-from run_helpers import SMALL, easy_store, final, history, left_in, small, stopped_at
+from run_helpers import easy_store, final, history, left_in, small, small_settings, stopped_at
+
+pytestmark = pytest.mark.slow
 
 # dropout, batch norm, the codebook and a schedule: everything that has a state
 STATEFUL = ("train.epochs=7", "model.norm=batch", "model.dropout=0.2", "train.patience=6")
@@ -103,8 +105,9 @@ def test_a_run_in_float16_that_was_resumed_equals_one_left_alone(
 def test_a_run_really_killed_and_resumed_equals_one_left_alone(
     store: GraphStore, prepared: Prepared, tmp_path: Path
 ) -> None:
-    overrides = [*SMALL, *STATEFUL, "train.epochs=40", "train.patience=none", "train.checkpoint_every_n_epochs=1"]
-    alone = train(prepared, small(*overrides[len(SMALL) :]), tmp_path / "alone")
+    longer = (*STATEFUL, "train.epochs=40", "train.patience=none", "train.checkpoint_every_n_epochs=1")
+    overrides = [*small_settings("largegt-full"), *longer]
+    alone = train(prepared, small(*longer), tmp_path / "alone")
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from largegt.config.models import overrides_read
 from largegt.config.schema import PrepareConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
@@ -29,6 +30,8 @@ from largegt.training.metrics import TaskHead
 from largegt.training.run import Run
 from largegt.training.trainer import train
 from run_helpers import SMALL, Cli, easy_store, history, small, thirds
+
+pytestmark = pytest.mark.slow
 
 DRAWS = 3
 FRESH = "train.resample=epoch"
@@ -132,7 +135,7 @@ def test_the_preparation_reaches_far_enough(run: Run, store: GraphStore, tmp_pat
 def test_models_that_draw_nothing_have_one(
     store: GraphStore, name: str, extra: str, num_eval_samples: int, tmp_path: Path
 ) -> None:
-    settings = (f"model.name={name}", "model.fanouts=3,3", "train.epochs=1", extra)
+    settings = (f"model.name={name}", *overrides_read(("model.fanouts=3,3", "train.epochs=1", extra), name))
     run = train(store, small(*settings, "train.num_eval_samples=2"), tmp_path / "run")
     one = train(store, small(*settings), tmp_path / "one")
     assert run.metrics["num_eval_samples"] == num_eval_samples

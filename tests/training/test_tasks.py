@@ -134,6 +134,7 @@ def written_out(task: str, truth: np.ndarray, probability: np.ndarray) -> dict[s
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_scores_are_those_of_the_written_out_versions(split: str, run: Run) -> None:
     truth, probability = truth_and_probability(run, split)
@@ -147,6 +148,7 @@ def test_scores_are_those_of_the_written_out_versions(split: str, run: Run) -> N
         assert run.metrics[split] == got
 
 
+@pytest.mark.slow
 def test_it_learns(run: Run) -> None:
     losses = [entry["train"]["loss"] for entry in run.history]
     assert losses[-1] < losses[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from largegt.config.models import overrides_read
 from largegt.config.recipes import AUTO
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
@@ -96,11 +97,14 @@ def auto_config(
         from largegt.runtime.distributed import launched_world_size
 
         processes = launched_world_size()
+    model = [override for override in given if override.partition("=")[0].strip() == "model.name"]
+    name = Config.from_recipe("default", model).model.name
+    if not name.startswith("largegt"):
+        raise ConfigError(f"--recipe auto is for LargeGT, and {name} has a recipe of its own")
     made = [choice for choice in choose(Facts.of(store), gpu, processes == 1) if choice.name not in named]
-    config = Config.from_recipe("default", [*map(str, made), *given])
-    if not config.model.name.startswith("largegt"):
-        raise ConfigError(f"--recipe auto is for LargeGT, and {config.model.name} has a recipe of its own")
-    return config, made
+    read = overrides_read(map(str, made), name)
+    made = [choice for choice in made if str(choice) in read]
+    return Config.from_recipe("default", [*map(str, made), *given]), made
 
 
 def config_for(

@@ -36,7 +36,7 @@ def _literal(text: str) -> str:
 def models(incomplete: str) -> Offers:
     from largegt.config.models import model_specs
 
-    return _beginning(incomplete, [(spec.name, spec.title) for spec in model_specs()])
+    return _beginning(incomplete, [(spec.name, spec.about) for spec in model_specs()])
 
 
 def datasets(incomplete: str) -> Offers:
@@ -47,7 +47,7 @@ def datasets(incomplete: str) -> Offers:
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
-    from largegt.config.describe import describe_settings, text_of
+    from largegt.config.overrides import describe_settings, text_of
     from largegt.config.schema import IngestConfig, describe_config
 
     is_ingest = context.info_name in ("ingest", "generate")

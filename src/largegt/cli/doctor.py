@@ -293,7 +293,7 @@ def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[st
 def kernel_folder() -> Path | None:
     """Where numba keeps what it compiled of the preparation; None where it is told not to compile, and an error where
     it can keep it nowhere."""
-    from largegt.preprocessing.sampling import kernels
+    from largegt.preprocessing import kernels
 
     stats = getattr(kernels.start_stream, "stats", None)
     return Path(stats.cache_path) if stats is not None else None

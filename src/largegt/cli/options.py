@@ -284,7 +284,7 @@ class Files(NodeFiles):
 
 def ingest_overrides(settings: list[str] | None) -> Any:
     """An IngestConfig of what --set says, with or without `ingest.` before a name."""
-    from largegt.config.describe import parse_overrides
+    from largegt.config.overrides import parse_overrides
     from largegt.config.schema import IngestConfig
 
     return parse_overrides(IngestConfig, [item.removeprefix("ingest.") for item in settings or []])

@@ -178,7 +178,10 @@ def doctor(*, quick: bool = False) -> Result:
 
 
 @verb()
-def config(section: str | None = None, *, model: str | None = None, recipes: bool = False) -> Result:
+def config(
+    section: str | None = None, *, model: str | None = None, models: bool = False,
+    recipes: bool = False,
+) -> Result:  # fmt: skip
     """List every setting with its default and what it means.
 
     --recipes lists what --recipe of train and prepare takes. A recipe of your own is a .toml file; with a line such as
@@ -187,12 +190,17 @@ def config(section: str | None = None, *, model: str | None = None, recipes: boo
     Args:
         section: Only names that begin so: train, model, prepare, ingest.
         model: Only the settings that this model reads.
+        models: List the models.
         recipes: List the recipes that come with the package.
     """
-    from largegt.config.describe import describe_settings, text_of
+    from largegt.config.models import model_specs
+    from largegt.config.overrides import describe_settings, text_of
     from largegt.config.recipes import recipe_about, recipes_by_dataset
     from largegt.config.schema import IngestConfig, describe_config
 
+    if models:
+        found = {spec.name: spec.about for spec in model_specs()}
+        return Result(found, [show.Table("Models", ("name", "what it is"), list(found.items()), left=("what it is",))])
     if recipes:
         heads = ("name", "what it is")
         tables = [

@@ -58,7 +58,7 @@ def train(
 
     Another model by its own recipe:  largegt train data/g --model graphsage --out runs/sage
 
-    `largegt config --recipes` lists all models with a line each. They look two hops far at most, so that they compare;
+    `largegt config --models` lists all models. They look two hops far at most, so that they compare;
     as its authors have it:  --model gat --original
 
     Args:

@@ -24,7 +24,7 @@ from largegt.io.remote import MANIFEST
 from largegt.preprocessing import prepared
 from largegt.preprocessing.cache_key import prepared_path
 from largegt.runtime.progress import Progress
-from largegt.training import checksums
+from largegt.training import run_checksums
 from largegt.training.run import Run
 from largegt.types import PathLike
 
@@ -105,13 +105,13 @@ class Verified:
                     self.read_folder(folder, _kind(folder))
 
     def read_run(self, path: Path) -> None:
-        own, config, analysis = path / checksums.FILE, path / "config.toml", path / "analysis.json"
+        own, config, analysis = path / run_checksums.FILE, path / "config.toml", path / "analysis.json"
         with self.blaming(own):
-            names = [name for name in checksums.noted(path) if (path / name).is_file()]
-            for name in (*names, *([checksums.FILE] if own.is_file() else [])):
+            names = [name for name in run_checksums.noted(path) if (path / name).is_file()]
+            for name in (*names, *([run_checksums.FILE] if own.is_file() else [])):
                 self.count((path / name).stat().st_size)
-            self.damaged += checksums.damages(path)
-            self.note(f"{path} has files without a checksum", checksums.unchecked(path))
+            self.damaged += run_checksums.damages(path)
+            self.note(f"{path} has files without a checksum", run_checksums.unchecked(path))
         if analysis.is_file():
             with self.blaming(analysis):
                 read_sealed(analysis, "largegt report makes it again")

@@ -6,7 +6,7 @@ classes are named, not imported: reading a configuration does not load torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from largegt.errors import ConfigError, nearest
 
-from .describe import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
+from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, setting_names, several
 
 Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
 """What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or
@@ -31,7 +31,7 @@ class ModelConfig(Settings):
     """The settings of a model. Each model has a subclass, with the settings that it reads."""
 
     name: str
-    """The model; `largegt train --help` lists them."""
+    """The model; `largegt config --models` lists them."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -285,6 +285,8 @@ class ModelSpec:
     """What a tuning searches beside the common settings: {"model.my_setting": "1,2,3"}."""
     new_nodes: bool = True
     """Whether it predicts nodes that are not in the store."""
+    about: str = ""
+    """One line for lists of models."""
 
     def load(self) -> Any:
         """The class."""
@@ -312,22 +314,34 @@ class ModelSpec:
 _BASELINES = "largegt.models.baselines"
 _GOAT, _LARGEGT = f"{_BASELINES}.goat:GOAT", "largegt.models.largegt.model:LargeGT"
 _MODELS = {spec.name: spec for spec in (
-    ModelSpec("largegt-full", _LARGEGT, LargeGTConfig, "LargeGT-full", ("local_nodes", "contexts", "positions")),
-    ModelSpec("largegt-local", _LARGEGT, LargeGTLocalConfig, "LargeGT-local", ("local_nodes", "contexts")),
-    ModelSpec("largegt-global", _LARGEGT, LargeGTGlobalConfig, "LargeGT-global", ("positions",)),
-    ModelSpec("mlp", f"{_BASELINES}.feature_models:MLP", MLPConfig, "MLP"),
+    ModelSpec("largegt-full", _LARGEGT, LargeGTConfig, "LargeGT-full", ("local_nodes", "contexts", "positions"),
+              about="LargeGT: a Transformer over local nodes, and attention to a codebook of the whole graph"),
+    ModelSpec("largegt-local", _LARGEGT, LargeGTLocalConfig, "LargeGT-local", ("local_nodes", "contexts"),
+              about="LargeGT without the codebook"),
+    ModelSpec("largegt-global", _LARGEGT, LargeGTGlobalConfig, "LargeGT-global", ("positions",),
+              about="LargeGT without local nodes"),
+    ModelSpec("mlp", f"{_BASELINES}.feature_models:MLP", MLPConfig, "MLP",
+              about="an MLP on the node's own features: no graph"),
     ModelSpec("sgc", f"{_BASELINES}.feature_models:SGC", SGCConfig, "SGC", ("contexts",),
-              {"tokens": {"separate_directions": False}}),
-    ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",)),
-    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", LINKXConfig, "LINKX", new_nodes=False),
-    ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",)),
-    ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",)),
-    ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",)),
+              {"tokens": {"separate_directions": False}}, about="a linear layer on features averaged over hops"),
+    ModelSpec("sign", f"{_BASELINES}.feature_models:SIGN", MLPConfig, "SIGN", ("contexts",),
+              about="an MLP on the averaged features of each hop"),
+    ModelSpec("linkx", f"{_BASELINES}.linkx:LINKX", LINKXConfig, "LINKX", new_nodes=False,
+              about="an MLP on a learned vector for each neighbour, and features"),
+    ModelSpec("graphsage", f"{_BASELINES}.graphsage:GraphSAGE", GraphSAGEConfig, "GraphSAGE", ("neighbors",),
+              about="means over sampled neighbours, layer by layer"),
+    ModelSpec("gat", f"{_BASELINES}.gat:GAT", GATConfig, "GAT", ("neighbors",),
+              about="attention to sampled neighbours, layer by layer"),
+    ModelSpec("gt-sparse", f"{_BASELINES}.gt_sparse:GTSparse", GTSparseConfig, "GT-sparse", ("neighbors",),
+              about="dot-product attention to sampled neighbours, layer by layer"),
     ModelSpec("nagphormer", f"{_BASELINES}.nagphormer:NAGphormer", NAGphormerConfig, "NAGphormer",
-              ("contexts", "positions")),
-    ModelSpec("goat-local", _GOAT, GOATLocalConfig, "GOAT-local", ("neighbors",)),
-    ModelSpec("goat-global", _GOAT, GOATGlobalConfig, "GOAT-global", ("positions",), new_nodes=False),
-    ModelSpec("goat-full", _GOAT, GOATConfig, "GOAT-full", ("neighbors", "positions")),
+              ("contexts", "positions"), about="a Transformer over the averaged features of each hop"),
+    ModelSpec("goat-local", _GOAT, GOATLocalConfig, "GOAT-local", ("neighbors",),
+              about="attention to a sampled neighbourhood"),
+    ModelSpec("goat-global", _GOAT, GOATGlobalConfig, "GOAT-global", ("positions",), new_nodes=False,
+              about="attention to a codebook of the whole graph"),
+    ModelSpec("goat-full", _GOAT, GOATConfig, "GOAT-full", ("neighbors", "positions"),
+              about="goat-local and goat-global, joined"),
 )}  # fmt: skip
 
 Model = TypeVar("Model", bound=type)
@@ -343,7 +357,7 @@ def register_model(
         settings: its settings, a subclass of `ModelConfig`: each field is `model.FIELD`.
         title: its name in tables; `name` when not given.
         inputs: what it reads beside the node's features: local_nodes, contexts, positions, neighbors.
-        more: other fields of `ModelSpec`: prepare, search, new_nodes.
+        more: other fields of `ModelSpec`: prepare, search, new_nodes, about.
 
     A package makes its models known by an entry point of the group `largegt.models` that names the module.
     """
@@ -413,6 +427,13 @@ def settings_read(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
         }
 
     return read(tree, "")
+
+
+def overrides_read(overrides: Iterable[str], name: str) -> list[str]:
+    """The `a.b=c` overrides, without settings that other models read and `name` does not."""
+    own = setting_names(model_spec(name).settings, "model.")
+    every = {setting for spec in model_specs() for setting in setting_names(spec.settings, "model.")}
+    return [one for one in overrides if one.partition("=")[0].strip() not in every.difference(own)]
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -13,11 +13,11 @@ from typing import Any
 from largegt.errors import ConfigError, first_line, nearest
 from largegt.types import PathLike
 
-from .describe import merged
 from .models import model_names, settings_read
+from .overrides import merged
 
 AUTO = "auto"
-"""The recipe that is made for a store when it is asked for (auto.py)."""
+"""The recipe that is made for a store when it is asked for (auto/choose.py)."""
 _OWN = "your own graph"
 
 

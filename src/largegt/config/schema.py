@@ -1,6 +1,6 @@
 """The settings: one frozen model per stage, and `Config` for a whole run. The line under a field is its help text.
 
-Enters: a recipe's name or file (recipe.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
+Enters: a recipe's name or file (recipes.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from largegt.errors import ConfigError
 from largegt.types import MISSING_MARKERS, Direction, Normalization, PathLike, TablePlace, Task
 
-from .describe import (
+from .models import (
+    LargeGTConfig,
+    LocalInputsConfig,
+    ModelConfig,
+    ModelSpec,
+    NodeLabelsConfig,
+    model_spec,
+    model_specs,
+    read_model,
+)
+from .overrides import (
     LARGEST_COUNT,
     LARGEST_WIDTH,
     Setting,
@@ -24,16 +34,6 @@ from .describe import (
     seconds,
     several,
     to_toml,
-)
-from .models import (
-    LargeGTConfig,
-    LocalInputsConfig,
-    ModelConfig,
-    ModelSpec,
-    NodeLabelsConfig,
-    model_spec,
-    model_specs,
-    read_model,
 )
 from .recipes import on_top, read_recipe
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import IngestConfig
 from largegt.errors import InputError
 from largegt.types import Array
@@ -31,7 +31,7 @@ from .nodes import Means, NodeIds, stated_count
 from .parts import Features, Source, TableFeatures
 from .sources import FileSource, column_options
 from .store import GraphStore
-from .tables import Table, is_table
+from .table_reading import Table, is_table, listed
 from .versions import column_names, lineage_arrays
 
 EDGE_ARRAYS = [f"{side}_{part}" for side in ("out", "in", "both") for part in ("indptr", "indices")]
@@ -286,5 +286,4 @@ def _wanted(store: GraphStore) -> str:
     """What features new nodes must have."""
     if store.columns is None:
         return f"give {store.num_features} numbers for each node"
-    names = store.columns.input_columns
-    return "give the columns " + ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")
+    return f"give the columns {listed(store.columns.input_columns, 8)}"

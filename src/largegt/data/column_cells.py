@@ -7,9 +7,10 @@ Cost: a few copies of the column's rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,12 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
+def trimmed(text: Any, markers: Any) -> Any:
+    """Text without blanks around it, null where it is a missing marker."""
+    cells = pc.utf8_trim_whitespace(text.cast(pa.large_string()))
+    return pc.if_else(pc.is_in(cells, value_set=markers), pa.scalar(None, pa.large_string()), cells)
+
+
 def plain(array: Any) -> Any:
     """The array in one piece, without extension types and dictionaries."""
     if isinstance(array, pa.ChunkedArray):
@@ -77,19 +84,30 @@ class Cells:
     def __len__(self) -> int:
         return len(self.array)
 
+    def parts(self, rows: int) -> Iterator[Cells]:
+        """Cells of text in pieces of so many rows, which are read together."""
+        (offsets, data, valid), (values, read) = self.buffers, self.numbers
+        for low in range(0, len(self), rows):
+            part, some = object.__new__(Cells), slice(low, low + rows)
+            part.array = part.text = self.text.slice(low, rows)
+            part.group, part._markers = self.group, self._markers
+            part.text_valid = part.filled = valid[some]
+            part.buffers, part.numbers = (offsets[low : low + rows + 1], data, valid[some]), (values[some], read[some])
+            yield part
+
     @cached_property
     def text(self) -> Any:
         """Trimmed text, null where a cell is missing; typed values as canonical text."""
         if self.group != "text":
             return _canonical(self.array)
-        trimmed = pc.utf8_trim_whitespace(self.array.cast(pa.large_string()))
-        return pc.if_else(pc.is_in(trimmed, value_set=self._markers), pa.scalar(None, pa.large_string()), trimmed)
+        return trimmed(self.array, self._markers)
 
     @cached_property
     def filled(self) -> Array:
         """Boolean [n]: the cell holds something, whether it can be read or not."""
-        cells = self.text if self.group == "text" else self.array
-        return ~np.asarray(pc.is_null(cells, nan_is_null=True).to_numpy(zero_copy_only=False))
+        if self.group == "text":
+            return self.text_valid
+        return ~np.asarray(pc.is_null(self.array, nan_is_null=True).to_numpy(zero_copy_only=False))
 
     @cached_property
     def buffers(self) -> tuple[Array, Array, Array]:
@@ -168,58 +186,14 @@ class Cells:
         return np.asarray(lengths, dtype=np.int64), np.where(read, values, np.nan)
 
 
-class _Part(Cells):
-    """Some rows of cells that are read together with others."""
-
-    def __init__(self, whole: Cells, low: int, high: int) -> None:
-        self._whole, self._rows = whole, slice(low, high)
-        self.array, self.group, self._markers = whole.array[low:high], whole.group, whole._markers
-
-    @cached_property
-    def text(self) -> Any:
-        return self._whole.text[self._rows]
-
-    @cached_property
-    def filled(self) -> Array:
-        return self._whole.filled[self._rows]
-
-    @cached_property
-    def text_valid(self) -> Array:
-        return self._whole.text_valid[self._rows]
-
-    @cached_property
-    def buffers(self) -> tuple[Array, Array, Array]:
-        places, data, _ = self._whole.buffers
-        return places[self._rows.start : self._rows.stop + 1], data, self.text_valid
-
-    @cached_property
-    def numbers(self) -> tuple[Array, Array]:
-        return self._between(self._whole.numbers)
-
-    @cached_property
-    def booleans(self) -> tuple[Array, Array]:
-        return self._between(self._whole.booleans)
-
-    @cached_property
-    def dates(self) -> tuple[Array, Array]:
-        return self._between(self._whole.dates)
-
-    def _between(self, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        return found[0][self._rows], found[1][self._rows]
-
-
-def cells_of(arrays: Sequence[Any], markers: Any) -> list[Cells]:
+def cells_of(arrays: Sequence[Any], markers: Any) -> Iterator[Cells]:
     """The cells of each column. Many short columns of text are read as one: a call takes longer than a few cells."""
-    found = [Cells(array, markers) for array in arrays]
-    if not found or len(found[0]) > _FEW_ROWS:
-        return found
-    texts = [place for place, cells in enumerate(found) if cells.group == "text"]
-    if len(texts) > 1:
-        whole = Cells(pa.concat_arrays([found[place].array.cast(pa.large_string()) for place in texts]), markers)
-        rows = len(found[0])
-        for at, place in enumerate(texts):
-            found[place] = _Part(whole, at * rows, (at + 1) * rows)
-    return found
+    short = [0 < len(array) <= _FEW_ROWS and pa.types.is_string(array.type) for array in arrays]
+    parts: Iterator[Cells] = iter(())
+    if any(short):
+        whole = pa.chunked_array(list(compress(arrays, short))).cast(pa.large_string())
+        parts = Cells(whole, markers).parts(len(arrays[0]))
+    return (next(parts) if is_short else Cells(array, markers) for array, is_short in zip(arrays, short, strict=True))
 
 
 def _frozen(array: Array) -> Array:

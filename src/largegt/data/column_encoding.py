@@ -152,13 +152,6 @@ class Column:
         }  # fmt: skip
         return f"{forms[self.kind]}, {self.width} wide" if self.width else f"ignored: {self.reason}"
 
-    def encode(self, cells: Cells, out: Array) -> Array:
-        """Fill out [rows, width]; boolean [rows]: the cell is missing. Out holds zeros at first."""
-        missing = _ENCODERS[self.kind](self, cells, out)
-        if self.has_indicator:
-            out[:, -1] = missing
-        return np.asarray(missing)
-
 
 def _encode_number(column: Column, cells: Cells, out: Array) -> Array:
     values, read = cells.numbers
@@ -349,15 +342,19 @@ _COLUMNS = TypeAdapter(Columns)
 
 
 def _encode(column: Column, cells: Cells, out: Array, at: tuple[str, int]) -> Array:
-    """`Column.encode` with one-line errors; `at` is the table and the row that the batch begins with."""
+    """Fill out [rows, width], which holds zeros; boolean [rows]: the cell is missing. `at` is the table and the row
+    that the batch begins with."""
     where = f"{at[0]}, column {shown(column.name)}"
     try:
-        return column.encode(cells, out)
+        missing = np.asarray(_ENCODERS[column.kind](column, cells, out))
     except _WrongVectorError as wrong:
         row, length = wrong.args
         raise wrong_vector(where, at[1] + row, length, column.dims) from None
     except (pa.ArrowException, UnicodeError) as error:
         raise InputError(f"{where} cannot be read: {first_line(error)}") from error
+    if column.has_indicator:
+        out[:, -1] = missing
+    return missing
 
 
 def wrong_vector(where: str, row: int, length: int, expected: int) -> InputError:

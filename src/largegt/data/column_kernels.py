@@ -185,19 +185,52 @@ def read_dates(offsets: Any, data: Any, valid: Any, good: Any, micros: Any) -> N
 
 
 @njit(nogil=True, cache=True)
-def add_in_order(values: Any, used: Any, state: Any) -> None:
-    """Add the used rows of values [n, d] to state [2, d]: sums and their rounding errors (Neumaier), row after row, so
-    that the sums have the same bits however rows are batched."""
+def _add(sums: Any, place: Any, value: Any) -> None:
+    """Add a value to sums[0, place], and its rounding error to sums[1, place] (Neumaier)."""
+    total = sums[0, place] + value
+    if abs(sums[0, place]) >= abs(value):
+        sums[1, place] += (sums[0, place] - total) + value
+    else:
+        sums[1, place] += (value - total) + sums[0, place]
+    sums[0, place] = total
+
+
+@njit(nogil=True, cache=True)
+def add_in_order(values: Any, used: Any, sums: Any) -> None:
+    """Add the used rows of values [n, d] to sums [2, d], row after row, so that the sums have the same bits however
+    rows are batched."""
     for i in range(len(values)):
         for j in range(values.shape[1]):
-            value = values[i, j]
-            if used[i] and np.isfinite(value):
-                total = state[0, j] + value
-                if abs(state[0, j]) >= abs(value):
-                    state[1, j] += (state[0, j] - total) + value
-                else:
-                    state[1, j] += (value - total) + state[0, j]
-                state[0, j] = total
+            if used[i] and np.isfinite(values[i, j]):
+                _add(sums, j, values[i, j])
+
+
+@njit(nogil=True, cache=True)
+def add_sizes(values: Any, used: Any, sums: Any) -> Any:
+    """Add the used numbers, their sizes and their squares to sums [2, 3], row after row; how many are not zero."""
+    nonzero = 0
+    for i in range(len(values)):
+        if used[i]:
+            _add(sums, 0, values[i])
+            _add(sums, 1, abs(values[i]))
+            _add(sums, 2, values[i] * values[i])
+            nonzero += values[i] != 0
+    return nonzero
+
+
+@njit(nogil=True, cache=True)
+def count_read(read: Any, filled: Any, used: Any) -> Any:
+    """(rows that are read, the first that is not or -1; filled ones that are not read, their first or -1; used ones)"""
+    good, first_missing, odd, first_odd, num_used = 0, -1, 0, -1, 0
+    for i in range(len(read)):
+        good += read[i]
+        num_used += used[i]
+        if not read[i]:
+            first_missing = i if first_missing < 0 else first_missing
+            if filled[i]:
+                odd += 1
+                first_odd = i if first_odd < 0 else first_odd
+    return good, first_missing, odd, first_odd, num_used
 
 
 @njit(nogil=True, cache=True)

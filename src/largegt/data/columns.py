@@ -35,8 +35,8 @@ from .column_encoding import (
     wrong_vector,
     years_and_days,
 )
-from .sql import identifier, literal
-from .tables import Table
+from .duckdb_connection import literal
+from .table_reading import Table
 from .text_model import embeddings, given_text_model, load_text_model
 
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
@@ -80,11 +80,11 @@ def fit_columns(
                 _update(scan, cells, first, where)
             first += batch.num_rows
     many = [scan for scan in scans if scan.needs_count()]
-    for scan, count in zip(many, _counted(table, [_distinct_sql(scan, options) for scan in many]), strict=True):
+    for scan, count in zip(many, _counted(table, [_distinct_sql(table, scan, options) for scan in many]), strict=True):
         scan.distinct = count
     large = [scan for scan in scans if scan.kind in ("number", "log") and scan.passes("number")]
     large = [scan for scan in large if scan.trials["number"].high > _EXACT]
-    merged = _counted(table, [sql for scan in large for sql in _float32_sql(scan)])
+    merged = _counted(table, [sql for scan in large for sql in _float32_sql(table, scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
     if not options.text_model:
@@ -117,9 +117,9 @@ def _counted(table: Table, expressions: list[str]) -> list[int]:
     return counts
 
 
-def _distinct_sql(scan: _Scan, options: ColumnOptions) -> str:
+def _distinct_sql(table: Table, scan: _Scan, options: ColumnOptions) -> str:
     """An aggregate: the different values that are not missing."""
-    name = identifier(scan.name)
+    name = table.sql(scan.name)
     if scan.group != "text":
         return f"count(DISTINCT {name})"
     text = f"trim({name}::VARCHAR, {literal(BLANKS)})"
@@ -127,9 +127,9 @@ def _distinct_sql(scan: _Scan, options: ColumnOptions) -> str:
     return f"count(DISTINCT {text}) FILTER ({text} NOT IN ({markers}))" if markers else f"count(DISTINCT {text})"
 
 
-def _float32_sql(scan: _Scan) -> tuple[str, str]:
+def _float32_sql(table: Table, scan: _Scan) -> tuple[str, str]:
     """Two aggregates: different whole numbers beyond 2^24, before and after they become float32."""
-    name = identifier(scan.name)
+    name = table.sql(scan.name)
     if scan.group == "text":
         name = f"replace(trim({name}::VARCHAR, {literal(BLANKS)}), ',', '')"
     whole = f"TRY_CAST({name} AS HUGEINT)"
@@ -146,7 +146,7 @@ def _find_frequent_words(table: Table, scans: list[_Scan], options: ColumnOption
     rows = rows[:: max(1, len(rows) // _WORD_ROWS)]
     markers, expressions = ", ".join(map(literal, ("", *options.missing_markers))), []
     for scan in scans:
-        text = f"trim({identifier(scan.name)}::VARCHAR, {literal(BLANKS)})"
+        text = f"trim({table.sql(scan.name)}::VARCHAR, {literal(BLANKS)})"
         lower = f"translate({text}, {literal(ascii_uppercase)}, {literal(ascii_lowercase)})"
         words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
         expressions.append((words, f"{text} NOT IN ({markers})"))
@@ -165,7 +165,7 @@ class _Rows:
         self.some_labelled = 0 < labelled < len(train)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Trial:
     """What a column is when it is read as one kind."""
 
@@ -212,8 +212,8 @@ class _Scan:
         self.is_read = self.given != "ignored" and self.group != "other"
         self.as_text = self.group == "text" or self.given in ("category", "text")
         own = (_trial_of(self.given),) if self.given in _PLURALS else ()
-        trials = own if self.given else _TRIALS[self.group]
-        self.trials: dict[str, _Trial] = {trial: _Trial() for trial in trials}
+        self.to_try: tuple[str, ...] = own if self.given else _TRIALS[self.group]
+        self.trials: dict[str, _Trial] = {}
         self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE if self.group == "text" else 1.0
         self.most = options.max_categories
         self.filled = self.words = self.addresses = self.num_merged = 0
@@ -238,7 +238,7 @@ class _Scan:
 
     def passes(self, kind: str) -> bool:
         trial = self.trials.get(kind)
-        return trial is not None and trial.good > 0 and trial.good >= (1 - self.tolerance) * (trial.good + trial.bad)
+        return trial is not None and 0 < trial.good >= (1 - self.tolerance) * (trial.good + trial.bad)
 
     def needs_count(self) -> bool:
         """Whether the number of different values matters and one pass could not tell."""
@@ -300,14 +300,15 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
             _update_vectors(scan, cells, first, where)
             return
         filled = cells.text_valid if scan.as_text else cells.filled
-        for kind, trial in list(scan.trials.items()):
+        for kind in scan.to_try:
+            trial = scan.trials.setdefault(kind, _Trial())
+            if trial.bad > scan.tolerance * len(scan.rows.train):
+                continue
             read = _update_trial(scan, trial, kind, cells, (first, train))
             if not scan.as_text:
                 filled = read[1]
                 _update_distinct(scan, pa.array(read[0]), filled, train)
-            if trial.bad > max(scan.tolerance, _TOLERANCE) * len(scan.rows.train):
-                del scan.trials[kind]
-            elif len(cells) == len(scan.rows.train) and scan.passes(kind):
+            if len(cells) == len(scan.rows.train) and scan.passes(kind):
                 break  # all rows are seen: no other kind comes into question
         if scan.as_text:
             scan.words += int(kernels.count_words(*cells.buffers))
@@ -325,37 +326,35 @@ def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple
     first, train = at
     values, read = getattr(cells, _PLURALS[kind])
     used = read & train
-    trial.good += int(read.sum())
-    odd = cells.filled & ~read
-    if odd.any() and not trial.bad:
-        row = int(np.flatnonzero(odd)[0])
-        trial.first_bad = f"{shown(cells.text[row])} in row {first + row}"
-    trial.bad += int(odd.sum())
-    if trial.first_missing < 0 and not read.all():
-        trial.first_missing = first + int(np.flatnonzero(~read)[0])
-    if not read.any():
-        return values, read
-    if kind == "date":
+    good, first_missing, bad, first_bad, num_used = kernels.count_read(read, cells.filled, used)
+    if bad and not trial.bad:
+        trial.first_bad = f"{shown(cells.text[first_bad])} in row {first + first_bad}"
+    if first_missing >= 0 and trial.first_missing < 0:
+        trial.first_missing = first + first_missing
+    trial.good += good
+    trial.bad += bad
+    if kind == "date" and good:
         trial.has_time = trial.has_time or bool((values[read] % MICROS_PER_DAY != 0).any())
-        if used.any():
+        if num_used:
             newest = int(values[used].max())
             trial.newest = max(trial.newest, newest) if trial.num_train else newest
         kernels.add_in_order(years_and_days(values), used, trial.sums)
-    else:
-        trial.high = max(trial.high, float(np.abs(values[read]).max()))
-        kernels.add_in_order(np.stack([values, np.abs(values), values * values], axis=1), used, trial.sums)
-        trial.num_nonzero += int(np.count_nonzero(values[used]))
-    trial.num_train += int(used.sum())
+    elif good:
+        trial.high = max(trial.high, float(np.abs(values).max()))
+        trial.num_nonzero += kernels.add_sizes(values, used, trial.sums)
+    trial.num_train += num_used
     return values, read
 
 
 def _update_distinct(scan: _Scan, values: Any, filled: Array, train: Array) -> None:
     """Grow the sets of different values, up to the most categories that are told apart."""
+    found: Any = None
     for name, rows in (("seen", filled), ("seen_in_training", filled & train)):
         known = getattr(scan, name)
         if known is None or not rows.any():
             continue
-        found = (values if rows.all() else values.filter(pa.array(rows))).unique()
+        if found is None or not train.all():
+            found = (values if rows.all() else values.filter(pa.array(rows))).unique()
         if name == "seen" and scan.group == "number":
             scan.maybe_id = scan.maybe_id and len(found) == int(rows.sum()) and pa.types.is_integer(scan.type)
         if len(found) <= scan.most:
@@ -441,11 +440,11 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
 def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str], where: str) -> int:
     """Complete the values and notes of a number, boolean or date; the first row that has none, or -1."""
     read_as = _trial_of(kind)
-    trial = scan.trials.get(read_as)
-    if trial is None or (scan.given and scan.filled and not scan.passes(read_as)):
+    trial = scan.trials.get(read_as, _Trial())
+    if scan.given and scan.filled and not scan.passes(read_as):
         raise InputError(
             f"{where}: most cells of column {shown(scan.name)} are no {_PLURALS[kind]}, yet its kind is given as {kind}"
-            f"{', first ' + trial.first_bad if trial and trial.first_bad else ''}: give another kind"
+            f"{', first ' + trial.first_bad if trial.first_bad else ''}: give another kind"
         )
     values["missing"] = len(scan.rows.train) - trial.good
     if trial.first_bad:

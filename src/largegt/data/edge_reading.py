@@ -25,13 +25,13 @@ from largegt.runtime.workers import Workers, new_token
 from largegt.types import Array
 
 from .csr import EdgeBuilder
+from .duckdb_connection import identifier, literal
 from .ids import id_at, id_sql, join_ids, missing_sql
 from .kernels import NO_WEIGHTS
 from .nodes import NodeIds
 from .pair_runs import EdgeKind, PairBuffer, Run, RunFolder
 from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_parts
-from .sql import identifier, literal
-from .tables import Table
+from .table_reading import Table
 
 _MISSING = -2
 """Stands for an end that has no id."""
@@ -194,7 +194,7 @@ def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> Tab
             raise
     found = Table(file)
     found.where = edges.where
-    found.stage(file, found.columns, table.memory, nodes.means.threads)
+    found.stage(file, found.columns, (), table.memory, nodes.means.threads)
     return replace(edges, table=found)
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from largegt.errors import InputError, first_line
 from largegt.types import Array
 
-from .sql import connection, identifier, literal, reading, streamed
+from .duckdb_connection import connection, identifier, literal, reading, streamed
 
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"
@@ -42,7 +42,7 @@ def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
         array = native(np.asarray(values))
         if array.dtype.kind in "iu" and array.dtype != np.uint64:
             return np.ascontiguousarray(array, dtype=np.int64)
-        values = _arrow(array, where)
+        values = as_arrow(array, where)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
@@ -118,6 +118,11 @@ def id_sql(name: str, kind: str, node_kind: str) -> str:
     return f"CAST({column} AS BIGINT)"
 
 
+def is_integer_sql(text: str) -> str:
+    """SQL for whether text is a canonical whole number of 64 bits."""
+    return f"(regexp_full_match({text}, '{CANONICAL}') AND TRY_CAST({text} AS BIGINT) IS NOT NULL)"
+
+
 def missing_sql(name: str, kind: str) -> str:
     """SQL for whether an id is missing."""
     column = identifier(name)
@@ -174,8 +179,8 @@ def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, 
     write_distinct(chunks, text, file, scratch, memory, threads)
     table = f"read_parquet({literal(file)})"
     with reading("the ids"), connection(memory, threads, scratch) as db:
-        integer = f"regexp_full_match(id, '{CANONICAL}') AND TRY_CAST(id AS BIGINT) IS NOT NULL"
-        [[cast]] = db.sql(f"SELECT coalesce(bool_and({integer}), false) FROM {table}").fetchall() if text else [[False]]
+        whole = f"coalesce(bool_and({is_integer_sql('id')}), false)"
+        [[cast]] = db.sql(f"SELECT {whole} FROM {table}").fetchall() if text else [[False]]
         ids = db.sql(f"SELECT {'CAST(id AS BIGINT)' if cast else 'id'} FROM {table} ORDER BY 1")
         for batch in ids.to_arrow_reader(_CHUNK_ROWS):
             yield as_ids(batch.column(0), "the ids")
@@ -202,13 +207,12 @@ def _numbered(
         yield db
 
 
-def _arrow(array: Array, where: str) -> Any:
-    """Arrow form of a NumPy array of text or Python objects."""
+def as_arrow(array: Array, where: str) -> Any:
+    """Arrow form of a NumPy array; NaN is null."""
     try:
-        if array.dtype.kind == "S":
-            array = array.astype(str)
-        values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
+        array = array.astype(str) if array.dtype.kind == "S" else native(array)
+        values = pa.array(array.tolist() if array.dtype.kind in "UO" else array, from_pandas=True)
         values.validate(full=True)  # NumPy's text may hold numbers that are no letters
         return values
     except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
-        raise InputError(f"{where}: cannot be read as one kind of value ({first_line(error)})") from None
+        raise InputError(f"{where} must be all numbers or all text ({first_line(error)})") from None

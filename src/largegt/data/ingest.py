@@ -35,7 +35,7 @@ from .ids import Ids, as_ids, id_at
 from .labels import Encoded
 from .nodes import Means, NodeIds, stated_count, take_nodes
 from .pair_runs import EdgeKind
-from .parts import DEFAULT_NAME, Features, Source, TableFeatures, chunk_rows
+from .parts import Features, Source, TableFeatures, chunk_rows
 from .sources import FileSource, column_options
 from .splits import SPLIT_CODES, given_split, made_split, split_by_group, split_by_time
 from .store import KIND, GraphStore
@@ -138,7 +138,7 @@ def _write(work: _Work) -> dict[str, Any]:
             edge_features["edge_features"]["columns"] = fitted.to_json()
     features_meta = _write_features(work, nodes, encoded, split)
     return {
-        "name": config.name or (source.name if source.name != DEFAULT_NAME else ""),
+        "name": config.name or source.name,
         "num_nodes": nodes.num_nodes,
         "num_edges": edges.num_edges,
         "directed": edges.directed,
@@ -297,7 +297,7 @@ def _column(features: Features, column: int) -> str:
 def _labels(source: Source, config: IngestConfig, nodes: NodeIds) -> Encoded:
     part = source.labels
     if part is None:
-        return label_encoding.no_labels(nodes.num_nodes)
+        return label_encoding.unlabelled(nodes.num_nodes, "multiclass", [])
     values = part.values
     rows = None
     if part.ids is not None:

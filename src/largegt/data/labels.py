@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from largegt.errors import ConfigError, InputError
 from largegt.types import Array, Task
 
-from .column_cells import is_text
+from .column_cells import is_text, trimmed
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 _DECIMAL = r"^[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
@@ -27,8 +27,10 @@ _DECIMAL = r"^[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
 def from_text(values: Any, markers: Sequence[str]) -> Any:
     """A column of text as what it holds: whole numbers, fractions, true and false, or text. Missing markers are null,
     and so are empty cells."""
-    text = without_markers(values, markers)
-    if not is_text(text.type) or text.null_count == len(text):
+    if not is_text(values.type):
+        return values
+    text = trimmed(values, pa.array([*markers, ""], pa.large_string()))
+    if text.null_count == len(text):
         return text
     if _all(pc.match_substring_regex(text, _WHOLE)):
         return text.cast(pa.int64())
@@ -38,15 +40,6 @@ def from_text(values: Any, markers: Sequence[str]) -> Any:
     if _all(pc.or_(pc.equal(lower, "true"), pc.equal(lower, "false"))):
         return pc.equal(lower, "true")
     return text
-
-
-def without_markers(values: Any, markers: Sequence[str]) -> Any:
-    """A column of text without blanks around it, null where a cell is empty or a missing marker; others as they are."""
-    if not is_text(values.type):
-        return values
-    text = pc.utf8_trim_whitespace(values)
-    missing = pc.is_in(text, value_set=pa.array([*markers, ""], text.type))
-    return pc.if_else(missing, pa.scalar(None, text.type), text)
 
 
 def _all(flags: Any) -> bool:
@@ -63,11 +56,6 @@ class Encoded:
     counts: list[int]
     """Nodes per class (positives per label for multi-label; empty for regression)."""
     num_labelled: int
-
-
-def no_labels(num_nodes: int) -> Encoded:
-    """A graph without labels: nothing can be trained on it, but it can be looked at and predicted for."""
-    return Encoded(np.full(num_nodes, -1, dtype=np.int32), "multiclass", [], [], 0)
 
 
 def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encoded:

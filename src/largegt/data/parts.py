@@ -20,8 +20,8 @@ from largegt.runtime.workers import Workers
 from largegt.types import Array
 
 from .columns import ColumnOptions, Columns, fit_columns
-from .ids import Ids, as_ids, as_text, text_buffers
-from .tables import Table, load_npy
+from .ids import Ids, as_ids, as_text, is_text, text_buffers
+from .table_reading import Table, load_npy
 from .weights import as_weights
 
 EDGE_CHUNK_ROWS = 1 << 20
@@ -32,7 +32,6 @@ _LEAST_CHUNK_ROWS, _CHUNK_SHARE = 1 << 14, 512
 """Edges of a chunk where memory is small, and bytes of memory for each otherwise: text takes about a fifth of it."""
 _LINE_BYTES = 24
 """Of a text file for an edge, roughly."""
-DEFAULT_NAME = "graph"
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class ArrayEdges:
 
     def __reduce__(self) -> Any:
         if self._files is None:
-            return _sliced, (self._columns(self._low, self._high), self._low, self.where, self._weights_between())
+            return _sliced, (self._columns(self._low, self._high), self.where, self._weights_between())
         return _reopened, (self._files, self._low, self._high)
 
     def _weights_between(self) -> tuple[Array, str] | None:
@@ -231,7 +230,7 @@ class ArrayEdges:
             yield EdgeChunk(as_ids(ends[0], self.where), as_ids(ends[1], self.where), weights, rows)
 
 
-def _sliced(ends: Array, low: int, where: str, weights: tuple[Array, str] | None) -> ArrayEdges:
+def _sliced(ends: Array, where: str, weights: tuple[Array, str] | None) -> ArrayEdges:
     return ArrayEdges([(ends, where)], weights)
 
 
@@ -280,11 +279,11 @@ class TableIds:
         return self._table.count()
 
     def chunks(self) -> Iterator[Ids]:
-        row = 0
-        for batch in self._table.id_batches([self._column]):
+        row, are_integers = 0, self._table.has_integers(self._column)
+        for batch in self._table.batches([self._column]):
             ids = as_ids(batch.column(0), f"{self.where}: column {self._column!r}", row)
             row += len(ids)
-            yield ids
+            yield np.asarray(ids.cast("int64")) if are_integers and is_text(ids) else ids
 
 
 def same_ids(ids: IdColumn, others: IdColumn) -> bool:

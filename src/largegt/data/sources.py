@@ -23,12 +23,12 @@ from largegt.types import Array
 
 from .column_cells import Cells
 from .columns import ColumnOptions, fit_columns
+from .duckdb_connection import reading
 from .files import expand, facts_of, file_kind
-from .ids import Ids, as_ids, join_ids, native
-from .labels import from_text, without_markers
+from .ids import Ids, as_arrow, join_ids
+from .labels import from_text
 from .limits import check_npz, checked_sparse
 from .parts import (
-    DEFAULT_NAME,
     ArrayEdges,
     ArrayIds,
     Edges,
@@ -44,8 +44,7 @@ from .parts import (
     same_ids,
 )
 from .splits import npz_splits, split_codes
-from .sql import reading
-from .tables import Table, is_table, load_npy
+from .table_reading import Table, is_table, listed, load_npy
 
 __all__ = ["FileSource", "Source", "arrays", "files", "pyg"]
 
@@ -64,7 +63,7 @@ def arrays(
     *,
     node_ids: Any = None,
     num_nodes: int | None = None,
-    name: str = DEFAULT_NAME,
+    name: str = "",
     weights: Any = None,
     edge_features: Any = None,
 ) -> Source:
@@ -98,7 +97,7 @@ def arrays(
 
 def pyg(
     data: Any,
-    name: str = DEFAULT_NAME,
+    name: str = "",
     split_index: int = 0,
     edge_weights: bool = True,
     edge_features: bool = True,
@@ -210,7 +209,7 @@ class _EdgeRoles:
         table, last = self.table, config.parallel_edges == "last"
         columns = [self.source, self.target, *([self.weight] if self.weight else []), *self.features]
         if self.features or last or not (table.is_local_parquet or (apart and table.is_in_files)):
-            table.stage(scratch / "edges.parquet", list(dict.fromkeys(columns)), memory, threads)
+            table.stage(scratch / "edges.parquet", columns, (), memory, threads)
             if last:
                 table.keep_last([self.source, self.target])
         else:
@@ -233,6 +232,8 @@ class FileSource:
         self._database = database
         self._tables: dict[str, Table] = {}
         self._wanted: dict[str, list[str]] = {}
+        self._chosen: dict[str, list[str]] = {}
+        """Columns of each table that are not features, and those that are."""
         self._paths: list[Any] = []
         self.features: Features | None = None
         self.labels: Callable[[Sequence[str]], Labels] | None = None
@@ -254,7 +255,7 @@ class FileSource:
         Parquet files stay where they are; with `apart`, all edges in files do, because workers read them in parts."""
         markers, edges = config.missing_markers, self.edges
         for name, table in self._tables.items():
-            table.stage(scratch / f"{name}.parquet", list(dict.fromkeys(self._wanted[name])), memory, threads)
+            table.stage(scratch / f"{name}.parquet", self._wanted[name], self._chosen.get(name, ()), memory, threads)
         return Source(
             name="",
             edges=edges.opened(scratch, config, memory, threads, apart),
@@ -323,7 +324,7 @@ class FileSource:
         unused = [name for name in table.columns if name not in (first, second, weight, *chosen)]
         if unused:
             self.notes.append(
-                f"{table.where}: {_some(unused)}: not used, as neither weight_column nor edge_feature_columns "
+                f"{table.where}: {listed(unused, 6)}: not used, as neither weight_column nor edge_feature_columns "
                 "names them"
             )
         self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
@@ -436,12 +437,11 @@ class FileSource:
     def _values_of(self, role: str, name: str, markers: Sequence[str]) -> Array:
         """A number per node: its time, or the number of its group."""
         table = self._tables["nodes"]
-        values = table.read([name])[name]
+        cells = Cells(table.read([name])[name], pa.array(["", *markers], pa.large_string()))
         if role == "group":
-            values = without_markers(values, markers).dictionary_encode()
-            codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            return np.where(codes < 0, len(values.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
-        cells = Cells(values, pa.array(["", *markers], pa.large_string()))
+            groups = cells.text.dictionary_encode()
+            codes = groups.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return np.where(codes < 0, len(groups.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
         for numbers, read in (cells.numbers, cells.dates):
             if np.array_equal(read, cells.filled):
                 return np.where(read, numbers, np.nan)
@@ -468,8 +468,8 @@ class FileSource:
         names = self._feature_columns
         chosen = table.matching(names, "features") if names else table.columns
         chosen = [column for column in chosen if column not in taken]
-        self.notes.append(f"{table.where}: features are {_some(chosen) or 'none'}")
-        self._wanted[name] += chosen
+        self.notes.append(f"{table.where}: features are {listed(chosen, 6) or 'none'}")
+        self._chosen[name] = chosen
         if chosen:
             self.features = TableFeatures(table, tuple(chosen))
 
@@ -519,13 +519,7 @@ def _facts(path: Any) -> Any:
 
 
 def _ids_of(table: Table, column: str | None) -> Ids | None:
-    if column is None:
-        return None
-    parts, row = [], 0
-    for batch in table.id_batches([column]):
-        parts.append(as_ids(batch.column(0), f"{table.where}: column {column!r}", row))
-        row += batch.num_rows
-    return join_ids(parts)
+    return None if column is None else join_ids(list(TableIds(table, column).chunks()))
 
 
 def _array_labels(array: Array, where: str) -> Labels:
@@ -537,13 +531,7 @@ def _array_labels(array: Array, where: str) -> Labels:
         return Labels(np.array(array, dtype=np.float32), where)
     if array.ndim != 1:
         raise InputError(f"{where} has shape {list(array.shape)}, labels are [N] or [N, c]")
-    try:
-        array = array.astype(str) if array.dtype.kind == "S" else native(array)
-        values = pa.array(array.tolist() if array.dtype.kind == "U" else array, from_pandas=True)
-        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
-    except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
-        raise InputError(f"{where}: labels must be all numbers or all text ({first_line(error)})") from None
-    return Labels(values, where)
+    return Labels(as_arrow(array, where), where)
 
 
 def _table_labels(table: Table, columns: list[str], id_column: str | None, markers: Sequence[str]) -> Labels:
@@ -587,11 +575,6 @@ def _checked_count(num_nodes: int | None) -> int | None:
     if num_nodes is not None and int(num_nodes) < 1:
         raise InputError(f"num_nodes is {num_nodes}: a graph needs at least one node")
     return None if num_nodes is None else int(num_nodes)
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of these names, and how many there are."""
-    return ", ".join(names[:6]) + (f", … ({len(names)} columns)" if len(names) > 6 else "")
 
 
 def _is_npy(name: str | Sequence[str]) -> bool:

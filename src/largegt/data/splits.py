@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from largegt.errors import ConfigError, InputError, nearest
 from largegt.types import Array, PathLike
 
-from .tables import load_npz
+from .table_reading import load_npz
 
 SPLIT_CODES = {"train": 1, "valid": 2, "test": 3}
 _NAMES = {

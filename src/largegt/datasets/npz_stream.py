@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from largegt.data import parts
+from largegt.data.duckdb_connection import reading
 from largegt.data.ids import as_ids
 from largegt.data.limits import check_member
-from largegt.data.sql import reading
 from largegt.errors import InputError
 from largegt.io.checksums import npy_header
 from largegt.types import Array, PathLike

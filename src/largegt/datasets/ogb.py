@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from largegt.data.duckdb_connection import reading
 from largegt.data.labels import from_text
 from largegt.data.parts import EdgeChunk, Labels, Source, Splits, TableEdges, chunk_rows
-from largegt.data.tables import Table
+from largegt.data.table_reading import Table
 from largegt.errors import InputError
 from largegt.io.checksums import fingerprint
 from largegt.types import MISSING_MARKERS, Array, PathLike
@@ -113,10 +114,10 @@ class CsvFeatures:
         self.num_rows: int | None = num_rows
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:
-        columns = self._table.columns
-        for batch in self._table.batches(columns, chunk_rows(self.width), skip, dict.fromkeys(columns, "DOUBLE")):
-            with np.errstate(over="ignore"):
-                yield np.stack([np.asarray(column, dtype=np.float32) for column in batch.columns], axis=1)
+        for batch in self._table.batches(self._table.columns, chunk_rows(self.width), skip):
+            with reading(self.where), np.errstate(over="ignore"):
+                block = np.stack([np.asarray(column.cast("double"), np.float32) for column in batch.columns], axis=1)
+            yield block
 
 
 def identity_of(folder: Path, files: tuple[str, ...]) -> str:

@@ -202,7 +202,7 @@ def source(name: str, root: PathLike) -> Source:
 
 def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
     """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
-    from largegt.config.describe import build
+    from largegt.config.overrides import build
     from largegt.config.schema import IngestConfig
 
     one = dataset(name)

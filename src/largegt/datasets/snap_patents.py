@@ -23,9 +23,9 @@ import pyarrow as pa
 import scipy.io
 import scipy.io.matlab
 
+from largegt.data.duckdb_connection import reading
 from largegt.data.parts import ArrayEdges, Labels, MatrixFeatures, Source, Splits
 from largegt.data.splits import npz_splits
-from largegt.data.sql import reading
 from largegt.errors import InputError
 from largegt.types import Array, PathLike
 

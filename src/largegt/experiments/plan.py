@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from largegt.config.describe import setting_names
-from largegt.config.models import model_spec
+from largegt.config.models import overrides_read
 from largegt.config.recipes import recipe_names
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
@@ -61,14 +60,13 @@ class Experiment:
 
     def config(self, model: str, original: bool = False, seed: int = 0, extra: Iterable[str] = ()) -> Config:
         """The settings of one run: the recipe of the model for this data, and the overrides."""
-        spec = model_spec(model)
         found = recipe_of(self.family, model, original)
         if found is None:
             form, of = "original form" if original else "recipe", f" for {self.family}" if self.family else ""
             raise ConfigError(f"{model} has no {form}{of}")
-        own = {f"model.{name}" for name in setting_names(spec.settings)}
-        read = [one for one in self.overrides if not one.startswith("model.") or one.partition("=")[0].strip() in own]
-        return Config.from_recipe(found[0], [*found[1], *read, *extra, f"train.seed={seed}"])
+        return Config.from_recipe(
+            found[0], [*found[1], *overrides_read(self.overrides, model), *extra, f"train.seed={seed}"]
+        )
 
     def run(
         self, model: str, seed: int, original: bool = False, extra: Iterable[str] = (), label: str = "",

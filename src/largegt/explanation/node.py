@@ -57,7 +57,8 @@ def explain(
     name = opened.config.model.name
     if not name.startswith("largegt-"):
         raise ConfigError(
-            f"{opened.path} is a {name}, and only what a LargeGT says can be explained: train with --model largegt"
+            f"{opened.path} is a {name}, and only predictions of LargeGT can be explained: train largegt-local, "
+            "-global or -full"
         )
     prediction = Predictor(opened, PredictOptions(
         ids=[node], all_probabilities=True, device=device, progress=progress, memory=memory,

@@ -87,7 +87,9 @@ class Embedding(Predictor):
         if self.layer not in LAYERS:
             raise ConfigError(f"layer {self.layer!r} is none of {', '.join(LAYERS)}{nearest(self.layer, LAYERS)}")
         if not name.startswith("largegt-"):
-            raise ConfigError(f"{path} is a {name}, and embeddings are those of LargeGT: train with --model largegt")
+            raise ConfigError(
+                f"{path} is a {name}, and only LargeGT has embeddings: train a model largegt-local, -global or -full"
+            )
         if self.layer != "output" and name not in ("largegt-full", f"largegt-{self.layer}"):
             raise ConfigError(f"{path} is a {name}, which has no {self.layer} layer: use --layer output")
 

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from largegt.config.describe import build
 from largegt.config.models import AnyLargeGTConfig
+from largegt.config.overrides import build
 from largegt.config.schema import IngestConfig, PrepareConfig
 from largegt.data import precision, sources
 from largegt.data.ingest import ingest
-from largegt.data.labels import Encoded, encode_as, labelled, no_labels
+from largegt.data.labels import Encoded, encode_as, labelled, unlabelled
 from largegt.data.sources import as_numpy
 from largegt.data.splits import SPLIT_CODES, given_split
 from largegt.data.store import GraphStore
@@ -246,7 +246,7 @@ def _labels_of(data: Any) -> tuple[Encoded, Array]:
     """data.y and the masks; whole numbers stay class numbers even where a class does not occur."""
     source = sources.pyg(data, edge_weights=False, edge_features=False)
     num_nodes = int(data.num_nodes)
-    encoded = no_labels(num_nodes) if source.labels is None else _encoded(source.labels.values)
+    encoded = unlabelled(num_nodes, "multiclass", []) if source.labels is None else _encoded(source.labels.values)
     if len(encoded.values) != num_nodes:
         raise InputError(f"y has {len(encoded.values)} entries, but the Data has {num_nodes} nodes")
     parts = {} if source.splits is None else source.splits.parts

@@ -23,7 +23,7 @@ from largegt.runtime.memory import rows_within
 from largegt.runtime.threads import run_chunks
 from largegt.types import Array
 
-from .sampling import kernels
+from . import kernels
 
 Load = Callable[[int, int, Array], None]
 """`load(first, last, out)` fills out [last - first, width] with rows first:last of X."""

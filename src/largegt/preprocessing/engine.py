@@ -13,16 +13,16 @@ import numpy as np
 
 from largegt.config.schema import LocalNodesConfig
 from largegt.data.store import GraphStore
+from largegt.preprocessing.sampling.remote_sampling import BUFFER_BYTES
 from largegt.runtime.memory import held_bytes, release_freed, rows_within
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import num_threads, run_ahead
 from largegt.types import Array, Direction
 
+from . import kernels
 from .blocks import Finish, Neighbors, NeighborSums, block_sums
-from .sampling import kernels
 from .sampling.local_nodes import sample
 from .sampling.neighbor_lists import NeighborLists
-from .sampling.remote import BUFFER_BYTES
 
 SEGMENT_NODES = 1 << 15
 """The maximal number of nodes sampled between two commits."""

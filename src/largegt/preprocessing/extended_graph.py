@@ -13,10 +13,10 @@ import numpy as np
 from largegt.data.pair_runs import offsets
 from largegt.data.precision import decode, encode_degrees
 from largegt.data.store import GraphStore
+from largegt.preprocessing.kernels import in_rows
 from largegt.types import OPPOSITE, Array, Direction
 
 from .blocks import as_index
-from .sampling.kernels import in_rows
 from .sampling.neighbor_lists import MappedCSR, NeighborLists, index_type
 
 

@@ -6,7 +6,7 @@ a copy of the others; some bytes per node.
 
 A row changes if its node is within a few hops of a node that is new or has new neighbours. In addition,
   local nodes       change if the sample depends on the number of nodes: for nodes without neighbours, and for those
-                    sampled by nodes (sampler.py)
+                    sampled by nodes (uniform.py)
   token rows        change with the features within reach, and all of them with the feature scale
   label histograms  all change with the labels or the split of old nodes, or with the scale of regression values
 Positional encodings depend on the whole graph and are recomputed; so are label counts around local nodes.
@@ -28,13 +28,13 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
+from largegt.preprocessing.sampling.uniform import BY_NODES, choose_method, num_hop2_slots
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors
 from .cache_key import directions_of
 from .engine import Engine
 from .label_features import TrainingLabels
-from .sampling.sampler import BY_NODES, choose_method, num_hop2_slots
 
 if TYPE_CHECKING:
     from .prepared import Prepared

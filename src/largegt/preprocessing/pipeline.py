@@ -25,7 +25,7 @@ from largegt.io import remote
 from largegt.io.array_folder import VERSIONS, ArrayFolder
 from largegt.io.array_writer import ArrayWriter, ExistsError
 from largegt.io.atomic import refuse_links_out, require_space
-from largegt.io.locks import remove_stale
+from largegt.io.locks import Lock, remove_stale
 from largegt.runtime.memory import memory_budget, rows_within
 from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
@@ -83,7 +83,7 @@ def prepare(
     store = engine.opened(store)
     path = prepared_path(store, resolved, version)
     refuse_links_out(store.path, path)
-    if (existing := _open_if_valid(path, engine, Prepared.open)) is not None:
+    if (existing := _open_if_valid(path, engine, wait, Prepared.open)) is not None:
         return existing
     store.check(*directions_read(resolved), features=True, progress=engine.show)
     num_nodes = store.num_nodes if resolved.local_nodes.target_nodes == "all" else int(np.count_nonzero(store.labelled))
@@ -96,20 +96,32 @@ def prepare(
     return prepared
 
 
-def _open_if_valid(path: Path, engine: Engine, open_folder: Callable[[Path], Opened]) -> Opened | None:
+def _open_if_valid(path: Path, engine: Engine, wait: bool, open_folder: Callable[[Path], Opened]) -> Opened | None:
     """Open the folder; None if it does not exist or is damaged. A damaged folder is removed."""
-    remote.refresh(path)
     try:
-        found = open_folder(path)
-        found.check(progress=engine.show)
+        found = _open_checked(path, engine, open_folder)
         remove_stale(path)
         return found
     except InputError:
         return None
-    except FormatError as error:
-        warnings.warn(f"{path} is made again: {error}", stacklevel=3)
-        remote.remove_folder(path)
-        return None
+    except FormatError:
+        pass
+    with Lock(path, wait=wait):  # a folder during a commit of another process has no manifest, which is not damage
+        try:
+            return _open_checked(path, engine, open_folder)
+        except InputError:
+            return None
+        except FormatError as error:
+            warnings.warn(f"{path} is made again: {error}", stacklevel=3)
+            remote.remove_folder(path)
+            return None
+
+
+def _open_checked(path: Path, engine: Engine, open_folder: Callable[[Path], Opened]) -> Opened:
+    remote.refresh(path)
+    found = open_folder(path)
+    found.check(progress=engine.show)
+    return found
 
 
 @dataclass(frozen=True)
@@ -152,7 +164,7 @@ class _Preparation:
     def _open_or_write(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
         """Open the folder at `path`; `write` fills it if it is missing or damaged."""
         refuse_links_out(self.store.path, path)
-        while (found := _open_if_valid(path, self.engine, lambda path: ArrayFolder(path, kind))) is None:
+        while (found := _open_if_valid(path, self.engine, self.wait, lambda path: ArrayFolder(path, kind))) is None:
             try:
                 with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
                     write(self, writer)

@@ -29,10 +29,10 @@ from largegt.runtime.progress import Progress, silent
 from largegt.runtime.threads import run_chunks
 from largegt.types import Array, Direction
 
+from . import kernels
 from .blocks import Load, Neighbors, NeighborSums, as_index, degrees_of
 from .engine import Engine
 from .laplacian import laplacian, laplacian_bytes
-from .sampling import kernels
 
 if TYPE_CHECKING:
     import torch

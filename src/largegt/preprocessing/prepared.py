@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from largegt.config.describe import build, setting_names
 from largegt.config.models import LocalInputsConfig, ModelConfig, ModelSpec, NodeLabelsConfig
+from largegt.config.overrides import build, setting_names
 from largegt.config.schema import PrepareConfig, ResolvedPrepareConfig
 from largegt.data.splits import SPLIT_CODES
 from largegt.data.store import GraphStore

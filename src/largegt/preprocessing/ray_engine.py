@@ -33,9 +33,9 @@ from largegt.runtime.memory import format_bytes
 from largegt.runtime.progress import Progress
 from largegt.types import OPPOSITE, Array, Direction
 
+from . import kernels
 from .blocks import Finish, Neighbors, NeighborSums, block_sums, node_array
 from .engine import MIN_TASK_NODES, Engine
-from .sampling import kernels
 from .sampling.local_nodes import refuse_weights
 from .sampling.neighbor_lists import MappedCSR, NeighborLists
 

@@ -29,10 +29,10 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.runtime.progress import Progress
 from largegt.runtime.text import quoted
-from largegt.training.checksums import check_file
 from largegt.training.evaluate import Scorer
 from largegt.training.metrics import Scores
 from largegt.training.run import Run
+from largegt.training.run_checksums import check_file
 from largegt.types import Array, PathLike
 
 from . import tallies

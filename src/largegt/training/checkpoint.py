@@ -18,8 +18,8 @@ from largegt.errors import FormatError, disk_errors, first_line
 from largegt.io.atomic import require_space
 from largegt.models.base import NodeModel
 
-from .checksums import check_file
 from .ema import WeightAverage
+from .run_checksums import check_file
 from .setup import Accelerator, make_optimizer
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from largegt.config.describe import build
+from largegt.config.overrides import build
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, LargeGTError, first_line

@@ -5,7 +5,7 @@ metrics.jsonl       a line per epoch; metrics.csv the same for spreadsheets; ten
 metrics.json        the final scores, at the epoch that was best on validation
 model.safetensors   the weights of that epoch
 checkpoints/        what --resume goes on from
-checksums.json      what each of these is, so that a damaged one is found (checksums.py)
+checksums.json      what each of these is, so that a damaged one is found (run_checksums.py)
 analysis.json       what `largegt report` found out about these weights, once it has
 """
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largegt.config.describe import build, to_toml
 from largegt.config.models import UnknownModelError
+from largegt.config.overrides import build, to_toml
 from largegt.config.schema import Config, TrainConfig
 from largegt.data.store import GraphStore
 from largegt.data.versions import earlier_state, is_branch, register
@@ -33,9 +33,9 @@ from largegt.runtime.progress import Progress
 from largegt.runtime.text import quoted
 from largegt.types import PathLike
 
-from .checksums import check_file, replacing
 from .log import EpochEntry, FinalEntry, parse_metrics
 from .metrics import TaskHead
+from .run_checksums import check_file, replacing
 from .setup import build_model
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from largegt.config.describe import seconds
+from largegt.config.overrides import seconds
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError, disk_errors
@@ -45,13 +45,13 @@ from largegt.types import Array, PathLike
 
 from .batches import EpochBatches, check_consistency
 from .checkpoint import Progress, State, load_checkpoint, require_room, save_checkpoint
-from .checksums import FILE as CHECKSUMS
-from .checksums import replacing
 from .evaluate import Scorer, nodes_at_once
 from .log import RunLog, check_wandb, write_history
 from .metrics import TaskHead
 from .nan_check import about_steps, likely_cause
 from .run import Run, store_to_train_on
+from .run_checksums import FILE as CHECKSUMS
+from .run_checksums import replacing
 from .setup import (
     Accelerator,
     Loader,

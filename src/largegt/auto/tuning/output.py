@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from largegt.config.describe import to_toml
+from largegt.config.overrides import to_toml
 from largegt.config.schema import Config
 from largegt.io.atomic import write_text_atomically
 from largegt.pages.charts import Axis, Bar, Line, dot_key, legend, line_chart

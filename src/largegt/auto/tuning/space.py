@@ -18,8 +18,8 @@ from typing import Any, get_args
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from largegt.config.describe import setting_names, text_of
 from largegt.config.models import ModelSpec
+from largegt.config.overrides import setting_names, text_of
 from largegt.config.schema import Config
 from largegt.errors import ConfigError
 from largegt.types import PathLike, Task

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from largegt.auto.choose import config_for
-from largegt.config.describe import seconds
+from largegt.config.overrides import seconds
 from largegt.config.recipes import recipe_for
 from largegt.config.schema import Config
 from largegt.data.store import GraphStore

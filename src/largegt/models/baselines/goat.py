@@ -143,16 +143,15 @@ class GOAT(NodeModel):
 
     def __init__(self, shape: DataShape, config: GOATLocalConfig | GOATGlobalConfig) -> None:
         super().__init__()
-        if isinstance(config, GOATLocalConfig):
-            self.fanouts = config.fanouts
-        else:
-            self.reads = "tokens"
         self.local_module: NeighborhoodAttention | None = None
         self.global_module: GlobalModule | None = None
         width, joined = config.hidden_dim, 0
         if isinstance(config, GOATLocalConfig):
+            self.fanouts = config.fanouts
             self.local_module = NeighborhoodAttention(shape.num_features, config)
             joined += self.local_module.out_width
+        else:
+            self.reads = "tokens"
         if isinstance(config, GOATGlobalConfig):
             make = GOATGlobalModule if config.codebook.variant == "goat" else GlobalModule
             self.global_module = make(shape.num_features, shape.num_positions, shape.num_nodes, config)

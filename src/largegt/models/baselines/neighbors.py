@@ -23,7 +23,7 @@ from torch import Tensor
 
 from largegt.data.pair_runs import index_dtype
 from largegt.errors import ConfigError
-from largegt.preprocessing.sampling.kernels import FOR_NEIGHBORS, start_stream
+from largegt.preprocessing.kernels import FOR_NEIGHBORS, start_stream
 from largegt.runtime.threads import num_threads, run_ranges
 from largegt.types import Array
 

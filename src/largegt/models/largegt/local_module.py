@@ -40,8 +40,6 @@ class LocalModule(nn.Module):
         )  # fmt: skip
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, 1, bias=False)
-        if config.init == "normal":
-            self.apply(normal_init)
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
         """H_local [b, d] of embedded tokens; `bias_bt` is added to every score of a token, -inf leaves it out."""

@@ -84,10 +84,10 @@ class LargeGT(NodeModel):
         self.global_module: GlobalModule | None = None
         width, num_labels = config.hidden_dim, num_label_columns(task, num_outputs)
         if isinstance(config, LargeGTLocalConfig):
-            self.local_module = LocalModule(config)
             self.inputs = InputEncoder(num_features, width, hops, config, num_labels, config.input_dropout)
+            self.local_module = LocalModule(config)
             if config.init == "normal":
-                self.inputs.apply(normal_init)
+                nn.ModuleList([self.inputs, self.local_module]).apply(normal_init)
             self.reads_labels, self.local_node_dropout = config.label_embeddings, config.local_node_dropout
         else:
             self.num_local_nodes = 1

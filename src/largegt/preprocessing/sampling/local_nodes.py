@@ -1,7 +1,7 @@
 """LocalNodes (the paper's Algorithm 1): K local nodes for each node, from its one- and two-hop neighbourhood.
 
 Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists, and the nodes to sample for. Leaves: int32
-[n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (sampler.py).
+[n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (uniform.py).
 
 The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted`, sampling is proportional to
 edge weights (weighted.py). It is a function of (seed, epoch, node).
@@ -22,9 +22,9 @@ from largegt.runtime.progress import Progress
 from largegt.runtime.threads import run_chunks
 from largegt.types import OPPOSITE, Array, Direction
 
-from . import sampler
+from . import uniform
 from .neighbor_lists import NeighborLists
-from .remote import BUFFER_BYTES, remote_rows
+from .remote_sampling import BUFFER_BYTES, remote_rows
 from .weighted import weighted_rows
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def local_nodes(
         chunk = _REMOTE_CHUNK_NODES
     else:
         graph = _as_graph(graph, direction, num_nodes)
-        kernel: Any = weighted_rows if weighted else sampler.local_nodes_rows
+        kernel: Any = weighted_rows if weighted else uniform.local_nodes_rows
         lists = weighted_csr(graph, direction) if weighted else csr_and_reverse(graph, direction)
     size = graph.num_nodes
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
@@ -85,9 +85,9 @@ def local_nodes(
     def fill(start: int, stop: int) -> None:
         some, out = wanted[start:stop], rows[start:stop]
         if isinstance(graph, NeighborLists):
-            remote_rows(graph, some, hop1_slots, sampler.ANY_METHOD, seed, epoch, out, buffer_bytes)
+            remote_rows(graph, some, hop1_slots, uniform.ANY_METHOD, seed, epoch, out, buffer_bytes)
         else:
-            kernel(*lists, some, hop1_slots, sampler.ANY_METHOD, seed, epoch, out)
+            kernel(*lists, some, hop1_slots, uniform.ANY_METHOD, seed, epoch, out)
 
     if k > 1:
         run_chunks(fill, len(wanted), chunk, threads, progress, "local nodes")
@@ -112,7 +112,7 @@ def sample(
     def mark(start: int, stop: int) -> None:
         some = slice(start, stop)
         for indptr, indices, owners in _neighbor_csrs(graph, nodes[some], settings.direction):
-            sampler.mark_one_hop(indptr, indices, owners, rows[some], is_neighbor[some])
+            uniform.mark_one_hop(indptr, indices, owners, rows[some], is_neighbor[some])
 
     if settings.k > 1:
         chunk = _REMOTE_CHUNK_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES

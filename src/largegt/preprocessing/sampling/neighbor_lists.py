@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from largegt.data.pair_runs import index_dtype
+from largegt.preprocessing import kernels
 from largegt.types import Array, Direction
-
-from . import kernels
 
 if TYPE_CHECKING:
     from largegt.data.store import GraphStore

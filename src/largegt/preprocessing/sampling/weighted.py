@@ -28,9 +28,9 @@ import numpy as np
 from numba import njit
 
 from largegt.data.kernels import SUM_BLOCK
+from largegt.preprocessing.kernels import FOR_LOCAL_NODES, random_unit, start_stream
 
-from .kernels import FOR_LOCAL_NODES, random_unit, start_stream
-from .sampler import (
+from .uniform import (
     FILTER_BITS,
     clear_filter,
     fill_filter,
