@@ -175,6 +175,7 @@ def test_killed_at_any_commit(graph: Any, tmp_path: Path, tinier: pytest.MonkeyP
 # what cannot be
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "said"),
     [(-1.5, "-1.5"), (0.0, "is '?0"), (np.nan, "is missing"), (np.inf, "is '?inf"), (1e-60, "1e-60"), (1e60, "1e.?60")],

@@ -127,6 +127,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("options", "config", "with_nodes"),

@@ -207,3 +207,11 @@ def test_row_groups_of_vectors_are_short(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(rows), "v": vectors}), tmp_path / "n.parquet")
     Table(tmp_path / "n.parquet").stage(tmp_path / "staged.parquet", ["id"], ["v"], 1 << 28, 1)
     assert pq.read_metadata(tmp_path / "staged.parquet").num_row_groups > 1
+
+
+def test_one_source_makes_several_stores(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n2,3\n")
+    (tmp_path / "n.csv").write_text("id,x\n1,2\n2,3\n3,1\n")
+    source = sources.files(tmp_path / "e.csv", nodes=tmp_path / "n.csv")
+    first, again = (ingest(source, tmp_path / name) for name in ("g", "h"))
+    assert first.fingerprint == again.fingerprint

@@ -129,6 +129,7 @@ def test_store_gives_back_the_split(tmp_path: Path, six: Any) -> None:
     assert [len(made.splits[name]) for name in SPLIT_CODES] == [80, 10, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_split_by_time(tmp_path: Path, form: str) -> None:
     """From the oldest to the newest; dates of a CSV may be written in several ways, and a missing one is in no part."""

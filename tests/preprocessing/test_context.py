@@ -194,6 +194,7 @@ def test_degrees_that_are_all_the_same_are_zero_when_standardized(make_store: An
         assert np.abs(found[:, :, 4:]).max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hops", [0, 1, 3, 4])
 @pytest.mark.parametrize("memory", [1 << 30, 300])
 @pytest.mark.parametrize("nodes", [[7], [0, 3, 39], list(range(0, 40, 2))])

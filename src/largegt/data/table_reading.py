@@ -183,8 +183,8 @@ class Table:
     # reading
 
     def limit(self, memory: int, threads: int) -> None:
-        """Set what reading may use."""
-        self.memory, self._threads = memory, threads
+        """Set what reading may use, of the user's own table."""
+        self.memory, self._threads, self._staged = memory, threads, None
 
     def stage(self, file: Path, keys: Sequence[str], features: Sequence[str], memory: int, threads: int) -> None:
         """Copy these columns into the Parquet file `file`, unless an earlier run did, and read them from there."""

@@ -127,6 +127,7 @@ def test_a_step_changes_the_assignment_of_its_own_nodes_alone() -> None:
     assert (book.assignment[nodes] >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead_code_threshold", [0.0, 0.05])
 def test_unused_centroids_do_not_explode(dead_code_threshold: float) -> None:
     """4,096 centroids, batches of 64: almost none is used in a step, and all of them stay among the data."""
