@@ -48,10 +48,10 @@ def memory_budget(memory: str | int | None, least: int = MIN_LIMIT_BYTES) -> int
     `least` is the smallest limit that the stage supports."""
     if memory is None:
         return max(_MIN_BUDGET_BYTES, int(DEFAULT_FRACTION * available_bytes()))
-    asked = parse_bytes(memory)
-    if asked < max(least, MIN_LIMIT_BYTES):
+    requested = parse_bytes(memory)
+    if requested < max(least, MIN_LIMIT_BYTES):
         raise ConfigError(f"memory is {memory}: it must be at least {format_bytes(max(least, MIN_LIMIT_BYTES))}")
-    return max(_MIN_BUDGET_BYTES, asked - held_bytes())
+    return max(_MIN_BUDGET_BYTES, requested - held_bytes())
 
 
 def check_address_space() -> None:

@@ -196,7 +196,7 @@ def test_the_public_function_takes_lists(make_store: Any, direction: Any) -> Non
 
 def test_a_node_out_of_range_is_refused(make_store: Any) -> None:
     lists = MappedCSR.of_store(make_store(SIX_NODES, 6), "both")
-    with pytest.raises(InputError, match="node 6 asked for, but nodes go from 0 to 5"):
+    with pytest.raises(InputError, match="node 6 does not exist: nodes go from 0 to 5"):
         lg.local_nodes(lists, [2, 6])
 
 

@@ -78,7 +78,7 @@ def local_nodes(
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= size)
     if outside.any():
-        raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {size - 1}")
+        raise InputError(f"node {int(wanted[outside][0])} does not exist: nodes go from 0 to {size - 1}")
     rows = np.empty((len(wanted), k), dtype=index_dtype(size))
     rows[:, 0] = wanted
 

@@ -131,9 +131,9 @@ class _Batch:
                 lists = self.lists.reverse.neighbors(distinct[first:last][use_list[first:last]])
                 place: Array = rank[row[mine]] - rank[first]
                 has_path[mine] = _share_elements(starts[mine], before[mine], self.neighbors, place, *lists)
-        asked = np.flatnonzero(~use_list[row] & (before > 0))
-        for first, last in split_by_size(before[asked] * _PROBE_BYTES, self.part_bytes):
-            some = asked[first:last]
+        probed = np.flatnonzero(~use_list[row] & (before > 0))
+        for first, last in split_by_size(before[probed] * _PROBE_BYTES, self.part_bytes):
+            some = probed[first:last]
             ends = np.cumsum(before[some])
             neighbor_index = np.arange(ends[-1]) - np.repeat(ends - before[some] - starts[some], before[some])
             has_edge = self.lists.has(self.neighbors[neighbor_index], np.repeat(drawn[some], before[some]))
