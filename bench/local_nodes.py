@@ -24,7 +24,7 @@ import scipy.sparse as sp
 
 from largegt.datasets.synthetic import generate
 from largegt.preprocessing.sampling import uniform
-from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
+from largegt.preprocessing.sampling.local_nodes import csr_and_reverse, local_nodes
 from largegt.runtime.threads import num_threads, run_chunks
 
 
@@ -61,7 +61,7 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return best
 
 
-def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = uniform.ANY_WAY) -> float:
+def ours(csr: tuple[np.ndarray, ...], nodes: np.ndarray, k: int, way: int = uniform.ANY_METHOD) -> float:
     """Seconds per node on one core."""
     rows = np.empty((len(nodes), k), np.int32)
     uniform.local_nodes_rows(*csr, nodes[:2], -1, way, 0, 0, rows[:2])
@@ -109,7 +109,7 @@ def compare(size: int, picture: Path) -> None:
         graph = power_law(num_nodes, degree)
         graph.setdiag(False)
         graph.eliminate_zeros()
-        csr = both_ways(graph, "both")
+        csr = csr_and_reverse(graph, "both")
         nodes = np.random.default_rng(1).permutation(num_nodes)[:5000]
         mine, listing = ours(csr, nodes, k), ours(csr, nodes, k, uniform.BY_LISTING)
         plain, nnz = by_scipy(graph, nodes, k) if num_nodes < size else (float("nan"), 0)
@@ -121,13 +121,13 @@ def compare(size: int, picture: Path) -> None:
     times = []
     graph = power_law(size, 50, exponent=2.5)
     for factor in (1.0, 10.0):
-        csr = both_ways(with_larger_hubs(graph, factor), "both")
+        csr = csr_and_reverse(with_larger_hubs(graph, factor), "both")
         times.append(elapsed_s := size * ours(csr, np.arange(size), 100))
         print(f"  largest degree {np.diff(csr[0]).max():>7,}: {elapsed_s:.1f} s")
     print(f"  ratio {times[1] / times[0]:.2f}")
 
     graph = power_law(size, 50)
-    csr = both_ways(graph, "both")
+    csr = csr_and_reverse(graph, "both")
     rows = np.empty((size, 100), np.int32)
     there = csr[0].nbytes + csr[1].nbytes + rows.nbytes
     extra = extra_bytes(csr, np.arange(size), rows)
@@ -151,7 +151,7 @@ def draw(csr: tuple[np.ndarray, ...], picture: Path) -> None:
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     edges = np.geomspace(500, paths.max(), 12)
-    ways = {"chosen": uniform.ANY_WAY, "by paths": uniform.BY_PATHS, "by nodes": uniform.BY_NODES,
+    ways = {"chosen": uniform.ANY_METHOD, "by paths": uniform.BY_PATHS, "by nodes": uniform.BY_NODES,
             "by listing": uniform.BY_LISTING}  # fmt: skip
     for name, way in ways.items():
         points = []
@@ -203,7 +203,7 @@ def products(scale: float) -> None:
     """A synthetic graph like ogbn-products (2.45M nodes, 61.9M undirected edges, heavy tail); all nodes, K=100."""
     with tempfile.TemporaryDirectory() as folder:
         store = generate("ogbn-products", f"{folder}/g", scale)
-        csr = tuple(np.array(part) for part in both_ways(store, "both"))
+        csr = tuple(np.array(part) for part in csr_and_reverse(store, "both"))
     degree = np.diff(csr[0])
     print(f"{len(degree):,} nodes, {len(csr[1]) // 2:,} undirected edges, largest degree {degree.max():,}")
     nodes, rows = np.arange(len(degree)), np.empty((len(degree), 100), np.int32)

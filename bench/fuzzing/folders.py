@@ -259,6 +259,6 @@ def _read_prepared(folder: Path) -> None:
     prepared = Prepared.open(folder)
     for part in ("nodes", "local_rows", "tokens", "positions", "token_nodes", "k", "hops", "num_features", "meta"):
         getattr(prepared, part)
-    prepared.as_of  # noqa: B018
+    prepared.version  # noqa: B018
     prepared.rows_of(np.arange(5))
     prepared.split_rows("train")

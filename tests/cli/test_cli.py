@@ -610,7 +610,7 @@ def test_memory_that_is_none(lg: Cli, store: Path, tmp_path: Path, verb: str) ->
         "train": [store, "--out", tmp_path / "r", "--set", "prepare.local_nodes.k=9"],
         "generate": ["--like", "ogbn-products", "--scale", 0.0001, "--out", tmp_path / "s"],
     }
-    refused(lg(verb, *arguments[verb], "--memory-limit", "plenty"), "'plenty' is no size: write 4GiB")
+    refused(lg(verb, *arguments[verb], "--memory-limit", "plenty"), "'plenty' is not a size: write 4GiB")
     refused(lg(verb, *arguments[verb], "--memory-limit", "4kb"), "at least 256.0 MiB")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
 

@@ -119,7 +119,7 @@ class Said:
                 neighbor_label_histogram=torch.from_numpy(np.array(self.prepared.neighbor_label_histogram[at : at + 1]))
                 .flatten(1)
                 .double(),
-                local_labels=self.labels.seen_from(torch.tensor([rows])),
+                local_labels=self.labels.labels_for(torch.tensor([rows])),
                 **self.surroundings(node, at, rows),
             )
             every.append(self.model(batch).logits[0].softmax(dim=0).numpy())

@@ -64,10 +64,10 @@ def test_a_result_is_kept_until_torch_changes(use_probe: UseProbe, monkeypatch: 
     assert calls.read_text() == "xx", "another ability"
     for change in (("ONEDNN_MAX_CPU_ISA", "AVX2"), ("CXX", "/none")):
         monkeypatch.setenv(*change)
-        assert hardware.known("bfloat16_cpu") is None
+        assert hardware.cached_ability("bfloat16_cpu") is None
     monkeypatch.undo()
     use_probe(WORKS)
-    assert hardware.known("bfloat16_cpu") is not None
+    assert hardware.cached_ability("bfloat16_cpu") is not None
     monkeypatch.setattr(torch, "__version__", "99.0")
     hardware.ability.cache_clear()
     assert hardware.ability("bfloat16_cpu").works
@@ -81,9 +81,9 @@ def test_a_damaged_cache_is_ignored(content: bytes, use_probe: UseProbe) -> None
     file.parent.mkdir()
     file.write_bytes(content)
     assert hardware.ability("bfloat16_cpu").works
-    assert hardware.known("bfloat16_cpu") == Ability(True, "", 0.5)
+    assert hardware.cached_ability("bfloat16_cpu") == Ability(True, "", 0.5)
     file.write_text(json.dumps({key: {"works": "no"} for key in json.loads(file.read_text())}))
-    assert hardware.known("bfloat16_cpu") is None
+    assert hardware.cached_ability("bfloat16_cpu") is None
 
 
 def test_a_cache_folder_that_takes_nothing_does_no_harm(
@@ -93,14 +93,14 @@ def test_a_cache_folder_that_takes_nothing_does_no_harm(
     (tmp_path / "file").touch()
     monkeypatch.setenv("LARGEGT_CACHE", str(tmp_path / "file" / "cache"))
     assert hardware.ability("bfloat16_cpu").works
-    assert hardware.known("bfloat16_cpu") is None
+    assert hardware.cached_ability("bfloat16_cpu") is None
 
 
 def test_what_could_not_be_tried_is_used_and_not_kept(use_probe: UseProbe) -> None:
     use_probe("""print('{"works": null, "reason": "the GPU is busy"}')""")
     with logged(None):
         assert hardware.usable("bfloat16_cpu", "something else is done")
-    assert hardware.known("bfloat16_cpu") is None
+    assert hardware.cached_ability("bfloat16_cpu") is None
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_no_probe_is_started_where_nothing_needs_one(use_probe: UseProbe) -> Non
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("memory can be pinned here")
-    monkeypatch.setattr(cuda_streams, "_pins", True)
+    monkeypatch.setattr(cuda_streams, "_can_pin", True)
     with logged("since no memory is pinned"):
         assert cuda_streams.pinned_buffer((2, 3), torch.float16).shape == (2, 3)
     with logged(None):

@@ -19,7 +19,7 @@ from largegt.errors import LargeGTError
 from largegt.inference.new_nodes import NewNodes, predict_new
 from largegt.inference.predictor import PredictOptions, predict
 from largegt.preprocessing import subgraph
-from largegt.preprocessing.extended_graph import Extended
+from largegt.preprocessing.extended_graph import ExtendedGraph
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
 from largegt.training.run import Run
@@ -76,7 +76,7 @@ def test_own_rows_are_those_of_a_preparation_of_everything(tmp_path: Path, case:
     settings = run.config.preparation.model_copy(update={"local_nodes": everyone, "tokens": every})
     shutil.copytree(tmp_path / "old", tmp_path / "all")
     store = append(tmp_path / "all", graph.source_of("new"), threads=1)
-    full = prepare(store, settings, threads=1, as_of=run.store_fingerprint)
+    full = prepare(store, settings, threads=1, version=run.store_fingerprint)
     rows, nodes = full.rows_of(made.nodes), np.arange(150, 170)
     np.testing.assert_array_equal(made.nodes, nodes)
     np.testing.assert_array_equal(made.token_nodes[made.local_rows], full.token_nodes[full.local_rows[rows]])
@@ -175,14 +175,14 @@ def test_in_small_segments_and_little_memory_nothing_changes(tmp_path: Path, mon
     run = trained(graph, tmp_path)
     whole = predict_new(run, graph.source_of("new"))
     monkeypatch.setattr("largegt.inference.new_nodes._SEGMENT_NODES", 7)
-    real = subgraph.Cutout.__init__
+    real = subgraph.Subgraph.__init__
 
-    def small_cutouts(self: Any, graph: Extended, nodes: Any, directions: Any, hops: int, memory: int) -> None:
+    def small_subgraphs(self: Any, graph: ExtendedGraph, nodes: Any, directions: Any, hops: int, memory: int) -> None:
         if len(nodes) > 2:
             raise subgraph.TooLargeError("too large")
         real(self, graph, nodes, directions, hops, memory)
 
-    monkeypatch.setattr(subgraph.Cutout, "__init__", small_cutouts)
+    monkeypatch.setattr(subgraph.Subgraph, "__init__", small_subgraphs)
     parts = predict_new(run, graph.source_of("new"))
     np.testing.assert_allclose(np.asarray(parts["probability"]), np.asarray(whole["probability"]), atol=1e-6)
     assert parts["label"].equals(whole["label"])

@@ -251,7 +251,7 @@ def test_a_task_reads_the_lists_of_its_rows(bucket: str, tmp_path: Path, asked: 
     here = ingested(tmp_path / "g")
     there = ingested(f"{bucket}/g").in_ranges()
     nodes = np.array([20, 21, 60])
-    some = Neighbors(*there.csr("out"), self_loops=False).around(nodes)
+    some = Neighbors(*there.csr("out"), self_loops=False).load_rows(nodes)
     indptr, indices = here.csr("out")
     for node in nodes:
         assert np.array_equal(

@@ -159,7 +159,7 @@ def test_other_samples_and_other_places(make: Any, place: Any, is_large: bool, m
     store = make("multiclass")
     prepared, oracle = prepare_(store, rows="reachable"), Oracle(store)
     if is_large:
-        monkeypatch.setattr("largegt.loader.table._HOST_SHARE", 0.0)
+        monkeypatch.setattr("largegt.loader.table._MAX_HOST_FRACTION", 0.0)
     every = np.arange(len(prepared.nodes))
     loader = TokenLoader(
         TokenTable(prepared, CPU, place), CPU, local_labels=LocalLabels.of_training_nodes(prepared)

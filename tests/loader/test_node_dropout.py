@@ -11,7 +11,7 @@ import torch
 
 from largegt.config.schema import LocalNodesConfig, PositionalEncodingConfig, PrepareConfig
 from largegt.errors import ConfigError
-from largegt.loader.batch import fewer_rows
+from largegt.loader.batch import drop_local_nodes
 from largegt.loader.loader import TokenLoader, token_batches
 from largegt.loader.table import TokenTable
 from largegt.preprocessing.pipeline import prepare
@@ -32,7 +32,7 @@ def prepared(make_store: Any, random_edges: Any) -> Prepared:
 @pytest.mark.parametrize(("dropout", "left"), [(0.0, 8), (0.05, 8), (0.25, 6), (0.5, 4), (0.9, 1), (0.99, 1)])
 def test_a_share_of_the_draws_stays(dropout: float, left: int) -> None:
     rows = torch.randint(0, 40, (30, 9), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    fewer = fewer_rows(rows, dropout, 5)
+    fewer = drop_local_nodes(rows, dropout, 5)
     assert fewer.shape == (30, 1 + left)
     assert fewer.dtype == rows.dtype
     assert torch.equal(fewer[:, 0], rows[:, 0])
@@ -44,10 +44,10 @@ def test_copies_of_a_node_go_together() -> None:
     rows = torch.tensor([[7, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]])
     seen = set()
     for seed in range(200):
-        counts = Counter(fewer_rows(rows, 0.5, seed)[0, 1:].tolist())
+        counts = Counter(drop_local_nodes(rows, 0.5, seed)[0, 1:].tolist())
         assert sorted(counts.values()) == [3, 3]
         seen.add(tuple(sorted(counts)))
-        assert sorted(Counter(fewer_rows(rows, 0.6, seed)[0, 1:].tolist()).values()) == [2, 3]
+        assert sorted(Counter(drop_local_nodes(rows, 0.6, seed)[0, 1:].tolist()).values()) == [2, 3]
     assert len(seen) == 6, "every pair of the four nodes"
 
 
@@ -56,7 +56,7 @@ def test_every_node_is_left_out_as_often_as_any_other() -> None:
     rows[:, 0] = torch.arange(100, 150)
     kept = torch.zeros(50, 21)
     for seed in range(200):
-        fewer = fewer_rows(rows, 0.3, 1000 * seed)
+        fewer = drop_local_nodes(rows, 0.3, 1000 * seed)
         kept.scatter_add_(1, fewer[:, 1:], torch.ones(fewer.shape[0], 14))
     share = kept[:, 1:] / 200
     assert float(share.mean()) == pytest.approx(0.7)
@@ -67,9 +67,9 @@ def test_every_node_is_left_out_as_often_as_any_other() -> None:
 
 def test_nothing_to_leave_out() -> None:
     alone = torch.arange(5)[:, None]
-    assert torch.equal(fewer_rows(alone, 0.5, 0), alone)
+    assert torch.equal(drop_local_nodes(alone, 0.5, 0), alone)
     pair = torch.stack([torch.arange(5), torch.arange(5) + 1], dim=1)
-    assert torch.equal(fewer_rows(pair, 0.9, 0), pair), "one stays"
+    assert torch.equal(drop_local_nodes(pair, 0.9, 0), pair), "one stays"
 
 
 def left_in(prepared: Prepared, batch_size: int = 8, **key: Any) -> dict[int, list[int]]:

@@ -166,9 +166,9 @@ def test_tokens_leave_in_the_form_asked_for() -> None:
     form = TokenForm(torch.bfloat16, 4)
     assert [form.width(width) for width in (1, 3, 4, 5, 8)] == [1, 3, 4, 8, 8]
     rows = torch.randn(7, 3, 5)
-    made = form.of(rows)
+    made = form.cast(rows)
     assert made.shape == (7, 3, 8)
     assert torch.equal(made[..., :5], rows.bfloat16())
     assert not made[..., 5:].any()
-    assert torch.equal(form.copied(rows, torch.device("cpu")), made)
-    assert TokenForm().of(rows).data_ptr() == rows.data_ptr() or torch.equal(TokenForm().of(rows), rows)
+    assert torch.equal(form.cast_table(rows, torch.device("cpu")), made)
+    assert TokenForm().cast(rows).data_ptr() == rows.data_ptr() or torch.equal(TokenForm().cast(rows), rows)

@@ -97,7 +97,7 @@ def test_sources_are_loaded_once_when_they_fit(monkeypatch: pytest.MonkeyPatch) 
         )
         return seen
 
-    monkeypatch.setattr(home, "_SMALL_LOT", 20)
+    monkeypatch.setattr(home, "_SMALL_CHUNK", 20)
     assert lots(4000) == [(0, 20), (20, 40), (40, 50)]
     assert loads == [(0, 50)]
     assert len(loads) == 1

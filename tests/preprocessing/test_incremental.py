@@ -160,7 +160,7 @@ def test_as_of_a_state_degrees_that_are_features_are_scaled_as_then(
     scale = feature_scale_of(prepare(old, settings, threads=1))
     append(old, sources.arrays(graph.new_edges, num_nodes=20), threads=1)
     store = append(tmp_path / "old", sources.arrays(np.array([[0, 2], [160, 1]])), threads=1)
-    assert feature_scale_of(prepare(store, settings, threads=1, as_of=old.fingerprint)) == scale, "to the bit"
+    assert feature_scale_of(prepare(store, settings, threads=1, version=old.fingerprint)) == scale, "to the bit"
     assert feature_scale_of(prepare(store, settings, threads=1)) != scale
 
 
@@ -179,7 +179,7 @@ def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: b
     scale = [np.array(before.array(name)) for name in ("feature_shift", "feature_gain")]
     append(tmp_path / "old", graph.source_of("new"), threads=1)
     store = append(tmp_path / "old", sources.arrays(np.array([[0, 2], [160, 1]])), threads=1)
-    prepared = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    prepared = prepare(store, settings, threads=1, version=old.fingerprint)
     own = prepare(store, settings, threads=1)
     assert [np.array(prepared.array(name)).tolist() for name in ("feature_shift", "feature_gain")] == [
         part.tolist() for part in scale
@@ -188,8 +188,8 @@ def test_as_of_a_state_features_are_scaled_as_then(tmp_path: Path, undirected: b
     assert own.tokens.tolist() != prepared.tokens.tolist()
     rows = NodeFeatures(store, True).rows(range(store.num_nodes))
     np.testing.assert_array_equal(prepared.tokens[:, 0], (rows - scale[0]) * scale[1])
-    assert prepared.as_of == State(old.fingerprint, 150, old.num_edges, old.directed) == earlier_states(store)[0]
-    again = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    assert prepared.version == State(old.fingerprint, 150, old.num_edges, old.directed) == earlier_states(store)[0]
+    again = prepare(store, settings, threads=1, version=old.fingerprint)
     assert again.path == prepared.path
 
 
@@ -201,7 +201,7 @@ def test_as_of_a_state_new_training_nodes_tell_nothing(tmp_path: Path) -> None:
     prepare(old, settings, threads=1)
     store = append(old, tmp_path / "nodes_new.parquet", tmp_path / "edges_new.parquet", threads=1)
     assert (np.asarray(store.split[150:]) == 1).any()
-    prepared = prepare(store, settings, threads=1, as_of=old.fingerprint)
+    prepared = prepare(store, settings, threads=1, version=old.fingerprint)
     assert (prepared.split_rows("train") < 150).all()
     assert len(prepared.split_rows("train"))
     graph.split[150:] = 3  # nobody
@@ -220,9 +220,9 @@ def test_what_cannot_be_as_of_a_state(tmp_path: Path) -> None:
     old = graph.store(tmp_path)
     store = append(old, graph.source_of("new"), threads=1)
     with pytest.raises(InputError, match="did not come from its version"):
-        prepare(store, config("raw"), as_of="0123456789abcdef")
+        prepare(store, config("raw"), version="0123456789abcdef")
     settings = build(
         ResolvedPrepareConfig, {**SETTINGS["raw"], "positional_encoding": {"method": "laplacian", "dim": 2}}
     )
     with pytest.raises(ConfigError, match="laplacian encodings are unlike those of the training"):
-        prepare(store, settings, as_of=old.fingerprint)
+        prepare(store, settings, version=old.fingerprint)

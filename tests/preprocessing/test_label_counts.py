@@ -102,7 +102,7 @@ def test_a_hub_has_room_for_its_counts(tmp_path: Path) -> None:
     source = lg.sources.arrays(edges, np.ones((size, 1), dtype=np.float32), labels, splits)
     store = lg.ingest(source, tmp_path / "g", lg.IngestConfig(undirected=True))
     with ArrayWriter(tmp_path / "p", "prepared") as writer:
-        write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20), TrainingLabels.of(store))
+        write_label_counts(writer, store, np.array([0, 5]), Engine(1 << 20), TrainingLabels.from_store(store))
         writer.finish({})
     found = ArrayFolder(tmp_path / "p", "prepared").array("label_counts")
     assert found.dtype == np.int32

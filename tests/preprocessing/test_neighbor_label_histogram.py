@@ -35,7 +35,7 @@ def store_of(edges: np.ndarray, labels: np.ndarray, path: Path, directed: bool =
 def written(store: GraphStore, nodes: np.ndarray, hops: int, path: Path, **engine: Any) -> np.ndarray:
     with ArrayWriter(path, "prepared") as writer:
         write_neighbor_label_histogram(
-            writer, store, nodes, hops, Engine(**{"memory": 1 << 20} | engine), TrainingLabels.of(store)
+            writer, store, nodes, hops, Engine(**{"memory": 1 << 20} | engine), TrainingLabels.from_store(store)
         )
         writer.finish({})
     return np.array(ArrayFolder(path, "prepared").array("neighbor_label_histogram"))
@@ -142,7 +142,9 @@ def test_counts_in_blocks_give_the_same_bits(graph: str, tmp_path: Path) -> None
     expected = written(store, np.arange(60), 2, tmp_path / "p")
     for number, memory in enumerate((1, 150, 1 << 20)):
         with ArrayWriter(tmp_path / f"b{number}", "prepared") as writer:
-            write_neighbor_label_histogram(writer, store, np.arange(60), 2, InBlocks(memory), TrainingLabels.of(store))
+            write_neighbor_label_histogram(
+                writer, store, np.arange(60), 2, InBlocks(memory), TrainingLabels.from_store(store)
+            )
             assert writer.array("neighbor_label_histogram").tobytes() == expected.tobytes()
 
 

@@ -16,7 +16,7 @@ from largegt.errors import ConfigError
 from largegt.io.array_writer import ArrayWriter
 from largegt.preprocessing import laplacian as laplacian_home
 from largegt.preprocessing.engine import Engine
-from largegt.preprocessing.positional_encoding import _skip_gram_loss, _walks, node2vec, write_positions
+from largegt.preprocessing.positional_encoding import _random_walks, _skip_gram_loss, node2vec, write_positions
 from oracles import walks as oracle
 from oracles.context import adjacency
 from oracles.graphs import SIX_NODES
@@ -123,7 +123,7 @@ def test_positions_are_rows_of_the_nodes_asked_for(make_store: Any) -> None:
 def walks_from(
     store: Any, starts: Any, config: PositionalEncodingConfig, direction: Any = "both", threads: int = 1
 ) -> np.ndarray:
-    return _walks(store, config, direction, np.asarray(starts), 0, threads)
+    return _random_walks(store, config, direction, np.asarray(starts), 0, threads)
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_columns_that_the_graph_does_not_have_are_zero(
 def test_laplacian_that_is_not_found_is_said(
     make_store: Any, random_edges: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(laplacian_home, "_MOST_RESTARTS", 1)
+    monkeypatch.setattr(laplacian_home, "_MAX_RESTARTS", 1)
     with pytest.raises(ConfigError, match=r"of 6 Laplacian eigenvectors.*smaller prepare\.positional_encoding\.dim"):
         positions(make_store(random_edges(3000, 4000), 3000, width=1), np.arange(3000), LAPLACIAN)
 

@@ -224,28 +224,28 @@ def test_one_local_node_is_the_node_and_nothing_is_sampled(
 @pytest.mark.parametrize("rows", ["reachable", "all"])
 def test_other_samples_find_their_rows(half_labelled: Any, rows: Any) -> None:
     prepared = prepare(half_labelled, config_of(rows=rows))
-    drawn = sample_rows(half_labelled, prepared, np.arange(7), draw=5).local_rows
+    drawn = sample_rows(half_labelled, prepared, np.arange(7), sample_index=5).local_rows
     assert np.array_equal(prepared.token_nodes[drawn], local_nodes(half_labelled, prepared.nodes[:7], k=4, epoch=5))
 
 
 def test_where_nothing_is_sampled_another_sample_is_the_same(half_labelled: Any) -> None:
     prepared = prepare(half_labelled, config_of(k=1))
     assert np.array_equal(
-        sample_rows(half_labelled, prepared, np.arange(9), draw=5).local_rows, prepared.local_rows[:9]
+        sample_rows(half_labelled, prepared, np.arange(9), sample_index=5).local_rows, prepared.local_rows[:9]
     )
     with pytest.raises(ConfigError, match=r"prepare\.tokens\.precompute_for=reachable"):
-        sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), draw=5)
+        sample_rows(half_labelled, prepare(half_labelled, config_of()), np.arange(9), sample_index=5)
 
 
 def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: Any) -> None:
     some, every = prepare(half_labelled, config_of()), prepare(half_labelled, config_of(rows="all"))
     for spec in model_specs():
-        every.check_serves(spec)
+        every.check_model(spec)
     for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
-        some.check_serves(model_spec(name))
+        some.check_model(model_spec(name))
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
-        with pytest.raises(ConfigError, match=rf"sampled nodes, and {name} .*tokens\.precompute_for=all"):
-            some.check_serves(model_spec(name))
+        with pytest.raises(ConfigError, match=rf"sampled nodes, but {name} .*tokens\.precompute_for=all"):
+            some.check_model(model_spec(name))
 
 
 def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store: Any, random_edges: Any) -> None:
@@ -253,11 +253,11 @@ def test_sgc_reads_one_context_and_is_refused_two(half_labelled: Any, make_store
     sgc = model_spec("sgc")
     for spec in model_specs():
         if spec != sgc:
-            separate.check_serves(spec)
+            separate.check_model(spec)
     with pytest.raises(ConfigError, match=r"sgc reads one.*separate_directions=false"):
-        separate.check_serves(sgc)
+        separate.check_model(sgc)
     undirected = make_store(random_edges(60, 90), 60)
-    prepare(undirected, config_of(separate=True)).check_serves(sgc)
+    prepare(undirected, config_of(separate=True)).check_model(sgc)
 
 
 def test_labelled_and_all_agree_on_the_nodes_they_share(half_labelled: Any) -> None:
@@ -469,7 +469,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (HOME, engine):
         monkeypatch.setattr(home, "SEGMENT_NODES", 7)
     monkeypatch.setattr(HOME, "memory_budget", lambda memory, *_: memory or 1 << 30)
-    monkeypatch.setattr(blocks, "_SMALL_LOT", 16)
+    monkeypatch.setattr(blocks, "_SMALL_CHUNK", 16)
 
 
 @pytest.fixture

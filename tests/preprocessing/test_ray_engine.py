@@ -75,7 +75,7 @@ def cluster(bucket: str) -> Iterator[Any]:
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small graph is many tasks."""
     for module in (home, engines):
-        monkeypatch.setattr(module, "FEWEST_NODES", 90)
+        monkeypatch.setattr(module, "MIN_TASK_NODES", 90)
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ class Counting(RayShards):
 
     calls = 0
 
-    def _ask(self, what: str, nodes: Any, *more: Any) -> Any:
+    def _request(self, what: str, nodes: Any, *more: Any) -> Any:
         Counting.calls += 1
-        return super()._ask(what, nodes, *more)
+        return super()._request(what, nodes, *more)
 
     @property
     def reverse(self) -> Any:

@@ -96,8 +96,8 @@ def test_a_second_signal_ends_it_at_once(python: Any) -> None:
     """Even where cleaning up takes its time."""
     script = """
 import os, signal, time
-from largegt.runtime.signals import listen
-listen()
+from largegt.runtime.signals import install_handlers
+install_handlers()
 try:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
@@ -116,8 +116,8 @@ def test_a_second_signal_ends_native_code(python: Any, number: int) -> None:
     """The first one waits for Python code to run. A call by PyDLL keeps the GIL, so no other thread runs either."""
     script = """
 import ctypes
-from largegt.runtime.signals import listen
-listen()
+from largegt.runtime.signals import install_handlers
+install_handlers()
 lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
 lock(mutex)
 print("in native code", flush=True)

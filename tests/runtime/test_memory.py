@@ -18,7 +18,7 @@ from largegt.config.schema import Config
 from largegt.datasets.synthetic import generate
 from largegt.errors import ConfigError
 from largegt.preprocessing.cache_key import resolve_config
-from largegt.preprocessing.estimate import estimate, least_memory
+from largegt.preprocessing.estimate import estimate, min_memory
 from largegt.preprocessing.pipeline import prepare
 from largegt.runtime import memory
 
@@ -36,7 +36,7 @@ def test_sizes(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "4 apples", "-1GiB", "GiB", "1e9", "4GiBs", "nan"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size: write 4GiB"):
+    with pytest.raises(ConfigError, match="is not a size: write 4GiB"):
         memory.parse_bytes(text)
 
 
@@ -72,7 +72,7 @@ def peak_of(*command: str) -> int:
     process = subprocess.Popen([*LARGEGT, *command, "--json"], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, 1024 * memory._facts(f"/proc/{process.pid}/status").get("RssAnon", 0))
+        peak = max(peak, 1024 * memory._kernel_numbers(f"/proc/{process.pid}/status").get("RssAnon", 0))
         time.sleep(0.001)
     assert process.returncode == 0
     return peak
@@ -92,11 +92,11 @@ def test_less_than_a_preparation_can_keep_is_refused(monkeypatch: pytest.MonkeyP
     store = generate("snap-patents", tmp_path / "s", 0.001)
     config = resolve_config(store, Config.from_recipe("default").preparation)
     rows = store.num_nodes
-    few = least_memory(store, config, rows)
+    few = min_memory(store, config, rows)
     monkeypatch.setattr(type(store), "num_nodes", 100_000_000)
-    many = least_memory(store, config, 100_000_000)
+    many = min_memory(store, config, 100_000_000)
     assert many - few == pytest.approx(9 * 100_000_000, rel=0.01)
-    some = least_memory(store, config, rows)
+    some = min_memory(store, config, rows)
     assert some > many, "the nodes of each hop are held where they are not all"
     for refused in (estimate, prepare):
         with pytest.raises(ConfigError, match=f"it must be at least {memory.format_bytes(some)}"):

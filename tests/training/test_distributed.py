@@ -33,7 +33,15 @@ from largegt.inference.predictor import predict
 from largegt.models.largegt.codebook import Codebook
 from largegt.models.largegt.model import BatchNorm
 from largegt.runtime import distributed as ranks_module
-from largegt.runtime.distributed import ALONE, LostRank, Ranks, backend_for, check_devices, is_lost_rank
+from largegt.runtime.distributed import (
+    ALONE,
+    LostRank,
+    Ranks,
+    backend_for,
+    check_devices,
+    get_distributed,
+    is_lost_rank,
+)
 from largegt.training import trainer
 from largegt.training.evaluate import evaluate
 from largegt.training.launch import launch, resume_advice
@@ -89,7 +97,7 @@ def work(rank: int, folder: Path, store_path: Path, port: int) -> None:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
     })  # fmt: skip
     torch.set_num_threads(1)
-    ranks, store = Ranks.here("cpu"), GraphStore.open(store_path)
+    ranks, store = get_distributed("cpu"), GraphStore.open(store_path)
     found = {"sums": _sums(ranks), "norm": _norm(ranks), "books": _books(ranks), "tasks": _tasks(ranks)}
     found["steps"] = {name: _trained(store, folder, name) for name in CASES}
     train(store, small(*LONG), folder / "long")
@@ -128,11 +136,11 @@ def _sums(ranks: Ranks) -> list[Any]:
     found: list[Any] = []
     for lengths in ([3, 2], [0, 4], [1, 0]):
         rows = torch.arange(2.0 * lengths[ranks.rank]).view(-1, 2) + 100 * ranks.rank
-        counts = ranks.counts(len(rows))
+        counts = ranks.row_counts(len(rows))
         at = torch.tensor([sum(lengths) - 1, 0, 0])
-        found.append((counts, ranks.joined(rows, counts), ranks.rows_at(rows, at, counts)))
-    drawn = ranks.from_first(torch.tensor([ranks.rank + 7]))
-    return [*found, drawn, ranks.collected(f"rank {ranks.rank}"), ranks.first_says(ranks.rank)]
+        found.append((counts, ranks.all_gather(rows, counts), ranks.rows_at(rows, at, counts)))
+    drawn = ranks.broadcast(torch.tensor([ranks.rank + 7]))
+    return [*found, drawn, ranks.gather_objects(f"rank {ranks.rank}"), ranks.broadcast_object(ranks.rank)]
 
 
 def _norm(ranks: Ranks) -> list[Tensor]:
@@ -142,11 +150,11 @@ def _norm(ranks: Ranks) -> list[Tensor]:
     found = []
     for step, count in enumerate((7, 1, 5)):
         x, target = norm_batch(step, count)
-        ranks.idle = ranks.shares(count)[ranks.rank] == 0
+        ranks.has_empty_batch = ranks.shares(count)[ranks.rank] == 0
         mine = ranks.part(torch.arange(count))
-        loss = ((norm(x[mine]) - target[mine]) ** 2).sum() * (0.0 if ranks.idle else 1.0)
-        found += [ranks.sum_(part) for part in torch.autograd.grad(loss, [x, *norm.parameters()])]
-    ranks.idle = False
+        loss = ((norm(x[mine]) - target[mine]) ** 2).sum() * (0.0 if ranks.has_empty_batch else 1.0)
+        found += [ranks.all_reduce_(part) for part in torch.autograd.grad(loss, [x, *norm.parameters()])]
+    ranks.has_empty_batch = False
     return [*found, *norm.state_dict().values()]
 
 
@@ -464,13 +472,14 @@ def test_parts_are_even_and_make_the_whole(size: int, count: int) -> None:
 
 def test_alone_nothing_happens() -> None:
     rows = torch.randn(3, 2)
-    assert ALONE.joined(rows, [3]) is ALONE.sum(rows) is ALONE.sum_(rows) is ALONE.from_first(rows) is rows
-    assert ALONE.counts(3) == [3]
-    assert ALONE.collected(5) == [5]
-    assert ALONE.first_says(5) == 5
-    with ALONE.in_turn():
-        ALONE.wait()
-    assert Ranks.here() is ALONE
+    assert ALONE.all_gather(rows, [3]) is ALONE.broadcast(rows) is rows
+    assert ALONE.all_reduce(rows) is ALONE.all_reduce_(rows) is rows
+    assert ALONE.row_counts(3) == [3]
+    assert ALONE.gather_objects(5) == [5]
+    assert ALONE.broadcast_object(5) == 5
+    with ALONE.rank_zero_first():
+        ALONE.barrier()
+    assert get_distributed() is ALONE
 
 
 def test_which_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,14 +499,14 @@ def test_when_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert not check_devices(1)
     assert not check_devices(4)
-    with pytest.raises(ConfigError, match="one of 4 processes already"):
+    with pytest.raises(ConfigError, match="already one of 4 processes"):
         check_devices(2)
 
 
 def test_what_says_that_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:31337")
     assert not is_lost_rank(gone)
-    monkeypatch.setattr(ranks_module, "_joined", Ranks(0, 2))
+    monkeypatch.setattr(ranks_module, "_current", Ranks(0, 2))
     assert is_lost_rank(gone)
     assert not is_lost_rank(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
@@ -508,7 +517,7 @@ def test_advice_without_a_checkpoint(tmp_path: Path) -> None:
 
 def test_an_idle_rank_weighs_nothing() -> None:
     idle = Ranks()
-    idle.idle = True
+    idle.has_empty_batch = True
     for head, logits, labels in tasks():
         logits = logits.requires_grad_()
         loss = head.loss(logits, labels, idle)

@@ -123,8 +123,8 @@ def test_batches_do_not_pile_up_before_a_slow_gpu(prepared: lg.Prepared, monkeyp
     """The CPU has told the GPU of every step long before the first is done. Without a bound every batch is there."""
 
     def most_bytes(bytes_ahead: int) -> int:
-        monkeypatch.setattr(loader, "_BYTES_AHEAD", bytes_ahead)
-        monkeypatch.setattr(loader, "_MOST_AHEAD", 1 << 20)
+        monkeypatch.setattr(loader, "_MAX_BYTES_AHEAD", bytes_ahead)
+        monkeypatch.setattr(loader, "_MAX_STEPS_AHEAD", 1 << 20)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

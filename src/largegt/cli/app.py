@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from largegt import __version__
 from largegt.errors import AGAIN, DiskError, InputError, LargeGTError, machine_refusal
 from largegt.runtime.memory import check_address_space
-from largegt.runtime.signals import end_with_parent, exit_code, listen
+from largegt.runtime.signals import end_with_parent, exit_code, install_handlers
 from largegt.runtime.text import printable
 
 from .show import say, say_stderr
@@ -70,7 +70,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our signs shows question marks
-    listen()
+    install_handlers()
     if "LARGEGT_LAUNCHED" in os.environ:
         end_with_parent(int(os.environ["LARGEGT_LAUNCHED"]))
     try:
@@ -195,7 +195,7 @@ def _leave_ranks(error: Exception) -> None:
     code = 2 if isinstance(error, LargeGTError) else 1
     if ranks.is_lost_rank(error):
         code = ranks.LOST_RANK_CODE
-        if "LARGEGT_LAUNCHED" not in os.environ or not ranks.is_first_here():
+        if "LARGEGT_LAUNCHED" not in os.environ or not ranks.is_first_process():
             reason = str(error).strip().partition("\n")[0][:150]
             say_stderr(f"error: this rank misses another one ({reason} …); go on with --resume")
     elif code == 1:

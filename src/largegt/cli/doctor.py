@@ -272,10 +272,10 @@ def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[st
     from largegt.hardware import abilities
 
     found: dict[str, Any] = {}
-    names = abilities.names_here()
+    names = abilities.relevant_abilities()
     for number, name in enumerate(names):
         progress(f"try {name}", number, len(names))
-        known = abilities.known(name)
+        known = abilities.cached_ability(name)
         if not quick and diagnosis.works and (known is None or not known.works):
             known = abilities.probe(name)
         if known is None or known.works is None:

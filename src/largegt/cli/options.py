@@ -294,9 +294,9 @@ def ingest_overrides(settings: list[str] | None) -> Any:
 def launch_ranks(devices: int, advice: Callable[[], str]) -> bool:
     """With --devices, run this command in as many processes instead, and exit. Returns whether this process is one of
     them and not the first, so that it prints nothing."""
-    from largegt.runtime.distributed import check_devices, is_first_here
+    from largegt.runtime.distributed import check_devices, is_first_process
     from largegt.training.launch import launch
 
     if check_devices(devices):
         raise SystemExit(launch(devices, sys.argv[1:], advice))
-    return not is_first_here()
+    return not is_first_process()

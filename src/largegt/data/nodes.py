@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from largegt.errors import InputError, disk_errors
 from largegt.io.array_writer import ArrayWriter
 from largegt.runtime.progress import Progress
-from largegt.runtime.workers import Workers, written_aside
+from largegt.runtime.workers import Workers, written_atomically
 from largegt.types import Array
 
 from .ids import (
@@ -109,7 +109,7 @@ class NodeIds:
         assert self.means.scratch is not None
         file = self.means.scratch / "ids.parquet"
         if not file.exists():
-            with written_aside(file) as aside:
+            with written_atomically(file) as aside:
                 write_numbered(self.known, self.kind == "string", aside, self.means.memory, self.means.threads)
         return file
 
@@ -233,7 +233,7 @@ class _Distinct:
         file = self.folder / f"{name}.parquet"
         if not isinstance(edges, TableEdges) or not edges.table.has_id_types((edges.source, edges.target)):
             seen: list[int] = []
-            with written_aside(file) as aside:
+            with written_atomically(file) as aside:
                 write_distinct(_ends(edges, seen), not edges.has_integers, aside, self.folder / name, self.memory, 1)
             return file, sum(seen)
         table, kind = edges.table, "integer" if edges.has_integers else "string"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from largegt.io.array_writer import ArrayWriter
-from largegt.runtime.workers import new_token, written_aside
+from largegt.runtime.workers import new_token, written_atomically
 from largegt.types import Array
 
 from . import kernels
@@ -61,7 +61,7 @@ class RunFolder:
         """Write pairs as a run, grouped by bucket."""
         starts, grouped = np.zeros(self.num_buckets + 1, dtype=np.int64), np.empty_like(pairs)
         kernels.group_pairs(pairs, self.shift, starts, grouped)
-        with written_aside(self.path / name) as aside:
+        with written_atomically(self.path / name) as aside:
             aside.write_bytes(grouped.data)
         return name, starts
 

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from largegt.errors import InputError, nearest
 from largegt.runtime.memory import available_bytes, format_bytes
-from largegt.runtime.workers import written_aside
+from largegt.runtime.workers import written_atomically
 from largegt.types import Array, PathLike
 
 from .duckdb_connection import connection, identifier, literal, lock, reading, streamed
@@ -231,7 +231,7 @@ class Table:
         """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Many
         `columns`, and lists in them, make row groups short: one at a time is in memory."""
         with (
-            written_aside(file) as aside,
+            written_atomically(file) as aside,
             reading(self.where),
             self._connected(memory, file.parent) as (db, rows),
         ):

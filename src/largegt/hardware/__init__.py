@@ -1,1 +1,1 @@
-"""What this machine can do, tried and remembered."""
+"""Hardware abilities of this machine: probed once and cached."""

@@ -1,9 +1,8 @@
-"""What this machine can do, found out by doing it: a flag of the CPU or a version number is no proof.
+"""Hardware abilities, found by trying them: CPU flags and version numbers are not reliable.
 
-Each ability is tried in a child process with a time limit (probes.py), when it is about to be used for the first time.
-The result is kept in `hardware.json` in the cache folder, for this machine, this version of torch and the environment
-that matters. A child that dies by a signal, fails, prints nonsense or does not end means "does not work". Cost: a few
-seconds for the child, once; nothing for what is never used.
+A child process with a time limit tries each ability before its first use (probes.py). `hardware.json` in the cache
+folder keeps the result for this machine, torch version and environment. A child that crashes, fails, times out or
+prints no result means "does not work". Cost: a few seconds per ability, once, and only for abilities in use.
 """
 
 from __future__ import annotations
@@ -49,60 +48,60 @@ _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
 
 @dataclass(frozen=True)
 class Ability:
-    """What a probe found."""
+    """The result of a probe."""
 
     works: bool | None
-    """None where it could not be tried."""
+    """None if it could not be tried."""
     reason: str = ""
-    """Why it does not work, or could not be tried."""
+    """Why it does not work or could not be tried."""
     speedup: float | None = None
-    """Of bfloat16: how many times faster than float32 it is."""
+    """For bfloat16: the speedup over float32."""
 
 
 @cache
 def ability(name: AbilityName) -> Ability:
-    """Whether `name` works here: as the cache says, or tried now."""
-    return known(name) or probe(name)
+    """Whether `name` works here: the cached result, or a new probe."""
+    return cached_ability(name) or probe(name)
 
 
 def usable(name: AbilityName, otherwise: str) -> bool:
-    """Whether to use `name`. Where it does not work, a warning says what happens `otherwise`, and why. One that could
-    not be tried is to be used: the caller falls back if it fails."""
+    """Whether to use `name`. If it does not work, a warning states the fallback (`otherwise`) and the reason. If it
+    could not be tried, the answer is True: the caller falls back when it fails."""
     found = ability(name)
     if found.works is False:
         _log.warning(f"{otherwise}: {found.reason}")
     return found.works is not False
 
 
-def names_here() -> tuple[AbilityName, ...]:
-    """The abilities that matter on this machine."""
+def relevant_abilities() -> tuple[AbilityName, ...]:
+    """The abilities to probe on this machine."""
     return (*get_args(CPUAbility), *(get_args(GPUAbility) if torch.cuda.is_available() else ()))
 
 
-def known(name: AbilityName) -> Ability | None:
-    """What the cache says; None where it says nothing."""
-    return _parse(_entries().get(_key(name)))
+def cached_ability(name: AbilityName) -> Ability | None:
+    """The cached result; None if there is none."""
+    return _parse_ability(_read_cache().get(_key(name)))
 
 
 def probe(name: AbilityName) -> Ability:
-    """Try `name` now, whatever the cache says, and keep the result."""
-    found = _tried(name)
+    """Try `name` now and cache the result."""
+    found = _run_probe(name)
     if found.works is not None:
         key = _key(name)
-        others = [(other, entry) for other, entry in _entries().items() if other != key]
+        others = [(other, entry) for other, entry in _read_cache().items() if other != key]
         newest = dict([*others, (key, asdict(found))][-_MOST_ENTRIES:])
-        with suppress(OSError, RuntimeError, LargeGTError):  # no home folder, or a read-only one: tried again next time
+        with suppress(OSError, RuntimeError, LargeGTError):  # no writable home folder: probe again next time
             cache_folder().mkdir(parents=True, exist_ok=True)
             write_text_atomically(cache_folder() / "hardware.json", json.dumps(newest, indent=1) + "\n")
     return found
 
 
-def _tried(name: AbilityName) -> Ability:
+def _run_probe(name: AbilityName) -> Ability:
     limit_s = _LIMITS_S.get(name, _LIMIT_S)
     gpu = [str(torch.cuda.current_device())] if name in get_args(GPUAbility) else []
     try:
         with tempfile.TemporaryDirectory(prefix="largegt-probe-", ignore_cleanup_errors=True) as folder:
-            # the child finds the packages that this process finds, and nothing that was compiled before
+            # the child has the same import path as this process and an empty compiler cache
             environment = os.environ | {
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TRITON_CACHE_DIR": folder,
                 "TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -114,7 +113,7 @@ def _tried(name: AbilityName) -> Ability:
     except subprocess.TimeoutExpired:
         return Ability(False, f"the probe did not end within {limit_s} s")
     except (OSError, ValueError) as error:
-        return Ability(None, f"not tried, since the probe could not be started: {first_line(error)}")
+        return Ability(None, f"not tried, because the probe could not be started: {first_line(error)}")
     if done.returncode < 0:
         number = -done.returncode
         name_of = {one.value: one.name for one in signal.Signals}
@@ -122,7 +121,7 @@ def _tried(name: AbilityName) -> Ability:
     if done.returncode > 0:
         return Ability(False, _last_line(done.stderr) or f"the probe ended with exit code {done.returncode}")
     with suppress(ValueError, TypeError):
-        if (found := _parse({"reason": "", "speedup": None} | json.loads(_last_line(done.stdout)))) is not None:
+        if (found := _parse_ability({"reason": "", "speedup": None} | json.loads(_last_line(done.stdout)))) is not None:
             return found
     return Ability(False, "the probe printed no result")
 
@@ -131,16 +130,16 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1][:_LONGEST_REASON]
 
 
-def _parse(entry: Any) -> Ability | None:
-    """An ability as JSON has it; None for anything else."""
+def _parse_ability(entry: Any) -> Ability | None:
+    """An ability from JSON; None if the entry is invalid."""
     match entry:
         case {"works": bool() | None as works, "reason": str(reason), "speedup": float() | None as speedup}:
             return Ability(works, reason[:_LONGEST_REASON], speedup)
     return None
 
 
-def _entries() -> dict[str, Any]:
-    """The cache; empty where there is none that can be read."""
+def _read_cache() -> dict[str, Any]:
+    """The cache; empty if it cannot be read."""
     with suppress(OSError, ValueError, RuntimeError):
         found = json.loads((cache_folder() / "hardware.json").read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -148,7 +147,7 @@ def _entries() -> dict[str, Any]:
 
 
 def _key(name: AbilityName) -> str:
-    """The ability, and everything that its result depends on."""
+    """Cache key: the ability and everything that its result depends on."""
     facts = [
         name, torch.__version__, platform.python_version(), platform.node(), platform.machine(), _cpu(),
         *(os.environ.get(variable, "") for variable in _ENVIRONMENT),
@@ -156,18 +155,18 @@ def _key(name: AbilityName) -> str:
     ]  # fmt: skip
     if name in get_args(GPUAbility):
         about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        facts += [about.name, str(about.major), str(about.minor), _text(Path("/proc/driver/nvidia/version"))]
+        facts += [about.name, str(about.major), str(about.minor), _read_text(Path("/proc/driver/nvidia/version"))]
     return f"{name} {fingerprint(facts)}"
 
 
 def _cpu() -> str:
     """Model and flags of the first core."""
     wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
-    lines = _text(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines()
+    lines = _read_text(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.split("\t")[0].strip() in wanted) or platform.processor()
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
     return ""

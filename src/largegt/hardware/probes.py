@@ -1,7 +1,6 @@
-"""The programs of abilities.py: each tries one ability and prints the result as a line of JSON.
+"""The probes of abilities.py: each tries one ability and prints the result as a line of JSON.
 
-Run as a script in a process of its own, `python probes.py NAME [GPU]`: an ability that does not work may end the
-process by a signal, or never return.
+Run as a child process, `python probes.py NAME [GPU]`: an ability that does not work may crash or hang.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Result = dict[str, Any]
 
 
 def bfloat16_cpu() -> Result:
-    """A linear layer and an encoder layer in mixed precision; how many times faster than in float32 the latter is."""
+    """A linear layer and an encoder layer in mixed precision, and the encoder layer's speedup over float32."""
     F.linear(torch.ones(64, 48, dtype=torch.bfloat16), torch.ones(32, 48, dtype=torch.bfloat16))
     _encoder_step(64, 8, 48, mixed=True)
     expected, found = (_encoder_step(128, 48, 128, mixed) for mixed in (False, True))
@@ -36,7 +35,7 @@ def bfloat16_cpu() -> Result:
 
 
 def _encoder_step(batch: int, tokens: int, width: int, mixed: bool) -> Tensor:
-    """Forward and backward through attention, norm and a feed-forward layer; the gradient of the weights."""
+    """The weight gradient of a forward and backward pass through attention, norm and a feed-forward layer."""
     torch.manual_seed(0)
     weight = torch.randn(4 * width, width).div_(width**0.5).requires_grad_()
     x = torch.randn(batch, tokens, width)
@@ -68,7 +67,7 @@ def _compile(device: str) -> Result:
 
 
 def triton() -> Result:
-    """The kernels of this library, forward and backward, in the precision that this GPU trains in."""
+    """This library's kernels, forward and backward, in the training precision of this GPU."""
     from largegt.loader.pinned_gather import _launch
     from largegt.models.largegt.fused_readout import fused_readout
 
@@ -97,7 +96,7 @@ def cuda_graphs() -> Result:
 
 
 def pinned_memory() -> Result:
-    """Memory that PyTorch allocates pinned, and memory that is pinned afterwards."""
+    """Memory that PyTorch allocates as pinned, and memory that is pinned after allocation."""
     host = torch.ones(1 << 16, pin_memory=True)
     assert float(host.to("cuda", non_blocking=True).sum()) == 1 << 16, "the copy is wrong"
     plain, cudart = torch.ones(1 << 16), torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -119,7 +118,7 @@ def main(name: str, gpu: str = "0") -> Result:
             torch.cuda.set_device(int(gpu))
             torch.zeros(1, device="cuda")
         except RuntimeError as error:  # the GPU is full, or takes one process only
-            return {"works": None, "reason": f"not tried, since a second process cannot use the GPU: {error}"}
+            return {"works": None, "reason": f"not tried, because a second process cannot use the GPU: {error}"}
     return (ON_CPU | ON_GPU)[name]()
 
 

@@ -40,7 +40,7 @@ from largegt.loader.loader import TokenLoader
 from largegt.preprocessing.cache_key import directions_of
 from largegt.preprocessing.context import ContextFeatures
 from largegt.preprocessing.engine import Engine
-from largegt.preprocessing.extended_graph import Extended
+from largegt.preprocessing.extended_graph import ExtendedGraph
 from largegt.preprocessing.features import NodeFeatures
 from largegt.preprocessing.label_features import TrainingLabels
 from largegt.preprocessing.prepared import KIND, LocalNodeSample, Prepared
@@ -236,15 +236,16 @@ class NewNodes(Predictor):
 
     def _label_counts(self, nodes: Array) -> Array:
         none = self.graph.new_features[:0]
-        before = Extended(self.store, none, nodes[:0], nodes[:0])
+        before = ExtendedGraph(self.store, none, nodes[:0], nodes[:0])
         of_old, of_new = (
-            partial(label_counts, graph, own=self.training_labels, engine=self.engine) for graph in (before, self.graph)
+            partial(label_counts, graph, labels=self.training_labels, engine=self.engine)
+            for graph in (before, self.graph)
         )
         return self._rows(nodes, self.prepared.label_counts, np.int32, of_old, of_new)
 
     @cached_property
     def training_labels(self) -> TrainingLabels:
-        return TrainingLabels.of(self.store, self.prepared.as_of)
+        return TrainingLabels.from_store(self.store, self.prepared.version)
 
     def _labels_of(self, prepared: Prepared, device: torch.device) -> LocalLabels:
         """What the nodes of a token table tell of their labels: old ones of the training split do."""
@@ -268,7 +269,7 @@ def _additions(
     return Additions(store, given.opened(scratch, ingest_config(store), means.memory, means.threads), means)
 
 
-def _extended(additions: Additions, memory: int) -> Extended:
+def _extended(additions: Additions, memory: int) -> ExtendedGraph:
     """The store with its additions, read whole."""
     store = additions.store
     features = np.zeros((additions.num_new, store.num_features), dtype=store.features.dtype)
@@ -278,4 +279,4 @@ def _extended(additions: Additions, memory: int) -> Extended:
         done += len(block)
     ends = [np.zeros((2, 0), dtype=np.int64), *(np.stack(pair) for pair in additions.edges())]
     sources, targets = np.concatenate(ends, axis=1)
-    return Extended(store, features, sources, targets)
+    return ExtendedGraph(store, features, sources, targets)

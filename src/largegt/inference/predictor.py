@@ -29,7 +29,7 @@ from largegt.models.base import NodeModel
 from largegt.models.baselines.message_passing import MessagePassing
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.runtime.distributed import Ranks
+from largegt.runtime.distributed import Ranks, get_distributed
 from largegt.runtime.progress import Progress, silent
 from largegt.runtime.text import quoted
 from largegt.training.evaluate import Scorer, nodes_at_once
@@ -142,7 +142,7 @@ class Predictor:
         self.store = self.run.newest_store()
         self.ranks = self.join_ranks()
         self.show = options.progress if options.progress and self.ranks.is_first else silent
-        with self.ranks.in_turn():
+        with self.ranks.rank_zero_first():
             self.prepared = self.prepare()
         self.reused = self.prepared.reused
         """Rows kept and made in preparing for these predictions, by array."""
@@ -162,7 +162,7 @@ class Predictor:
         """Refuse a run that cannot be used, before any work is done."""
 
     def join_ranks(self) -> Ranks:
-        return Ranks.here(self.config.device)
+        return get_distributed(self.config.device)
 
     def prepare(self) -> Prepared:
         """A Prepared that has a row for every node asked for."""
@@ -259,7 +259,7 @@ class Predictor:
         if self.ranks.is_first:
             yield from self._found()
             for rank in range(1, self.ranks.size):
-                while (rows := self.ranks.taken(rank, self.width)) is not None:
+                while (rows := self.ranks.receive_rows(rank, self.width)) is not None:
                     yield rows.numpy()
             return
         folder = Path(self.options.out or ".").parent
@@ -268,8 +268,8 @@ class Predictor:
                 stream.write(rows_nw.tobytes())
             stream.seek(0)
             while piece := stream.read(4 * self.width * self._group_rows):
-                self.ranks.give(torch.frombuffer(bytearray(piece), dtype=torch.float32).view(-1, self.width))
-        self.ranks.give(torch.empty(0, self.width))
+                self.ranks.send_rows(torch.frombuffer(bytearray(piece), dtype=torch.float32).view(-1, self.width))
+        self.ranks.send_rows(torch.empty(0, self.width))
 
     def _found(self) -> Iterator[Array]:
         """[·, w] what this rank predicts of its part of `rows`, in order."""
@@ -336,8 +336,8 @@ class Predictor:
         if is_whole or (nodes is not None and (prepared.rows_of(nodes) >= 0).all()):
             return prepared
         config = prepared.config.for_all_nodes()
-        as_of = None if prepared.as_of is None else prepared.as_of.fingerprint
-        covering = prepare(self.store, config, progress=self.show, memory=self.options.memory, as_of=as_of)
+        version = None if prepared.version is None else prepared.version.fingerprint
+        covering = prepare(self.store, config, progress=self.show, memory=self.options.memory, version=version)
         covering.reused |= {f"{name} of labelled nodes": counts for name, counts in prepared.reused.items()}
         return covering
 

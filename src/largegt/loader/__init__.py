@@ -1,1 +1,1 @@
-"""From node ids to TokenBatches: gathered per batch, never stored."""
+"""From node ids to TokenBatches, gathered per batch and never stored."""

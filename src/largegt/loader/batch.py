@@ -17,41 +17,40 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What the model sees of b nodes; the hand-over from the graph's world to the network's."""
+    """The model's input for b nodes."""
 
     nodes: Tensor
     """[b] node numbers."""
     tokens: Tensor
     """[b, h·k, d]: tokens h·j, h·j + 1, … are H, C⁰, C¹, … of local node j; local node 0 is the node itself."""
     multiplicity: Tensor | None
-    """[b, k] how often each local node was drawn, 0 where there is none; None when every token stands for itself."""
+    """[b, k] how often each local node was sampled, 0 for padding; None without deduplication."""
     positions: Tensor
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
-    """[b] classes (-1: none) or values (NaN: none), or [b, c] for multi-label."""
+    """[b] classes (-1 if unlabelled) or values (NaN if unlabelled), or [b, c] for multi-label."""
     neighbor_label_histogram: Tensor | None = None
-    """[b, h·(c + 1)] training labels around each node, where those were prepared."""
+    """[b, h·(c + 1)] training label distribution around each node, if prepared."""
     local_labels: Tensor | None = None
-    """[b, k] or [b, k, c] what local nodes tell of their labels, as LocalLabels has it; None for models that do not
-    read them."""
+    """[b, k] or [b, k, c] training labels of local nodes, as in LocalLabels; None for models that do not read them."""
     is_neighbor: Tensor | None = None
     """[b, k] boolean: whether an edge joins the local node to the node."""
     local_label_histogram: Tensor | None = None
-    """[b, k, c + 1] training labels around local nodes, as LocalLabelHistograms has them, where those were prepared."""
+    """[b, k, c + 1] training label distributions around local nodes, as in LocalLabelHistograms, if prepared."""
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def tensors(self) -> list[Tensor]:
-        """All that is there."""
+        """All tensors of the batch."""
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def clone(self) -> TokenBatch:
-        """The same batch in memory of its own."""
+        """A copy of the batch."""
         return self._each(Tensor.clone)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
-        """The same batch on another device."""
+        """The batch on another device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
@@ -60,36 +59,36 @@ class TokenBatch:
 
 
 def input_tokens(table_rhd: Tensor, local_rows_bk: Tensor) -> Tensor:
-    """[b, h·k, d] tokens of Algorithm 2, computable."""
+    """[b, h·k, d] tokens of Algorithm 2; float16 becomes float32."""
     b, k = local_rows_bk.shape
     num_rows, h, width = table_rhd.shape
     gathered = table_rhd.view(num_rows, h * width).index_select(0, local_rows_bk.reshape(-1))
-    return computable(gathered.view(b, h * k, width))
+    return to_compute_dtype(gathered.view(b, h * k, width))
 
 
-def computable(tokens: Tensor) -> Tensor:
-    """float16, a format to store in and not to compute in, as float32."""
+def to_compute_dtype(tokens: Tensor) -> Tensor:
+    """Cast float16, a storage format, to float32."""
     return tokens.float() if tokens.dtype == torch.float16 else tokens
 
 
-def fewer_rows(local_rows_bk: Tensor, dropout: float, seed: int) -> Tensor:
-    """[b, 1 + m] the node itself and m = (1 - dropout)(k - 1) of its other local nodes, one at least.
+def drop_local_nodes(local_rows_bk: Tensor, dropout: float, seed: int) -> Tensor:
+    """[b, 1 + m] the node itself and m = (1 - dropout)(k - 1) of its other local nodes, at least one.
 
-    Its local nodes are put into a random order, all copies of one node together, and the first m stay: nodes are
-    left out as wholes, but for the one at the cut, and every row keeps as many. The order is a function of (seed,
-    node, local node): the same on every device, in any batch.
+    Local nodes are sorted in a random order with all copies of a node together, and the first m stay. All copies of a
+    node are dropped together, except at the cut, and every row keeps the same number. The order is a function of (seed,
+    node, local node): the same on every device and in any batch.
     """
     num_others = local_rows_bk.shape[1] - 1
     if num_others < 1:
         return local_rows_bk
     own_b1, others_bk = local_rows_bk[:, :1], local_rows_bk[:, 1:]
-    order_bk = _mixed(_mixed(own_b1.long() + seed) + others_bk).argsort(dim=1)
+    order_bk = _hash32(_hash32(own_b1.long() + seed) + others_bk).argsort(dim=1)
     left = max(1, round((1 - dropout) * num_others))
     return torch.cat([own_b1, others_bk.gather(1, order_bk[:, :left])], dim=1)
 
 
-def _mixed(numbers: Tensor) -> Tensor:
-    """Their lowest 32 bits, scattered: different numbers stay different."""
+def _hash32(numbers: Tensor) -> Tensor:
+    """A bijective 32-bit hash of the lowest 32 bits."""
     low = 0xFFFFFFFF
     bits = numbers & low
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & low
@@ -98,11 +97,11 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def distinct_rows(local_rows_bk: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's distinct local nodes and how often each stands there: `(rows, multiplicity)`, both [b, k'].
+    """The distinct local nodes of each row and their counts: `(rows, multiplicity)`, both [b, k'].
 
-    The node itself stays in column 0; k' is the most that any row of the batch needs, shorter rows end in
-    multiplicity 0. A multiset of tokens and its distinct tokens with log(multiplicity) added to their scores give
-    the same attention and the same readout.
+    The node itself stays in column 0. k' is the largest number of distinct nodes in the batch; shorter rows are padded
+    with multiplicity 0. Distinct tokens with log(multiplicity) added to their scores give the same attention and
+    readout as the repeated tokens.
     """
     b, k = local_rows_bk.shape
     others, _ = local_rows_bk[:, 1:].sort(dim=1)

@@ -1,4 +1,4 @@
-"""Rows of float32 gathered and rounded to bfloat16 in one pass: half the bytes to write, and half on the bus."""
+"""Gather float32 rows and round them to bfloat16 in one pass: half the bytes to write and to transfer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from largegt.runtime.threads import run_ranges
 from largegt.types import Array
 
 
-def take_rounded(source: Array, at: Array, out: Array, rows_per_task: int, threads: int) -> None:
-    """out[i] = source[at[i]] as bits of bfloat16 (uint16), to the nearest, by several threads. Rows must be there, and
-    numbers finite: none is checked."""
+def gather_bf16(source: Array, at: Array, out: Array, rows_per_task: int, threads: int) -> None:
+    """out[i] = source[at[i]] as bfloat16 bits (uint16), rounded to nearest even, on several threads. Row numbers must
+    be in range and values finite; neither is checked."""
     bits, rounded = source.view(np.uint32).reshape(len(source), -1), out.reshape(len(out), -1)
 
     def take(low: int, high: int) -> None:

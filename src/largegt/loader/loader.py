@@ -1,4 +1,4 @@
-"""The loader: shuffled node ids → TokenBatches, the next ones gathered while this one is used.
+"""The loader: shuffled node ids → TokenBatches, with prefetching.
 
 Enters: a Prepared and a split or nodes. Leaves: an iterator of TokenBatch. The order is a function of (seed, epoch).
 """
@@ -23,40 +23,40 @@ from largegt.runtime.distributed import ALONE, Ranks
 from largegt.runtime.threads import run_ahead
 from largegt.types import Array, TablePlace
 
-from .batch import TokenBatch, computable, distinct_rows, fewer_rows
+from .batch import TokenBatch, distinct_rows, drop_local_nodes, to_compute_dtype
 from .label_inputs import LocalLabels
 from .table import TokenTable
 
 BatchT = TypeVar("BatchT")
 
-_BYTES_AHEAD, _FEWEST_AHEAD, _MOST_AHEAD = 1 << 30, 2, 64
-"""Steps that the CPU may be ahead of the GPU: as many as their batches fit into so much memory, within bounds."""
+_MAX_BYTES_AHEAD, _MIN_STEPS_AHEAD, _MAX_STEPS_AHEAD = 1 << 30, 2, 64
+"""The CPU may run ahead of the GPU by as many steps as their batches fit into this memory, within bounds."""
 
 
 @dataclass(frozen=True)
 class TokenLoader:
-    """Gathers batches of chosen rows of one table."""
+    """Gathers batches of rows of one table."""
 
     table: TokenTable
     device: torch.device
     k: int | None = None
-    """Take only the first k local nodes; all when None."""
+    """Use only the first k local nodes; all if None."""
     distinct: bool = False
-    """Compute a repeated local node once; rows of a batch are then ordered by how many they have."""
+    """Compute a repeated local node once; rows of a batch are then sorted by their number of distinct local nodes."""
     local_labels: LocalLabels | None = None
-    """What local nodes tell of their labels; None: nothing."""
+    """Training labels of local nodes, for models that read them."""
     local_node_dropout: float = 0.0
-    """Share of the local nodes, the node itself apart, that shuffled batches leave out: those one trains on."""
+    """The fraction of local nodes, except the node itself, that shuffled (training) batches drop."""
     ranks: Ranks = ALONE
-    """Of each shuffled batch only this rank's part is gathered."""
+    """Shuffled batches contain only this rank's part."""
 
     @property
     def bytes_per_node(self) -> int:
-        """What one node takes in a batch, at most: its tokens, and the labels around its local nodes."""
+        """The maximal size of one node in a batch: its tokens, and the label counts around its local nodes."""
         table = self.table
         k = table.local_rows_nk.shape[1] if self.k is None else self.k
         dtype = table.form.dtype or table.tokens_rhd.dtype
-        token = table.tokens_rhd.shape[1] * table.width * computable(torch.empty(0, dtype=dtype)).itemsize
+        token = table.tokens_rhd.shape[1] * table.width * to_compute_dtype(torch.empty(0, dtype=dtype)).itemsize
         return max(1, k * (token + 2 * 4 * table.label_counts.shape[1]))
 
     def num_batches(self, num_rows: int, batch_size: int) -> int:
@@ -64,26 +64,26 @@ class TokenLoader:
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[TokenBatch]:
         """Batches over `rows`, shuffled by (seed, epoch) unless seed is None."""
-        left_out_by = None if seed is None else left_out_seed(seed, epoch)
-        yield from self.batches_of(cut(rows, batch_size, self.ranks, seed, epoch), left_out_by)
+        dropout_seed = None if seed is None else local_dropout_seed(seed, epoch)
+        yield from self.batches_of(split_batches(rows, batch_size, self.ranks, seed, epoch), dropout_seed)
 
     def batches_of(
-        self, pieces: Sequence[torch.Tensor], left_out_by: int | None = None
+        self, pieces: Sequence[torch.Tensor], dropout_seed: int | None = None
     ) -> Generator[TokenBatch, None, None]:
-        """A batch of each of these pieces."""
+        """One batch per piece."""
         if not pieces:
             return
         pieces = torch.split(torch.cat(tuple(pieces)).to(self.table.device), [len(piece) for piece in pieces])  # 1 copy
-        is_here = self.table.place == "cuda"  # its gathers are only launched by the CPU: threads would be in the way
-        gather = partial(self.gather, left_out_by=left_out_by)
-        yield from gathered_ahead(gather, pieces, self.device, self.table.ahead, is_here)
+        at_once = self.table.place == "cuda"  # the CPU only launches these gathers: threads would slow them down
+        gather = partial(self.gather, dropout_seed=dropout_seed)
+        yield from prefetch_batches(gather, pieces, self.device, self.table.ahead, at_once)
 
-    def gather(self, rows: torch.Tensor, left_out_by: int | None = None) -> TokenBatch:
-        """The batch of these rows of the table, on the loader's device. Local nodes are left out by this seed, none
-        without one."""
+    def gather(self, rows: torch.Tensor, dropout_seed: int | None = None) -> TokenBatch:
+        """The batch of these rows of the table, on the loader's device. Without `dropout_seed` no local node is
+        dropped."""
         local_rows = self.table.marked_rows_of(rows, self.k)
-        if self.local_node_dropout and left_out_by is not None:
-            local_rows = fewer_rows(local_rows, self.local_node_dropout, left_out_by)
+        if self.local_node_dropout and dropout_seed is not None:
+            local_rows = drop_local_nodes(local_rows, self.local_node_dropout, dropout_seed)
         multiplicity = None
         if self.distinct and local_rows.shape[1] > 1:
             local_rows, multiplicity = distinct_rows(local_rows)
@@ -100,25 +100,25 @@ class TokenLoader:
             neighbor_label_histogram=self.table.neighbor_label_histogram[rows]
             if self.table.neighbor_label_histogram.shape[1]
             else None,
-            local_labels=None if self.local_labels is None else self.local_labels.seen_from(local_rows),
+            local_labels=None if self.local_labels is None else self.local_labels.labels_for(local_rows),
             is_neighbor=is_neighbor,
             local_label_histogram=self.table.local_label_histogram_of(rows, local_rows, is_neighbor),
         )
         return batch.to(self.device, non_blocking=True)
 
 
-def left_out_seed(seed: int, epoch: int) -> int:
-    """What the local nodes that an epoch leaves out are drawn by."""
+def local_dropout_seed(seed: int, epoch: int) -> int:
+    """The seed of an epoch's local node dropout."""
     return int(np.random.SeedSequence([seed, epoch, 1]).generate_state(1)[0])
 
 
 def shuffled(rows: Array, seed: int, epoch: int) -> Array:
-    """The order that an epoch goes through these rows in."""
+    """The rows in the order of this epoch."""
     return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
-def cut(rows: Array, batch_size: int, ranks: Ranks, seed: int | None, epoch: int) -> tuple[torch.Tensor, ...]:
-    """The rows of each batch, in order; with a seed, shuffled by (seed, epoch), and of each batch this rank's part."""
+def split_batches(rows: Array, batch_size: int, ranks: Ranks, seed: int | None, epoch: int) -> tuple[torch.Tensor, ...]:
+    """The rows of each batch, in order; with a seed, this rank's part of batches shuffled by (seed, epoch)."""
     if not len(rows):
         return ()
     if seed is None:
@@ -127,52 +127,51 @@ def cut(rows: Array, batch_size: int, ranks: Ranks, seed: int | None, epoch: int
     return tuple(ranks.part(piece) for piece in pieces)
 
 
-def gathered_ahead(
+def prefetch_batches(
     gather: Callable[[torch.Tensor], BatchT], pieces: Sequence[torch.Tensor], device: torch.device, ahead: int,
     at_once: bool = False,
 ) -> Generator[BatchT, None, None]:  # fmt: skip
-    """`gather(piece)` of each piece, the next ones made while this one is used: on a GPU by a stream of their own, so
-    that they overlap the training step. A batch is a dataclass of tensors or of more such.
+    """`gather(piece)` for each piece, `ahead` of the consumer; on a GPU on a side stream, in parallel with the training
+    step. A batch is a dataclass of tensors or of such dataclasses.
 
-    A step is told to the GPU sooner than it is done, and its batch lies there until then: a CPU that is never waited
-    for fills the GPU's memory with batches of steps to come. So a batch is given when all but the last few steps that
-    used earlier ones are done."""
+    The CPU launches steps faster than the GPU runs them, and a batch stays in GPU memory until its step is done. To
+    bound that memory, each batch waits until all but the last few steps are done."""
     if device.type != "cuda":
         with closing(run_ahead(gather, pieces, ahead, at_once)) as batches:
             yield from batches
         return
-    aside = side_stream(device, "gather")
-    aside.wait_stream(torch.cuda.current_stream(device))  # the table may still be in the making
+    side = side_stream(device, "gather")
+    side.wait_stream(torch.cuda.current_stream(device))  # the table may not be complete yet
 
     def make(rows: torch.Tensor) -> tuple[BatchT, torch.Event]:
-        with torch.cuda.stream(aside):
-            return gather(rows), aside.record_event()
+        with torch.cuda.stream(side):
+            return gather(rows), side.record_event()
 
-    begun: deque[torch.Event] = deque()
+    steps: deque[torch.Event] = deque()
     try:
-        with closing(run_ahead(make, pieces, ahead, at_once)) as made:
-            for batch, whole in made:
-                now = torch.cuda.current_stream(device)
-                begun.append(now.record_event())
-                now.wait_event(whole)
+        with closing(run_ahead(make, pieces, ahead, at_once)) as batches:
+            for batch, gathered in batches:
+                main = torch.cuda.current_stream(device)
+                steps.append(main.record_event())
+                main.wait_event(gathered)
                 num_bytes = 1
                 for tensor in _tensors_in(batch):
-                    tensor.record_stream(now)
+                    tensor.record_stream(main)
                     num_bytes += tensor.nbytes
-                while len(begun) > max(_FEWEST_AHEAD, min(_MOST_AHEAD, _BYTES_AHEAD // num_bytes)):
-                    begun.popleft().synchronize()
+                while len(steps) > max(_MIN_STEPS_AHEAD, min(_MAX_STEPS_AHEAD, _MAX_BYTES_AHEAD // num_bytes)):
+                    steps.popleft().synchronize()
                 yield batch
-    finally:  # what comes next may free or change the table: let it wait for gathers that nobody took
-        torch.cuda.current_stream(device).wait_stream(aside)
+    finally:  # later work may free or change the table: wait for unused gathers
+        torch.cuda.current_stream(device).wait_stream(side)
 
 
-def _tensors_in(thing: Any) -> Iterator[torch.Tensor]:
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif is_dataclass(thing):
-        thing = tuple(vars(thing).values())
-    if isinstance(thing, tuple):
-        for part in thing:
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif is_dataclass(value):
+        value = tuple(vars(value).values())
+    if isinstance(value, tuple):
+        for part in value:
             yield from _tensors_in(part)
 
 

@@ -1,10 +1,10 @@
-"""Token rows in this machine's memory, read by the GPU itself over the bus while it trains.
+"""Token rows in pinned host memory, read by the GPU over the bus while it trains.
 
 Axes: r rows of the table, n rows wanted, h = hops + 1, d features, w their width in a batch.
 
-A plain gather fills the whole GPU with threads that wait for the bus, and the training step beside it waits for them.
-Here a few blocks do all the reading, each with many requests on their way: as much as the bus carries, from a small
-part of the GPU. Cost: n·h·d numbers on the bus, nothing on the CPU.
+A plain gather fills the GPU with threads that wait for the bus and blocks the training step. Here a few thread blocks
+with many outstanding loads saturate the bus and leave the rest of the GPU free. Cost: n·h·d numbers on the bus, no CPU
+time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ except ImportError:  # a build of torch without CUDA
     triton = None
 
 _BLOCKS, _WARPS, _NUMBERS = 24, 16, 8192
-"""Blocks that read, warps of each, and numbers that a block asks for at once."""
+"""Thread blocks, warps per block, and numbers that a block loads at once."""
 
 _works: bool | None = None
 
 
 class _Pinned:
-    """Host memory that a GPU reads over the bus, for as long as a tensor made of this lives."""
+    """Host memory that stays pinned while a tensor made from it exists."""
 
     def __init__(self, host: Tensor) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -54,8 +54,8 @@ def _unpin(host: Tensor) -> None:
 
 
 def pinned(host: Tensor, device: torch.device) -> Tensor:
-    """`host` as a tensor of the GPU, without a copy; `host` itself where the system pins no memory for us."""
-    bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host  # NumPy's formats have no bfloat16
+    """`host` as a CUDA tensor, without a copy; `host` itself if pinning fails."""
+    bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host  # NumPy has no bfloat16
     try:
         return torch.as_tensor(_Pinned(bits), device=device).view(host.dtype)
     except RuntimeError as error:
@@ -68,8 +68,8 @@ def pinned(host: Tensor, device: torch.device) -> Tensor:
         return host
 
 
-def read_over_bus(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:
-    """[n, h, w] these rows of pinned memory, with zeros behind the features."""
+def gather_pinned(table_rhd: Tensor, rows_n: Tensor, width: int) -> Tensor:
+    """[n, h, w] rows of pinned memory, with features zero-padded to `width`."""
     global _works
     num, (h, d) = len(rows_n), table_rhd.shape[1:]
     if _works is None and rows_n.is_cuda:

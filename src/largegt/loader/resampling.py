@@ -1,7 +1,7 @@
-"""Resampling: another sample of LocalNodes every epoch, drawn in the background while the last one trains.
+"""Resampling: new LocalNodes every epoch, sampled in the background during the previous epoch.
 
-Enters: a store and a Prepared with token rows of every node in reach. Leaves: per epoch, a loader whose rows of that
-epoch have new local nodes. A sample is a function of (seed, epoch, node), so a resumed run sees the same ones.
+Enters: a store and a Prepared with token rows of every reachable node. Leaves: per epoch, a loader with new local
+nodes. A sample is a function of (seed, epoch, node), so a resumed run gets the same samples.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from .loader import TokenLoader
 
 
 class Resampler:
-    """Samples one epoch ahead; `close` it when done."""
+    """Samples one epoch ahead. Call `close` after use."""
 
     def __init__(
         self, store: GraphStore, prepared: Prepared, loader: TokenLoader, rows_of: Callable[[int], Array],
-        num_epochs: int, first_draw: int = 0,
+        num_epochs: int, first_sample: int = 0,
     ) -> None:  # fmt: skip
-        """`rows_of` an epoch, rising, are those that it reads. Epoch e has draw `first_draw` + e; draw 0 is what was
-        prepared."""
+        """`rows_of(epoch)` are the rows that the epoch reads, sorted. Epoch e uses sample `first_sample` + e; sample 0
+        is the prepared one."""
         self.store, self.prepared, self.loader, self.rows_of = store, prepared, loader, rows_of
-        self.num_epochs, self.first_draw = num_epochs, first_draw
+        self.num_epochs, self.first_sample = num_epochs, first_sample
         self._pool = ThreadPoolExecutor(1)
-        self._coming: dict[int, tuple[Array, Future[LocalNodeSample]]] = {}
-        """Of epochs to come: their rows, and the draw."""
+        self._pending: dict[int, tuple[Array, Future[LocalNodeSample]]] = {}
+        """The rows and the sample of each started epoch."""
 
     def close(self) -> None:
-        """Stop drawing."""
+        """Stop sampling."""
         self._pool.shutdown(cancel_futures=True)
 
-    def loader_of(self, epoch: int) -> TokenLoader:
-        """The loader of this epoch; the draw of the next one begins."""
-        self._begin(epoch)
-        begun = self._coming.pop(epoch, None)
-        self._begin(epoch + 1)
-        if begun is None:
+    def loader_for(self, epoch: int) -> TokenLoader:
+        """The loader of this epoch. Starts sampling for the next epoch."""
+        self._start(epoch)
+        pending = self._pending.pop(epoch, None)
+        self._start(epoch + 1)
+        if pending is None:
             return self.loader
-        rows, drawn = begun
-        return replace(self.loader, table=self.loader.table.with_local_rows(rows, *drawn.result()))
+        rows, sampled = pending
+        return replace(self.loader, table=self.loader.table.with_local_rows(rows, *sampled.result()))
 
-    def _begin(self, epoch: int) -> None:
-        draw = self.first_draw + epoch
-        if draw > 0 and epoch < self.num_epochs and epoch not in self._coming:
+    def _start(self, epoch: int) -> None:
+        sample_index = self.first_sample + epoch
+        if sample_index > 0 and epoch < self.num_epochs and epoch not in self._pending:
             rows, threads = self.rows_of(epoch), max(1, num_threads(None) - 1)
-            drawn = self._pool.submit(sample_rows, self.store, self.prepared, rows, draw, threads)
-            self._coming[epoch] = rows, drawn
+            sampled = self._pool.submit(sample_rows, self.store, self.prepared, rows, sample_index, threads)
+            self._pending[epoch] = rows, sampled

@@ -1,1 +1,1 @@
-"""What is computed once, offline: LocalNodes, context features, positional encodings."""
+"""Offline preprocessing: LocalNodes, context features, positional encodings."""

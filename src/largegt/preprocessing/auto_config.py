@@ -99,9 +99,9 @@ def auto_config(
     given = list(overrides)
     named = {override.partition("=")[0].strip() for override in given}
     if processes is None:
-        from largegt.runtime.distributed import started_among
+        from largegt.runtime.distributed import launched_world_size
 
-        processes = started_among()
+        processes = launched_world_size()
     model = [override for override in given if override.partition("=")[0].strip() == "model.name"]
     name = Config.from_recipe("default", model).model.name
     if not name.startswith("largegt"):

@@ -1,9 +1,9 @@
-"""Estimate: what a preparation will take before it runs: bytes on disk, memory, rough time.
+"""Estimate the disk space, memory and time of a preparation before it runs.
 
-Enters: a GraphStore, a ResolvedPrepareConfig and the memory to be used. Leaves: an Estimate, one line per stage. Cost:
-a second or so: LocalNodes of some thousand nodes are really drawn, to see how fast this machine is and how much the
-samples of different nodes overlap. Sizes are exact but for the number of token rows of a `sampled` preparation, which
-is extrapolated; time is rough, and assumes cores and a disk of the speeds below.
+Enters: a GraphStore, a ResolvedPrepareConfig and the memory limit. Leaves: an Estimate, one line per stage. Cost: about
+a second to sample LocalNodes of some thousand nodes, which measures the speed of this machine and the overlap between
+samples. Sizes are exact except for the number of token rows of a `sampled` preparation, which is extrapolated; times
+are rough and assume the core and disk speeds below.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .sampling.local_nodes import sample
 
 _SAMPLE_NODES = 1 << 14
 _FIXED_BYTES = 232 << 20
-"""Python, the libraries, kernels that a first run compiles (warm, they take 100 MiB less), and the least for blocks."""
+"""Python, the libraries, kernel compilation (100 MiB less if cached), and the minimal blocks."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1e9, 4e8
 _SUM_CORE_S = 1e-9
-"""Core seconds per number that is added to a sum over neighbours."""
+"""Core seconds per number added to a sum over neighbours."""
 _NODE2VEC_CORE_S = 1.2e-3 / (10 * 40 * 20 * 64 * 2)
-"""Core seconds per node and walk, step, window place, dimension and side (walk or negatives), measured on a CPU."""
+"""Core seconds per node and walk, step, window position, dimension and side (walk or negatives), measured on a CPU."""
 _LANCZOS_EDGE_S, _LANCZOS_NODE_S = 8e-9, 2e-9
-"""Seconds of a step per edge, and per node and vector that the new one is made orthogonal to."""
+"""Seconds of a Lanczos step per edge, and per node and vector of the orthogonalisation."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class StageEstimate:
 
     name: str
     disk_bytes: int
-    """What it leaves."""
+    """The result."""
     scratch_bytes: int
-    """What it needs on disk besides, while it runs."""
+    """Temporary files."""
     memory_bytes: int
-    """What the process holds at most."""
+    """The peak memory of the process."""
     elapsed_s: float
 
 
@@ -68,7 +68,7 @@ class Estimate:
     stages: tuple[StageEstimate, ...]
     disk_bytes: int
     peak_disk_bytes: int
-    """Kept and scratch together, at the worst moment."""
+    """The peak of results and temporary files."""
     free_disk_bytes: int
     memory_bytes: int
     elapsed_s: float
@@ -81,14 +81,14 @@ class Estimate:
 def estimate(
     store: GraphStore, config: ResolvedPrepareConfig, memory: str | int | None = None, threads: int | None = None
 ) -> Estimate:
-    """What `prepare(store, config, memory=memory)` will take."""
+    """The estimate of `prepare(store, config, memory=memory)`."""
     config = resolve_config(store, config)
     nodes = nodes_to_prepare(store, config)
-    engine = Engine(memory_budget(memory, least_memory(store, config, len(nodes))), threads)
-    draw_s, token_rows = _try_local_nodes(store, nodes, config, threads)
+    engine = Engine(memory_budget(memory, min_memory(store, config, len(nodes))), threads)
+    sample_s, token_rows = _measure_local_nodes(store, nodes, config, threads)
     release_freed()
-    made = _Stages(store, config, engine, len(nodes), token_rows, held_bytes())  # with the kernels loaded
-    stages = (made.local_nodes(draw_s), made.tokens(), made.positions(), *made.labels())
+    estimates = _Stages(store, config, engine, len(nodes), token_rows, held_bytes())  # with the kernels loaded
+    stages = (estimates.local_nodes(sample_s), estimates.tokens(), estimates.positions(), *estimates.labels())
     kept = peak = 0
     for stage in stages:
         peak = max(peak, kept + stage.disk_bytes + stage.scratch_bytes)
@@ -106,49 +106,49 @@ def estimate(
     )
 
 
-def least_memory(store: GraphStore, config: ResolvedPrepareConfig, num_rows: int) -> int:
-    """The smallest `--memory-limit` that a preparation of `num_rows` nodes keeps, of resolve_config settings."""
+def min_memory(store: GraphStore, config: ResolvedPrepareConfig, num_rows: int) -> int:
+    """The smallest `--memory-limit` for a preparation of `num_rows` nodes; `config` is resolved."""
     return _FIXED_BYTES + max(_node_bytes(store, config, num_rows))
 
 
 def _node_bytes(store: GraphStore, config: ResolvedPrepareConfig, num_rows: int) -> tuple[int, int, int]:
-    """Bytes that LocalNodes, context features and labels hold for the nodes, beside their blocks."""
+    """Memory of LocalNodes, context features and labels per node, without their blocks."""
     item, num_nodes = np.dtype(index_dtype(store.num_nodes)).itemsize, store.num_nodes
     rings = config.tokens.num_hops * len(directions_of(config)) if num_rows < num_nodes else 0
     labels = 22 if store.task == "regression" else 1
     return (1 + 2 * item) * num_nodes, (1 + item * (1 + rings)) * num_nodes, labels * num_nodes
 
 
-def extrapolated_union(half: int, whole: int, drawn: int, wanted: int, most: int) -> int:
-    """Distinct nodes in `wanted` samples, when half of `drawn` samples held `half` and all of them `whole`: along
-    u(m) = U m / (m + h), which bends as real unions do."""
-    bend = 1 / half - 1 / whole
-    inverse = max(0.0, 1 / whole - bend) + bend * drawn / wanted
+def extrapolated_union(half: int, whole: int, num_sampled: int, wanted: int, most: int) -> int:
+    """The number of distinct nodes in `wanted` samples, extrapolated from `half` distinct nodes in half of
+    `num_sampled` samples and `whole` in all: the saturating curve u(m) = U m / (m + h) fits real unions."""
+    curvature = 1 / half - 1 / whole
+    inverse = max(0.0, 1 / whole - curvature) + curvature * num_sampled / wanted
     return int(min(most, max(whole, 1 / inverse if inverse > 0 else most)))
 
 
-def _try_local_nodes(
+def _measure_local_nodes(
     store: GraphStore, nodes: Array, config: ResolvedPrepareConfig, threads: int | None
 ) -> tuple[float, int]:
-    """(seconds that LocalNodes of all nodes will take, token rows)."""
+    """(seconds for LocalNodes of all nodes, token rows)."""
     if config.local_nodes.k == 1:
         return 0.0, len(nodes) if config.tokens.precompute_for == "sampled" else store.num_nodes
-    tried = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
-    sample(store, tried[:2], config.local_nodes, 0, threads)  # compiled by now
+    sampled_nodes = nodes[np.linspace(0, len(nodes) - 1, min(len(nodes), _SAMPLE_NODES)).astype(np.int64)]
+    sample(store, sampled_nodes[:2], config.local_nodes, 0, threads)  # compile the kernels
     begin = time.perf_counter()
-    drawn, _ = sample(store, tried, config.local_nodes, 0, threads)
-    elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(tried)
+    sampled, _ = sample(store, sampled_nodes, config.local_nodes, 0, threads)
+    elapsed_s = (time.perf_counter() - begin) * len(nodes) / len(sampled_nodes)
     if len(nodes) == store.num_nodes or config.tokens.precompute_for != "sampled":
         return elapsed_s, store.num_nodes
-    whole, half = len(np.unique(drawn)), len(np.unique(drawn[::2]))
-    if len(tried) == len(nodes):
+    whole, half = len(np.unique(sampled)), len(np.unique(sampled[::2]))
+    if len(sampled_nodes) == len(nodes):
         return elapsed_s, whole
-    return elapsed_s, extrapolated_union(half, whole, len(tried), len(nodes), store.num_nodes)
+    return elapsed_s, extrapolated_union(half, whole, len(sampled_nodes), len(nodes), store.num_nodes)
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """What each stage of a preparation will take."""
+    """The estimate of each stage."""
 
     store: GraphStore
     config: ResolvedPrepareConfig
@@ -157,23 +157,23 @@ class _Stages:
     """Nodes that get a row."""
     token_rows: int
     held: int
-    """What the process holds now."""
+    """The current memory of the process."""
 
     def _stage(
         self, name: str, kept: int, scratch: int = 0, memory: int = 0, work_s: float = 0.0, read: int = 0
     ) -> StageEstimate:  # fmt: skip
-        """A stage that leaves and needs so many bytes, beside what the process holds, and reads so many."""
+        """The estimate of a stage from the bytes that it keeps, needs temporarily and reads."""
         elapsed_s = work_s + read / _READ_BYTES_PER_S + (kept + scratch) / _WRITE_BYTES_PER_S
         return StageEstimate(name, kept, scratch, self.held + memory, elapsed_s)
 
-    def _blocks(self, rows: int, width: int, aside: int = 0) -> tuple[int, int]:
-        """(bytes held, times that the sources are read) while so many rows are summed."""
+    def _blocks(self, rows: int, width: int, reserved: int = 0) -> tuple[int, int]:
+        """(memory, number of passes over the sources) to sum this many rows."""
         num_nodes = self.store.num_nodes
-        at_once, sources = plan(rows, num_nodes, width, self.engine.room(aside))
-        return aside + block_bytes(at_once, sources, width), -(-rows // at_once) if sources < num_nodes else 1
+        at_once, sources = plan(rows, num_nodes, width, self.engine.free_memory(reserved))
+        return reserved + block_bytes(at_once, sources, width), -(-rows // at_once) if sources < num_nodes else 1
 
     def _sum_s(self, num_rows: int, direction: Direction, width: int) -> float:
-        """Seconds to sum the neighbours of so many nodes, rows of this width."""
+        """Seconds to sum the neighbours of this many nodes."""
         edges = num_rows / self.store.num_nodes * len(self.store.csr(direction)[1])
         return edges * width * _SUM_CORE_S / num_threads(self.engine.threads)
 
@@ -181,12 +181,12 @@ class _Stages:
     def _node_bytes(self) -> tuple[int, int, int]:
         return _node_bytes(self.store, self.config, self.num_rows)
 
-    def local_nodes(self, draw_s: float) -> StageEstimate:
+    def local_nodes(self, sample_s: float) -> StageEstimate:
         k, item = self.config.local_nodes.k, np.dtype(index_dtype(self.store.num_nodes)).itemsize
         sampled = self.num_rows * k * item
         kept = sampled + self.num_rows * -(-k // 8) + self.token_rows * item
         memory = self._node_bytes[0] + 2 * min(self.num_rows, SEGMENT_NODES) * k * item
-        return self._stage("local nodes", kept, sampled if k > 1 else 0, memory, draw_s)
+        return self._stage("local nodes", kept, sampled if k > 1 else 0, memory, sample_s)
 
     def tokens(self) -> StageEstimate:
         store, tokens, directions = self.store, self.config.tokens, directions_of(self.config)
@@ -232,16 +232,17 @@ class _Stages:
         return self._stage(name, kept, scratch, memory, sum_s, times * scratch)
 
     def labels(self) -> list[StageEstimate]:
-        store, hops, found = self.store, self.config.neighbor_label_hops, []
-        width, aside = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
+        store, hops, stages = self.store, self.config.neighbor_label_hops, []
+        width, reserved = num_count_columns(store.task, store.num_outputs), self._node_bytes[2]
         dtype = counts_dtype(Neighbors(*store.csr("both"), self_loops=False), store.task == "regression")
         row_bytes = dtype.itemsize * (width + 1)
         if hops:
             kept = 2 * self.num_rows * hops * (num_label_columns(store.task, store.num_outputs) + 1)
-            counts, memory = row_bytes * store.num_nodes, self._blocks(store.num_nodes, width, aside)[0]
+            counts, memory = row_bytes * store.num_nodes, self._blocks(store.num_nodes, width, reserved)[0]
             sum_s = self._sum_s(store.num_nodes + (hops - 1) * self.num_rows, "both", width)
-            found.append(self._stage("label histograms", kept, counts, memory, sum_s, counts))
+            stages.append(self._stage("label histograms", kept, counts, memory, sum_s, counts))
         if self.config.local_label_histograms:
-            memory, sum_s = self._blocks(self.token_rows, width, aside)[0], self._sum_s(self.token_rows, "both", width)
-            found.append(self._stage("label counts", row_bytes * self.token_rows, 0, memory, sum_s))
-        return found
+            memory = self._blocks(self.token_rows, width, reserved)[0]
+            sum_s = self._sum_s(self.token_rows, "both", width)
+            stages.append(self._stage("label counts", row_bytes * self.token_rows, 0, memory, sum_s))
+        return stages

@@ -1,10 +1,9 @@
-"""Extended: a store with new nodes behind it and new edges, as if it had been ingested with them. Nothing is copied.
+"""ExtendedGraph: a store with appended nodes and edges, as if ingested together, without copying the store.
 
-Enters: a store, features of the new nodes, and edges by node number; the store's nodes are 0..N-1, new ones N and on.
-Leaves: neighbour lists and feature rows of any of them. Cost: the new nodes and edges; a list that is asked for is
-merged then.
+Enters: a store, features of the new nodes, and edges by node number; the store's nodes are 0..N-1, new nodes follow.
+Leaves: neighbour lists and feature rows of any node. Cost: the new nodes and edges; lists are merged on request.
 
-Where the store has no directions, new edges go both ways.
+In an undirected store new edges go both ways.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from largegt.data.store import GraphStore
 from largegt.preprocessing.kernels import in_rows
 from largegt.types import OPPOSITE, Array, Direction
 
-from .blocks import selection
+from .blocks import as_index
 from .sampling.neighbor_lists import MappedCSR, NeighborLists, index_type
 
 
-class Extended:
-    """A store, new nodes with these features (as the store stores its own), and new edges. Where the store has degrees
-    for features, those of the new nodes do not count, and all are as the edges say."""
+class ExtendedGraph:
+    """A store, new nodes with these features (in the store's format), and new edges. If the store's features are
+    degrees, the features of new nodes are ignored and all degrees count the new edges."""
 
     def __init__(self, store: GraphStore, features: Array, sources: Array, targets: Array) -> None:
         self.store, self.new_features = store, features
         self.num_old, self.num_nodes = store.num_nodes, store.num_nodes + len(features)
-        differ = sources != targets  # self loops are dropped, as at ingest
-        self._pairs = np.stack([sources[differ], targets[differ]])
+        is_edge = sources != targets  # drop self loops, as in ingest
+        self._pairs = np.stack([sources[is_edge], targets[is_edge]])
         self._lists: dict[Direction, OverlaidLists] = {}
 
     def lists(self, direction: Direction) -> OverlaidLists:
         """Each node's successors (`out`), predecessors (`in`) or either (`both`)."""
         direction = direction if self.store.directed else "both"
         if direction not in self._lists:
-            there, back = self._pairs, self._pairs[::-1]
-            new_pairs = {"out": there, "in": back, "both": np.concatenate([there, back], axis=1)}
+            forward, backward = self._pairs, self._pairs[::-1]
+            new_pairs = {"out": forward, "in": backward, "both": np.concatenate([forward, backward], axis=1)}
             for side in {direction, OPPOSITE[direction]}:
                 old = MappedCSR(*self.store.csr(side))
                 self._lists[side] = OverlaidLists(old, new_pairs[side], self.num_nodes)
@@ -46,12 +45,12 @@ class Extended:
         return self._lists[direction]
 
     def feature_rows(self, nodes: Array, degrees: bool) -> Array:
-        """float32 rows of these nodes (sorted), with log(1 + degree) behind them if asked for."""
+        """float32 rows of these nodes (sorted), with log(1 + degree) appended if `degrees`."""
         dtype, first = self.store.feature_dtype, int(np.searchsorted(nodes, self.num_old))
         if self.store.features_are_degrees:
             rows = decode(encode_degrees(self._degrees(nodes, "out", "in"), dtype), dtype)
         else:
-            old = self.store.features[selection(nodes[:first])]
+            old = self.store.features[as_index(nodes[:first])]
             rows = decode(np.concatenate([old, self.new_features[nodes[first:] - self.num_old]]), dtype)
         if not degrees:
             return rows
@@ -63,18 +62,17 @@ class Extended:
 
 
 class OverlaidLists(NeighborLists):
-    """Mapped lists, new neighbours of some of their nodes (sorted, none that it had before), and lists of nodes behind
-    the last."""
+    """Mapped lists, with new neighbours of their nodes (sorted, without duplicates) and the lists of new nodes."""
 
     opposite: OverlaidLists
 
     def __init__(self, old: MappedCSR, new_pairs: Array, num_nodes: int) -> None:
         self.old, self.num_nodes = old, num_nodes
         rows, values = np.divmod(np.unique(new_pairs[0] * num_nodes + new_pairs[1]), num_nodes)
-        known = np.zeros(len(rows), dtype=np.bool_)
+        exists = np.zeros(len(rows), dtype=np.bool_)
         both_old = np.flatnonzero((rows < old.num_nodes) & (values < old.num_nodes))
-        known[both_old] = in_rows(old.indptr, old.indices, rows[both_old], values[both_old])
-        self.rows, self.values = rows[~known], values[~known].astype(index_type(num_nodes))
+        exists[both_old] = in_rows(old.indptr, old.indices, rows[both_old], values[both_old])
+        self.rows, self.values = rows[~exists], values[~exists].astype(index_type(num_nodes))
 
     @property
     def reverse(self) -> OverlaidLists:

@@ -1,7 +1,7 @@
-"""Features as tokens begin: those of the store, with log(1 + degree) behind them where asked for, and their scale.
+"""Node features: those of the store, optionally with log(1 + degree), and their normalisation.
 
-Enters: a GraphStore. Leaves: float32 rows of the nodes asked for, and the shift and gain that normalise them.
-Cost: a copy of the rows asked for at most; the scale is one pass over the features. Nothing is held.
+Enters: a GraphStore. Leaves: float32 rows of the requested nodes, and the shift and gain that normalise them. Cost: at
+most a copy of the requested rows; the scale is one pass over the features.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from largegt.data.store import GraphStore
 from largegt.runtime.memory import rows_within
 from largegt.types import Array, Direction, Normalization
 
-from .blocks import degrees_of, selection
+from .blocks import as_index, degrees_of
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 _CHUNK_ROWS = 1 << 14
-_ZEROS, _ALIKE = 0.8, 20.0
-"""Words: so large a share of zeros, and no feature whose values are so many times as large as those of others."""
+_MIN_ZEROS, _MAX_SIZE_RATIO = 0.8, 20.0
+"""Bag-of-words features: the minimal fraction of zeros, and the maximal ratio of a feature's size to the median."""
 
 
 class NodeFeatures:
-    """Rows [n, d] of a store's features; with `degrees`, d is one more for an undirected graph (its degree) and two
-    for a directed one (out, in)."""
+    """Rows [n, d] of a store's features; `degrees` adds one column for an undirected graph and two (out, in) for a
+    directed one."""
 
     def __init__(self, store: GraphStore, degrees: bool = False) -> None:
         self.store, self.num_nodes = store, store.num_nodes
@@ -38,8 +38,8 @@ class NodeFeatures:
         self.width = store.num_features + len(self._indptrs)
 
     def rows(self, nodes: Array | range) -> Array:
-        """float32 [n, d] of sorted nodes; may be a view of the file."""
-        stored = decode(self.store.features[selection(nodes)], self.store.feature_dtype)
+        """float32 [n, d] of sorted nodes; possibly a view of the file."""
+        stored = decode(self.store.features[as_index(nodes)], self.store.feature_dtype)
         if not self._indptrs:
             return stored
         counts = np.stack([degrees_of(indptr, nodes) for indptr in self._indptrs], axis=1)
@@ -47,20 +47,19 @@ class NodeFeatures:
 
 
 class EdgeMeans(NodeFeatures):
-    """Rows [n, f] of what the edges of a node along a direction have for features, their mean; zeros where there are
-    none."""
+    """Rows [n, f] of the mean edge features of each node along a direction; zeros for a node without edges."""
 
     def __init__(self, store: GraphStore, direction: Direction) -> None:
         super().__init__(store)
         self.direction, self.width = direction, store.num_edge_features
 
     def rows(self, nodes: Array | range) -> Array:
-        return self.store.edge_features(self.direction)[selection(nodes)]
+        return self.store.edge_features(self.direction)[as_index(nodes)]
 
 
 def _moments(features: NodeFeatures, pilot: Array, start: int, stop: int) -> tuple[Array, int]:
-    """float64 [3, d]: sums of x - pilot and of its square over a range of nodes, and how many values are not zero; and
-    how many nodes have a stored feature that is not."""
+    """float64 [3, d] over a range of nodes: sums of x - pilot, sums of its square, counts of nonzero values; and the
+    number of nodes with a nonzero stored feature."""
     sums, nodes_with_any = np.zeros((3, features.width)), 0
     for low, high in pairwise([*range(start, stop, rows_within(8 * features.width)), stop]):
         rows = features.rows(range(low, high))
@@ -71,18 +70,20 @@ def _moments(features: NodeFeatures, pilot: Array, start: int, stop: int) -> tup
 
 
 def feature_scale(features: NodeFeatures, normalize: Normalization, engine: Engine) -> tuple[Array, Array]:
-    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; zeros and ones without it. `global` is
-    one gain for all features of the store, by their mean square, and no shift; degrees have their own as ever. `auto`
-    is global for words: four fifths of the features are zero, nodes without any left out, and the others alike in
-    size. Features of one category or text column share a gain, and their variances add up to 1: with a gain for each,
-    rare categories and words would be the largest features."""
+    """`(shift, gain)` float32 [d]: (x - shift)·gain has mean 0 and variance 1; `none` is zeros and ones. `global` uses
+    one gain, from the mean square, for all stored features and no shift; degrees keep their own scale. `auto` is global
+    for bag-of-words features: four fifths of the values are zero, not counting empty nodes, and the others similar in
+    size. The features of one category or text column share a gain so that their variances add up to 1: separate gains
+    would make rare categories and words the largest features."""
     width, num_nodes, num_stored = features.width, features.num_nodes, features.store.num_features
     if normalize == "none":
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
     pilot = features.rows(range(1)).astype(np.float64)[0]
     sums, nodes_with_any = np.zeros((3, width)), 0
     parts = pairwise([*range(0, num_nodes, _CHUNK_ROWS), num_nodes])
-    for part, part_nodes in engine.run(partial(_moments, features, pilot), parts):  # in order: always the same bits
+    for part, part_nodes in engine.run(
+        partial(_moments, features, pilot), parts
+    ):  # results in order: deterministic sums
         sums += part
         nodes_with_any += part_nodes
     mean = sums[0] / num_nodes
@@ -94,7 +95,7 @@ def feature_scale(features: NodeFeatures, normalize: Normalization, engine: Engi
         if column.kind in ("category", "text"):
             gain[span] = 1.0 / max(np.sqrt(np.sum(deviation[span] ** 2)), 1e-7)
     mean_square = (deviation**2 + shift**2)[:num_stored]
-    if normalize == "auto" and _are_words(sums[2, :num_stored], nodes_with_any, num_nodes * mean_square):
+    if normalize == "auto" and _are_bag_of_words(sums[2, :num_stored], nodes_with_any, num_nodes * mean_square):
         normalize = "global"
     if normalize == "global":
         size = np.sqrt(np.mean(mean_square)) if num_stored else 0.0
@@ -102,9 +103,9 @@ def feature_scale(features: NodeFeatures, normalize: Normalization, engine: Engi
     return shift.astype(np.float32), gain.astype(np.float32)
 
 
-def _are_words(there: Array, nodes: int, squares: Array) -> bool:
-    """By how many values of each feature are not zero, how many nodes have any, and the sums of their squares."""
-    if not there.any() or there.sum() > (1 - _ZEROS) * nodes * len(there):
+def _are_bag_of_words(nonzero: Array, nodes: int, squares: Array) -> bool:
+    """From the nonzero values per feature, the number of nodes with any, and the sums of squares."""
+    if not nonzero.any() or nonzero.sum() > (1 - _MIN_ZEROS) * nodes * len(nonzero):
         return False
-    sizes = np.sqrt(squares[there > 0] / there[there > 0])
-    return bool(sizes.max() <= _ALIKE * np.median(sizes))
+    sizes = np.sqrt(squares[nonzero > 0] / nonzero[nonzero > 0])
+    return bool(sizes.max() <= _MAX_SIZE_RATIO * np.median(sizes))

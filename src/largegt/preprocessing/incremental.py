@@ -1,15 +1,15 @@
-"""Incremental preparation: of a store that was appended to, only rows that changed are made.
+"""Incremental preparation: after an append, compute only the rows that changed.
 
-Enters: the store, and preparations of its earlier states. Leaves: the same bytes as a preparation from nothing: rows
-whose inputs are as they were are copied, all others are made by the stage itself. Cost: that of the stage for the rows
-that are made, and one copy of the others; some bytes per node.
+Enters: the store, and preparations of its earlier states. Leaves: the same bytes as a preparation from scratch: rows
+with unchanged inputs are copied, and the stage computes all others. Cost: that of the stage for the computed rows, and
+a copy of the others; some bytes per node.
 
-A row changes where a walk of a few hops from its node reaches a node that is new or has new neighbours. Beside that,
-  local nodes       change where the sample depends on how many nodes there are: nodes without neighbours, and those
+A row changes if its node is within a few hops of a node that is new or has new neighbours. In addition,
+  local nodes       change if the sample depends on the number of nodes: for nodes without neighbours, and for those
                     sampled by nodes (uniform.py)
-  token rows        change with the features of nodes in reach, and all of them with the features' scale
-  label histograms  all change when labels or the split of nodes were updated, or the scale of a regression's values
-Positional encodings look at the whole graph and are made in full; so are labels around local nodes.
+  token rows        change with the features within reach, and all of them with the feature scale
+  label histograms  all change with the labels or the split of old nodes, or with the scale of regression values
+Positional encodings depend on the whole graph and are recomputed; so are label counts around local nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from largegt.data.store import GraphStore
 from largegt.data.versions import State, earlier_states, labels_updated_since, touched_since
 from largegt.errors import FormatError
 from largegt.io.array_writer import ArrayWriter
-from largegt.preprocessing.sampling.uniform import BY_NODES, choose_way, num_far
+from largegt.preprocessing.sampling.uniform import BY_NODES, choose_method, num_hop2_slots
 from largegt.types import Array, Direction
 
 from .blocks import Neighbors
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 _CHUNK_ROWS = 1 << 14
 
 SAMPLED = "scratch_sampled"
-"""LocalNodes as node numbers [n, K], while they are made."""
+"""LocalNodes as node numbers [n, K]; a temporary array."""
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """An earlier preparation of a store that was appended to: of a state before that, or of other nodes. `…_before` is
-    where each row of an array stands in it, -1 where the row must be made; None where all must be."""
+class EarlierPreparation:
+    """An earlier preparation of an appended store: of an earlier state, or of other nodes. `…_before` maps each row of
+    an array to its row there, -1 for a row to compute; None if all rows must be computed."""
 
     prepared: Prepared
     state: State
@@ -58,8 +58,8 @@ class Earlier:
     def changed(
         self, directions: Sequence[Direction], hops: int, lists: bool = True, features: bool = False
     ) -> Array:  # fmt: skip
-        """Boolean [N]: nodes that are new, or from which so many hops lead to one that is new or, with `lists`, has new
-        neighbours or, with `features`, other features."""
+        """Boolean [N]: nodes within `hops` of a node that is new or, with `lists`, has new neighbours or, with
+        `features`, has updated features."""
         marked = np.zeros(self.store.num_nodes, dtype=np.bool_)
         marked[self.state.num_nodes :] = True
         for what in ["touched"] * lists + ["features"] * features:
@@ -94,15 +94,17 @@ class Earlier:
         before[changed[token_nodes]] = -1
         return before
 
-    def label_rows_before(self, nodes: Array, hops: int, own: TrainingLabels, then: State | None) -> Array | None:
-        """`own` are the labels to count, those of the version `then` or of the store's own."""
-        ours, theirs = then or State.of(self.store), self.prepared.as_of or self.state
-        if theirs != ours:
-            if any(labels_updated_since(self.store, version) for version in (theirs, ours)):
+    def label_rows_before(
+        self, nodes: Array, hops: int, training_labels: TrainingLabels, version: State | None
+    ) -> Array | None:
+        """`training_labels` are the labels to count, of `version` or of the current store."""
+        state, earlier = version or State.of(self.store), self.prepared.version or self.state
+        if earlier != state:
+            if any(labels_updated_since(self.store, one) for one in (earlier, state)):
                 return None
-            counted = TrainingLabels.of(self.store, theirs)
-            before, now = (each.is_train[: self.state.num_nodes] for each in (counted, own))
-            scales = [each.scale and (each.scale.mean, each.scale.std) for each in (counted, own)]
+            counted = TrainingLabels.from_store(self.store, earlier)
+            before, now = (each.is_train[: self.state.num_nodes] for each in (counted, training_labels))
+            scales = [each.scale and (each.scale.mean, each.scale.std) for each in (counted, training_labels)]
             if scales[0] != scales[1] or not np.array_equal(before, now):
                 return None
         before = self.prepared.rows_of(nodes)
@@ -110,32 +112,31 @@ class Earlier:
         return before
 
     def rows(self, name: str, places: Array) -> Array:
-        """Rows of one of its arrays."""
+        """Rows of one array of the earlier preparation."""
         earlier = self.prepared
         rows = earlier.token_nodes[earlier.local_rows[places]] if name == SAMPLED else earlier.array(name)[places]
         return np.asarray(rows)
 
 
 def find_earlier(
-    store: GraphStore, siblings: Iterable[Prepared], config: ResolvedPrepareConfig, engine: Engine
-) -> Earlier | None:
-    """The preparation by the same settings, for whichever nodes, that has the most rows, the latest of such; None where
-    there is none."""
+    store: GraphStore, cached: Iterable[Prepared], config: ResolvedPrepareConfig, engine: Engine
+) -> EarlierPreparation | None:
+    """The preparation with the same settings and the most rows, the latest of several; None if there is none."""
     states = {state.fingerprint: state for state in [*earlier_states(store), State.of(store)]}
     names = list(states)
-    known = [prepared for prepared in siblings if prepared.meta["fingerprint"] in states]
+    known = [prepared for prepared in cached if prepared.meta["fingerprint"] in states]
     known.sort(key=lambda prepared: (len(prepared.nodes), names.index(prepared.meta["fingerprint"])), reverse=True)
     for prepared in known:
         state = states[prepared.meta["fingerprint"]]
         if state.directed == store.directed and _rows_depend_on(prepared.config) == _rows_depend_on(config):
-            with suppress(FormatError):  # a damaged one serves nobody
+            with suppress(FormatError):  # skip a damaged one
                 prepared.check()
-                return Earlier(prepared, state, store, engine)
+                return EarlierPreparation(prepared, state, store, engine)
     return None
 
 
 def _rows_depend_on(config: ResolvedPrepareConfig) -> list[Any]:
-    """The settings that a node's rows depend on, wherever there are some."""
+    """The settings that the rows of a node depend on."""
     sampled, tokens = config.local_nodes.relevant(), config.tokens.model_dump(exclude={"precompute_for"})
     return [{**sampled, "target_nodes": ""}, tokens, config.neighbor_label_hops]
 
@@ -144,23 +145,23 @@ def merge(
     writer: ArrayWriter, names: Sequence[str], before: Array, rows_at: Callable[[str, Array], Array],
     make: Callable[[Array, ArrayWriter], None],
 ) -> None:  # fmt: skip
-    """Write arrays of these names: the rows that are kept, as `rows_at(name, places)` gives them, and those between
-    them as `make(which, scratch)` writes them into a scratch folder. It goes on where an earlier run stopped."""
+    """Write arrays of these names from reused rows, `rows_at(name, places)`, and computed rows, which `make(which,
+    scratch)` writes to a scratch folder. Resumes after an interrupted run."""
     missing = np.flatnonzero(before < 0)
-    which = [names, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation lacks other rows
+    which = [names, sha256(missing.tobytes()).hexdigest()]  # another earlier preparation has other missing rows
     with ArrayWriter(writer.partial / "made", "scratch", replace=True, identity=which) as scratch:
         if len(missing) and not all(scratch.has(name) for name in names):
             make(missing, scratch)
             scratch.commit()
         for name in names:
-            none = rows_at(name, before[:0])
-            made = scratch.array(name) if len(missing) else none
-            out = writer.grow(name, none.dtype.name, none.shape[1:])
+            empty = rows_at(name, before[:0])
+            made = scratch.array(name) if len(missing) else empty
+            out = writer.grow(name, empty.dtype.name, empty.shape[1:])
             done = int(np.searchsorted(missing, out.rows))
             for start in range(out.rows, len(before), _CHUNK_ROWS):
                 places = before[start : start + _CHUNK_ROWS]
                 count = int((places < 0).sum())
-                block = np.empty((len(places), *none.shape[1:]), dtype=none.dtype)
+                block = np.empty((len(places), *empty.shape[1:]), dtype=empty.dtype)
                 block[places >= 0] = rows_at(name, places[places >= 0])
                 block[places < 0] = made[done : done + count]
                 done += count
@@ -174,8 +175,8 @@ def merge(
 def _depends_on_count(
     indptr: Any, indices: Any, nodes: Any, wanted: int, hop1_slots: int, num_nodes: int
 ) -> Any:  # fmt: skip
-    """Boolean: whose sample depended on how many nodes there were. More nodes make no other way the best one where
-    drawing from all nodes was not."""
+    """Boolean: whether each node's sample depended on the number of nodes. With more nodes, a node that was not sampled
+    by nodes keeps its method."""
     found = np.zeros(len(nodes), np.bool_)
     for n in range(len(nodes)):
         start, stop = indptr[nodes[n]], indptr[nodes[n] + 1]
@@ -183,6 +184,6 @@ def _depends_on_count(
         for place in range(start, stop):
             j = indices[place]
             paths += indptr[j + 1] - indptr[j]
-        far = num_far(wanted, hop1_slots, stop - start)
-        found[n] = stop == start or (far > 0 and choose_way(paths, num_nodes, far) == BY_NODES)
+        far = num_hop2_slots(wanted, hop1_slots, stop - start)
+        found[n] = stop == start or (far > 0 and choose_method(paths, num_nodes, far) == BY_NODES)
     return found

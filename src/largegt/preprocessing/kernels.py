@@ -1,7 +1,7 @@
 """The inner loops of preparation, in numba. Plain arrays in, plain arrays out, explicit random state.
 
-Every kernel releases the GIL and is driven in chunks by an engine. Rows of a CSR (`indptr`, `indices`) are sorted,
-without duplicates and without self loops: `ingest` makes them so, and the sampler relies on it.
+Every kernel releases the GIL and runs on chunks. Rows of a CSR (`indptr`, `indices`) are sorted, without duplicates and
+without self loops: `ingest` guarantees it, and the sampler relies on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS, FOR_NEIGHBORS = 0, 1, 2, 3
-"""Purposes of random streams: what one seed is used for in one place says nothing of another."""
+"""Purposes of random streams: one seed gives independent streams for different purposes."""
 
 
 # random numbers ------------------------------------------------------------------------------------------------
@@ -27,8 +27,8 @@ FOR_LOCAL_NODES, FOR_PROJECTION, FOR_WALKS, FOR_NEIGHBORS = 0, 1, 2, 3
 
 @njit(nogil=True, cache=True)
 def start_stream(state: Any, purpose: int, seed: int, epoch: int, node: int) -> None:
-    """Begin the stream of (purpose, seed, epoch, node). Each part goes through the mixer, so that neighbouring
-    seeds, epochs or nodes share nothing, and neither do two uses of one seed."""
+    """Start the stream of (purpose, seed, epoch, node). Each part is hashed, so streams of neighbouring seeds, epochs
+    or nodes are independent."""
     x = mix(mix(np.uint64(seed) + _GOLDEN) + np.uint64(purpose))
     x = mix(x ^ (np.uint64(epoch) * _MIX_A + _GOLDEN))
     state[0] = mix(x ^ (np.uint64(node) * _MIX_B + _GOLDEN))
@@ -42,15 +42,15 @@ def next_bits(state: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def below(state: Any, bound: Any) -> Any:
-    """A whole number in [0, bound), exactly uniform (multiply-and-shift with rejection of the short end)."""
+def randint(state: Any, bound: Any) -> Any:
+    """An exactly uniform integer in [0, bound), by multiply-and-shift with rejection."""
     n = np.uint64(bound)
     if n <= _LOW_32:
         product = (next_bits(state) >> np.uint64(32)) * n
         low = product & _LOW_32
         if low < n:
-            short = (np.uint64(0x100000000) - n) % n
-            while low < short:
+            threshold = (np.uint64(0x100000000) - n) % n
+            while low < threshold:
                 product = (next_bits(state) >> np.uint64(32)) * n
                 low = product & _LOW_32
         return np.int64(product >> np.uint64(32))
@@ -63,7 +63,7 @@ def below(state: Any, bound: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def unit(state: Any) -> float:
+def random_unit(state: Any) -> float:
     """A float in [0, 1)."""
     return float(next_bits(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
@@ -73,7 +73,7 @@ def unit(state: Any) -> float:
 
 @njit(nogil=True, cache=True)
 def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
-    """First place in the sorted values[low:high] that holds `wanted` or more."""
+    """The first position in the sorted values[low:high] with a value of at least `wanted`."""
     while low < high:
         middle = (low + high) >> 1
         if values[middle] < wanted:
@@ -85,14 +85,14 @@ def lower_bound(values: Any, low: Any, high: Any, wanted: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def contains(values: Any, low: Any, high: Any, wanted: Any) -> Any:
-    """Whether the sorted values[low:high] hold `wanted`."""
+    """Whether the sorted values[low:high] contain `wanted`."""
     place = lower_bound(values, low, high, wanted)
     return place < high and values[place] == wanted
 
 
 @njit(nogil=True, cache=True)
 def share_an_element(a: Any, a_low: int, a_high: int, b: Any, b_low: int, b_high: int) -> bool:
-    """Whether two sorted ranges meet: each element of the shorter is searched in what is left of the longer."""
+    """Whether two sorted ranges share an element, by binary searches in the longer one."""
     if a_high - a_low > b_high - b_low:
         a, a_low, a_high, b, b_low, b_high = b, b_low, b_high, a, a_low, a_high
     for place in range(a_low, a_high):
@@ -106,7 +106,7 @@ def share_an_element(a: Any, a_low: int, a_high: int, b: Any, b_low: int, b_high
 
 @njit(nogil=True, cache=True)
 def copy_rows(indptr: Any, indices: Any, rows: Any, out_indptr: Any, out: Any) -> None:
-    """Row rows[n] of a CSR to its place in another one."""
+    """Copy row rows[n] of a CSR to row n of another one."""
     for n in range(len(rows)):
         low, to = indptr[rows[n]], out_indptr[n]
         for place in range(out_indptr[n + 1] - to):
@@ -115,7 +115,7 @@ def copy_rows(indptr: Any, indices: Any, rows: Any, out_indptr: Any, out: Any) -
 
 @njit(nogil=True, cache=True)
 def in_rows(indptr: Any, indices: Any, rows: Any, wanted: Any) -> Any:
-    """Boolean: whether row rows[n] of a CSR holds wanted[n]."""
+    """Boolean: whether row rows[n] of a CSR contains wanted[n]."""
     found = np.empty(len(rows), np.bool_)
     for n in range(len(rows)):
         found[n] = contains(indices, indptr[rows[n]], indptr[rows[n] + 1], wanted[n])
@@ -128,31 +128,31 @@ def in_rows(indptr: Any, indices: Any, rows: Any, wanted: Any) -> Any:
 @njit(nogil=True, cache=True)
 def add_neighbors(
     indptr: Any, indices: Any, weights: Any, scale: float, self_loops: bool, nodes: Any, cursor: Any, low: int,
-    high: int, dense: Any, place_of: Any, sums: Any,
+    high: int, dense: Any, row_of: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """`sums[n] += w·X[j]` over the neighbours j of nodes[n] with low <= j < high, in rising order, the node itself in
-    its place among them if `self_loops`. w is the entry's weight times `scale`; 1 for the node itself, and where
-    `weights` is empty. cursor[n] is where in `indices` to begin, and is left where to go on. X[j] is
-    dense[place_of[j - low]], or dense[j - low] when `place_of` is empty."""
+    """`sums[n] += w·X[j]` over the neighbours j of nodes[n] with low <= j < high, in ascending order, including the
+    node itself if `self_loops`. w is the entry's weight times `scale`, and 1 for the node itself or if `weights` is
+    empty. cursor[n] is the next position in `indices` and is updated. X[j] is dense[row_of[j - low]], or dense[j - low]
+    if `row_of` is empty."""
     width = dense.shape[1]
     for n in range(len(nodes)):
         i = nodes[n]
         place, end = cursor[n], indptr[i + 1]
-        own = self_loops and low <= i < high
+        adds_self = self_loops and low <= i < high
         total = sums[n]
         while True:
             j = np.int64(indices[place]) if place < end else high
             weight = np.float32(1.0)
-            if own and i < j:
+            if adds_self and i < j:
                 j = i
-                own = False
+                adds_self = False
             elif j < high:
                 if len(weights):
                     weight = np.float32(np.float64(weights[place]) * scale)
                 place += 1
             else:
                 break
-            x = dense[place_of[j - low]] if len(place_of) else dense[j - low]
+            x = dense[row_of[j - low]] if len(row_of) else dense[j - low]
             for c in range(width):
                 total[c] += weight * x[c]
         cursor[n] = place
@@ -160,7 +160,7 @@ def add_neighbors(
 
 @njit(nogil=True, cache=True)
 def random_signs(nodes: Any, seed: int, out: Any) -> None:
-    """±1 for each of these nodes and each column: rows of the random projection, a function of (seed, node) alone."""
+    """±1 for each node and column: rows of the random projection, a function of (seed, node) only."""
     state = np.zeros(1, np.uint64)
     for n in range(len(out)):
         start_stream(state, FOR_PROJECTION, seed, 0, nodes[n])
@@ -179,11 +179,11 @@ def random_signs(nodes: Any, seed: int, out: Any) -> None:
 def random_walks(
     indptr: Any, indices: Any, starts: Any, p: float, q: float, seed: int, first_walk: int, walks: Any
 ) -> None:
-    """node2vec's second-order walks into walks [w, length]. A proposal uniform over the neighbours is kept in
-    proportion to 1/p (back where it came from), 1 (also a neighbour of that node) or 1/q (farther). A walk that
-    has nowhere to go stays. Walk number `first_walk + w` is a function of (seed, that number) alone."""
+    """node2vec's second-order walks into walks [w, length], by rejection sampling: a uniform neighbour is accepted in
+    proportion to 1/p (the previous node), 1 (a neighbour of the previous node) or 1/q (any other). A walk at a node
+    without neighbours stays there. Walk number `first_walk + w` is a function of (seed, that number) only."""
     state = np.zeros(1, np.uint64)
-    heaviest = max(1.0, 1.0 / p, 1.0 / q)
+    max_weight = max(1.0, 1.0 / p, 1.0 / q)
     for w in range(len(starts)):
         start_stream(state, FOR_WALKS, seed, 0, first_walk + w)
         previous, here = np.int64(-1), np.int64(starts[w])
@@ -192,7 +192,7 @@ def random_walks(
             low, degree = indptr[here], indptr[here + 1] - indptr[here]
             target = here
             while degree > 0:
-                target = np.int64(indices[low + below(state, degree)])
+                target = np.int64(indices[low + randint(state, degree)])
                 if degree == 1 or previous < 0 or (p == 1.0 and q == 1.0):
                     break
                 if target == previous:
@@ -201,7 +201,7 @@ def random_walks(
                     weight = 1.0
                 else:
                     weight = 1.0 / q
-                if unit(state) * heaviest < weight:
+                if random_unit(state) * max_weight < weight:
                     break
             previous, here = here, target
             walks[w, step] = here

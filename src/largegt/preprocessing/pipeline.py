@@ -1,8 +1,8 @@
-"""`prepare`: the stages that make a Prepared, each in a folder named by its key.
+"""`prepare` runs the stages of a preparation, each in a folder named by its key.
 
-Enters: a GraphStore and a PrepareConfig. Leaves: a Prepared. Cost: the sum of its stages; a stage that is there already
-is opened, and one that another process is making is waited for. Of an appended store, rows that did not change are
-taken from the preparation of its earlier version (incremental.py).
+Enters: a GraphStore and a PrepareConfig. Leaves: a Prepared. Cost: the sum of its stages; a cached stage is reused, and
+a stage that another process is writing is awaited. For an appended store, unchanged rows are copied from the
+preparation of its earlier version (incremental.py).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from largegt.runtime.progress import Progress
 from largegt.types import Array, PathLike
 
 from .auto_config import ConfigLike, config_for
-from .blocks import Neighbors, degrees_of, marked_numbers
+from .blocks import Neighbors, degrees_of, marked_nodes
 from .cache_key import (
+    cache_key_inputs,
     directions_of,
     directions_read,
-    identity_of,
     nodes_to_prepare,
     prepared_path,
     resolve_config,
+    resolve_version,
     stage_keys,
-    state_as_of,
 )
 from .context import ContextFeatures
 from .engine import SEGMENT_NODES, Engine
-from .estimate import least_memory
+from .estimate import min_memory
 from .features import EdgeMeans, NodeFeatures, feature_scale
-from .incremental import SAMPLED, Earlier, find_earlier, merge
+from .incremental import SAMPLED, EarlierPreparation, find_earlier, merge
 from .label_features import TrainingLabels, write_label_counts, write_neighbor_label_histogram
 from .positional_encoding import write_positions
 from .prepared import KIND, STAGE, Prepared, cached_preparations
@@ -64,12 +64,12 @@ def prepare(
     *,
     memory: str | int | None = None,
     engine: Engine | None = None,
-    as_of: str | None = None,
+    version: str | None = None,
     wait: bool = True,
 ) -> Prepared:
     """Sample local nodes, compute context features and positional encodings; what is there already is opened.
 
-    A killed preparation goes on where it stopped when it is called again.
+    A killed preparation resumes when it is called again.
 
     Args:
         store: a store, or its path.
@@ -103,14 +103,14 @@ def prepare(
     engine = engine or Engine(memory_budget(memory), threads, progress)
     engine.check_positions(resolved.positional_encoding.method)
     store = engine.opened(store)
-    path = prepared_path(store, resolved, as_of)
+    path = prepared_path(store, resolved, version)
     refuse_links_out(store.path, path)
-    if (there := _sound(path, engine, wait, Prepared.open)) is not None:
-        return there
+    if (existing := _open_if_valid(path, engine, wait, Prepared.open)) is not None:
+        return existing
     store.check(*directions_read(resolved), features=True, progress=engine.show)
     num_nodes = store.num_nodes if resolved.local_nodes.target_nodes == "all" else int(np.count_nonzero(store.labelled))
-    memory_budget(memory, least_memory(store, resolved, num_nodes))
-    preparation = _Preparation(store, resolved, engine, wait, state_as_of(store, resolved, as_of))
+    memory_budget(memory, min_memory(store, resolved, num_nodes))
+    preparation = _Preparation(store, resolved, engine, wait, resolve_version(store, resolved, version))
     preparation.run(path)
     prepared = Prepared.open(path)
     prepared.reused = preparation.reused
@@ -118,19 +118,19 @@ def prepare(
     return prepared
 
 
-def _sound(path: Path, engine: Engine, wait: bool, open_it: Callable[[Path], Opened]) -> Opened | None:
-    """What is there; None where there is nothing, or something damaged, which is removed."""
+def _open_if_valid(path: Path, engine: Engine, wait: bool, open_folder: Callable[[Path], Opened]) -> Opened | None:
+    """Open the folder; None if it does not exist or is damaged. A damaged folder is removed."""
     try:
-        found = _checked(path, engine, open_it)
+        found = _open_checked(path, engine, open_folder)
         remove_stale(path)
         return found
     except InputError:
         return None
     except FormatError:
         pass
-    with Lock(path, wait=wait):  # a folder that another process commits has no manifest yet: that is no damage
+    with Lock(path, wait=wait):  # a folder during a commit of another process has no manifest, which is not damage
         try:
-            return _checked(path, engine, open_it)
+            return _open_checked(path, engine, open_folder)
         except InputError:
             return None
         except FormatError as error:
@@ -139,34 +139,35 @@ def _sound(path: Path, engine: Engine, wait: bool, open_it: Callable[[Path], Ope
             return None
 
 
-def _checked(path: Path, engine: Engine, open_it: Callable[[Path], Opened]) -> Opened:
+def _open_checked(path: Path, engine: Engine, open_folder: Callable[[Path], Opened]) -> Opened:
     remote.refresh(path)
-    found = open_it(path)
+    found = open_folder(path)
     found.check(progress=engine.show)
     return found
 
 
 @dataclass(frozen=True)
 class _Preparation:
-    """One preparation of a store: its stages, and preparations of earlier versions that rows may be taken from."""
+    """A running preparation: its stages, and earlier preparations to reuse rows of."""
 
     store: GraphStore
     config: ResolvedPrepareConfig
     engine: Engine
     wait: bool
-    then: State | None
-    """The version that scale and training labels are of."""
+    version: State | None
+    """The version of the feature scale and the training labels."""
     reused: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(rows kept, rows made) of each array."""
+    """(rows reused, rows computed) of each array."""
     folders: dict[str, ArrayFolder] = field(default_factory=dict)
-    """The stages, open so that nobody removes them before the preparation names them."""
+    """The open stages; an open stage is not removed before the preparation refers to it."""
 
     def run(self, path: Path) -> None:
-        """Make the stages that are missing, and the folder that names them."""
-        store, keys = self.store, stage_keys(self.store, self.config, self.then)
+        """Write the missing stages, and the folder that refers to them."""
+        store, keys = self.store, stage_keys(self.store, self.config, self.version)
         for name, key in keys.items():
             meta = {"stage": name, "num_nodes": store.num_nodes}
-            self.folders[name] = self._made(store.path / "prepared" / name / key, STAGE, [name, key], meta, WRITE[name])
+            stage_path = store.path / "prepared" / name / key
+            self.folders[name] = self._open_or_write(stage_path, STAGE, [name, key], meta, WRITE[name])
         meta = {
             "config": self.config.model_dump(mode="json"),
             "stages": keys,
@@ -175,104 +176,105 @@ class _Preparation:
                 "name": store.name, "fingerprint": store.fingerprint, "num_nodes": store.num_nodes,
                 "task": store.task, "classes": store.classes, "num_outputs": store.num_outputs,
             },
-            **({} if self.then is None else {"as_of": asdict(self.then)}),
+            **({} if self.version is None else {"version": asdict(self.version)}),
         }  # fmt: skip
-        self._made(path, KIND, identity_of(store, self.config, self.then), meta, lambda *_: None).close()
+        inputs = cache_key_inputs(store, self.config, self.version)
+        self._open_or_write(path, KIND, inputs, meta, lambda *_: None).close()
         for folder in self.folders.values():
             folder.close()
 
-    def _made(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
-        """The folder at `path`, which `write` fills where it is missing or damaged."""
+    def _open_or_write(self, path: Path, kind: str, identity: Any, meta: dict[str, Any], write: Write) -> ArrayFolder:
+        """Open the folder at `path`; `write` fills it if it is missing or damaged."""
         refuse_links_out(self.store.path, path)
-        while (found := _sound(path, self.engine, self.wait, lambda path: ArrayFolder(path, kind))) is None:
+        while (found := _open_if_valid(path, self.engine, self.wait, lambda path: ArrayFolder(path, kind))) is None:
             try:
                 with ArrayWriter(path, kind, identity=identity, wait=self.wait) as writer:
                     write(self, writer)
                     writer.finish(meta, identity=identity, progress=self.engine.show)
-            except ExistsError:  # another process made it while this one waited
+            except ExistsError:  # another process wrote it during the wait
                 if not (path / remote.MANIFEST).is_file():
                     raise
         return found
 
     @property
     def nodes(self) -> Array:
-        """The nodes that get a row, mapped."""
+        """The prepared nodes, mapped."""
         return self.folders["nodes"].array("nodes")
 
     @property
     def token_nodes(self) -> Array:
-        """Those behind the token rows, mapped."""
+        """The nodes of the token rows, mapped."""
         return self.folders["local_nodes"].array("token_nodes")
 
     @cached_property
-    def siblings(self) -> list[Prepared]:
+    def cached(self) -> list[Prepared]:
         """Preparations of earlier versions."""
         return cached_preparations(self.store) if earlier_states(self.store) else []
 
     @cached_property
-    def earlier(self) -> Earlier | None:
-        return find_earlier(self.store, self.siblings, self.config, self.engine)
+    def earlier(self) -> EarlierPreparation | None:
+        return find_earlier(self.store, self.cached, self.config, self.engine)
 
     @cached_property
     def training_labels(self) -> TrainingLabels:
-        return TrainingLabels.of(self.store, self.then)
+        return TrainingLabels.from_store(self.store, self.version)
 
-    def keep_or_make(
+    def reuse_or_write(
         self, writer: ArrayWriter, what: str, names: Sequence[str], before: Array | None, nodes: Array,
         make: Callable[[Array, ArrayWriter], None],
     ) -> None:  # fmt: skip
-        """Write arrays with a row for each of `nodes`: those that an earlier preparation has (`before`) are kept, and
-        the others are what `make(nodes, writer)` writes."""
-        num_kept = 0 if before is None else int((before >= 0).sum())
+        """Write arrays with a row for each of `nodes`: rows of an earlier preparation (`before`) are copied, and
+        `make(nodes, writer)` computes the others."""
+        num_reused = 0 if before is None else int((before >= 0).sum())
         if before is not None:
-            self.reused[what] = num_kept, len(nodes) - num_kept
-        if before is not None and num_kept and self.earlier is not None:
+            self.reused[what] = num_reused, len(nodes) - num_reused
+        if before is not None and num_reused and self.earlier is not None:
             merge(writer, names, before, self.earlier.rows, lambda which, scratch: make(nodes[which], scratch))
         else:
             make(nodes, writer)
 
     def remove_superseded(self, prepared: Prepared) -> None:
-        """Remove preparations of earlier versions by the same settings that were kept to make this one from: those for
-        the same run, and those of versions that are gone."""
+        """Remove earlier preparations with the same settings that this one replaces: those for the same run, and those
+        of removed versions."""
         states = {state.fingerprint for state in earlier_states(self.store)}
-        for other in self.siblings:
-            version, made_for = other.meta["fingerprint"], other.as_of
+        for other in self.cached:
+            fingerprint, made_for = other.meta["fingerprint"], other.version
             other.close()
-            same_run = made_for is not None and made_for == prepared.as_of
-            is_gone = made_for is None and not (self.store.path / VERSIONS / f"{version}.json").is_file()
-            if other.config == prepared.config and version in states and (same_run or is_gone):
+            same_run = made_for is not None and made_for == prepared.version
+            is_removed = made_for is None and not (self.store.path / VERSIONS / f"{fingerprint}.json").is_file()
+            if other.config == prepared.config and fingerprint in states and (same_run or is_removed):
                 remote.remove_folder(other.path)
                 clean_quietly(self.store)
 
 
-def _write_nodes(making: _Preparation, writer: ArrayWriter) -> None:
-    """The nodes that get a row, their labels and splits."""
-    nodes = nodes_to_prepare(making.store, making.config)
+def _write_nodes(preparation: _Preparation, writer: ArrayWriter) -> None:
+    """The prepared nodes, their labels and splits."""
+    nodes = nodes_to_prepare(preparation.store, preparation.config)
     writer.save("nodes", nodes)
-    for name, values in zip(("labels", "split"), labels_as_of(making.store, making.then), strict=True):
+    for name, values in zip(("labels", "split"), labels_as_of(preparation.store, preparation.version), strict=True):
         out = writer.grow(name, values.dtype.name, values.shape[1:])
         for start in range(out.rows, len(nodes), SEGMENT_NODES):
             out.append(values[nodes[start : start + SEGMENT_NODES]])
         writer.close(name)
 
 
-def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
-    """Sample node numbers, see which nodes they name, and write them as rows of the token table."""
-    store, nodes, config = making.store, making.nodes, making.config
+def _write_local_nodes(preparation: _Preparation, writer: ArrayWriter) -> None:
+    """Sample node numbers, collect the nodes in use, and write the samples as rows of the token table."""
+    store, nodes, config = preparation.store, preparation.nodes, preparation.config
     k, which = config.local_nodes.k, config.tokens.precompute_for
     dtype = np.dtype(index_dtype(store.num_nodes))
     rows = writer.grow("local_rows", dtype.name, (k,))
     copies = (2 if k > 1 else 1) * len(nodes) - rows.rows - writer.rows(SAMPLED)
     require_space(writer.path, copies * k * dtype.itemsize, "local nodes")
-    sampled = _sampled(making, writer)
+    sampled = _sample_local_nodes(preparation, writer)
     at_once = min(SEGMENT_NODES, rows_within(8 * k))
     if which == "reachable":
-        used = _within_two_hops(making)
+        used = _within_two_hops(preparation)
     else:
         used = np.full(store.num_nodes, which == "all")
         for start in range(0, len(nodes) if which == "sampled" else 0, at_once):
             used[sampled[start : start + at_once].reshape(-1)] = True
-    writer.save("token_nodes", marked_numbers(used, dtype))
+    writer.save("token_nodes", marked_nodes(used, dtype))
     row_of = np.cumsum(used, dtype=dtype)
     row_of -= dtype.type(1)
     for start in range(rows.rows, len(nodes), at_once):
@@ -281,23 +283,24 @@ def _write_local_nodes(making: _Preparation, writer: ArrayWriter) -> None:
     writer.drop(SAMPLED)
 
 
-def _within_two_hops(making: _Preparation) -> Array:
-    """Boolean [N]: every node that can be drawn. All of them if one of those with a row has no neighbour."""
-    store, nodes, engine = making.store, making.nodes, making.engine
-    neighbors = Neighbors(*store.csr(making.config.local_nodes.direction), self_loops=False)
+def _within_two_hops(preparation: _Preparation) -> Array:
+    """Boolean [N]: every node that can be sampled. All nodes, if a prepared node has no neighbour."""
+    store, nodes, engine = preparation.store, preparation.nodes, preparation.engine
+    neighbors = Neighbors(*store.csr(preparation.config.local_nodes.direction), self_loops=False)
     starts = range(0, len(nodes), SEGMENT_NODES)
     if any((degrees_of(neighbors.indptr, nodes[start : start + SEGMENT_NODES]) == 0).any() for start in starts):
         return np.ones(store.num_nodes, dtype=np.bool_)
     reached = np.zeros(store.num_nodes, dtype=np.bool_)
     engine.mark_neighbors(neighbors, nodes, reached)
-    engine.mark_neighbors(neighbors, marked_numbers(reached, nodes.dtype), reached)
+    engine.mark_neighbors(neighbors, marked_nodes(reached, nodes.dtype), reached)
     reached[nodes] = True
     return reached
 
 
-def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
-    """LocalNodes as node numbers [n, K], a scratch array, mapped; and which of them are neighbours."""
-    store, nodes, engine, settings = making.store, making.nodes, making.engine, making.config.local_nodes
+def _sample_local_nodes(preparation: _Preparation, writer: ArrayWriter) -> Array:
+    """LocalNodes as node numbers [n, K], a mapped scratch array. Writes `is_neighbor`."""
+    store, nodes, engine = preparation.store, preparation.nodes, preparation.engine
+    settings = preparation.config.local_nodes
     if settings.k == 1:
         writer.save("is_neighbor", np.zeros((len(nodes), 1), dtype=np.uint8))
         return nodes[:, None]
@@ -315,18 +318,19 @@ def _sampled(making: _Preparation, writer: ArrayWriter) -> Array:
         target.close("is_neighbor")
 
     if not (writer.has(SAMPLED) and writer.has("is_neighbor")):
-        before = making.earlier.local_nodes_before(nodes, settings) if making.earlier else None
-        making.keep_or_make(writer, "local nodes", (SAMPLED, "is_neighbor"), before, nodes, make)
+        earlier = preparation.earlier
+        before = earlier.local_nodes_before(nodes, settings) if earlier else None
+        preparation.reuse_or_write(writer, "local nodes", (SAMPLED, "is_neighbor"), before, nodes, make)
         writer.commit()
     return writer.array(SAMPLED)
 
 
-def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
-    store, config, engine = making.store, making.config, making.engine
+def _write_tokens(preparation: _Preparation, writer: ArrayWriter) -> None:
+    store, config, engine = preparation.store, preparation.config, preparation.engine
     tokens, directions = config.tokens, directions_of(config)
     if not writer.has("feature_gain"):
-        then = making.then
-        trained = store if then is None else engine.opened(GraphStore.open(store.path, version=then.fingerprint))
+        version = preparation.version
+        trained = store if version is None else engine.opened(GraphStore.open(store.path, version=version.fingerprint))
         scales = [feature_scale(NodeFeatures(trained, tokens.add_degrees), tokens.normalize, engine)]
         if tokens.use_edge_features is True:
             means = EdgeMeans(store, config.local_nodes.direction)
@@ -342,20 +346,21 @@ def _write_tokens(making: _Preparation, writer: ArrayWriter) -> None:
             tokens.use_edge_weights is True, tokens.use_edge_features is True,
         ).write(target, tokens.dtype, tokens.num_hops)  # fmt: skip
 
-    nodes = making.token_nodes
-    earlier = making.earlier
+    nodes = preparation.token_nodes
+    earlier = preparation.earlier
     before = earlier.token_rows_before(nodes, config, shift, gain) if earlier else None
-    making.keep_or_make(writer, "token rows", ("tokens",), before, nodes, make)
+    preparation.reuse_or_write(writer, "token rows", ("tokens",), before, nodes, make)
 
 
-def _write_neighbor_label_histogram(making: _Preparation, writer: ArrayWriter) -> None:
-    hops, own, nodes = making.config.neighbor_label_hops, making.training_labels, making.nodes
+def _write_neighbor_label_histogram(preparation: _Preparation, writer: ArrayWriter) -> None:
+    hops, labels, nodes = preparation.config.neighbor_label_hops, preparation.training_labels, preparation.nodes
 
     def make(some: Array, target: ArrayWriter) -> None:
-        write_neighbor_label_histogram(target, making.store, some, hops, making.engine, own)
+        write_neighbor_label_histogram(target, preparation.store, some, hops, preparation.engine, labels)
 
-    before = making.earlier.label_rows_before(nodes, hops, own, making.then) if making.earlier else None
-    making.keep_or_make(writer, "label histograms", ("neighbor_label_histogram",), before, nodes, make)
+    earlier, version = preparation.earlier, preparation.version
+    before = earlier.label_rows_before(nodes, hops, labels, version) if earlier else None
+    preparation.reuse_or_write(writer, "label histograms", ("neighbor_label_histogram",), before, nodes, make)
 
 
 Write = Callable[[_Preparation, ArrayWriter], None]
@@ -363,17 +368,17 @@ WRITE: dict[str, Write] = {
     "nodes": _write_nodes,
     "local_nodes": _write_local_nodes,
     "tokens": _write_tokens,
-    "positions": lambda making, writer: write_positions(
+    "positions": lambda preparation, writer: write_positions(
         writer,
-        making.store,
-        making.nodes,
-        making.config.positional_encoding,
-        making.config.local_nodes.direction,
-        making.engine,
+        preparation.store,
+        preparation.nodes,
+        preparation.config.positional_encoding,
+        preparation.config.local_nodes.direction,
+        preparation.engine,
     ),
     "neighbor_label_histogram": _write_neighbor_label_histogram,
-    "label_counts": lambda making, writer: write_label_counts(
-        writer, making.store, making.token_nodes, making.engine, making.training_labels
+    "label_counts": lambda preparation, writer: write_label_counts(
+        writer, preparation.store, preparation.token_nodes, preparation.engine, preparation.training_labels
     ),
 }
-"""What fills the folder of each stage."""
+"""The function that writes each stage."""

@@ -1,11 +1,11 @@
-"""Prepared: everything training needs, and nothing of the graph.
+"""Prepared: all arrays for training, without the graph.
 
-Lies in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which names
-the keys; all memory-mapped. A stage whose inputs did not change has the same key, so it is there already.
+Stored in `STORE/prepared/<stage>/<key>/`, a folder of arrays per stage, and `STORE/prepared/<fingerprint>/`, which
+lists the keys; all memory-mapped. A stage with unchanged inputs has the same key and is reused.
 
-Stages: nodes (nodes, labels, split), local_nodes (local_rows, is_neighbor, token_nodes), tokens (tokens, feature_shift
-[d] and feature_gain [d], which normalised them), positions; where they were asked for, neighbor_label_histogram and
-label_counts (label_features.py). `Prepared` says what each array is.
+Stages: nodes (nodes, labels, split), local_nodes (local_rows, is_neighbor, token_nodes), tokens (tokens, and their
+normalisation feature_shift [d] and feature_gain [d]), positions, and optionally neighbor_label_histogram and
+label_counts (label_features.py). `Prepared` documents each array.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_STORE = ("name", "fingerprint", "num_nodes", "task", "classes", "num_outputs
 
 
 def _stored(name: str) -> Any:
-    """A property: the array of this name."""
+    """A property that returns the array of this name."""
     return property(lambda prepared: prepared.array(name))
 
 
@@ -53,34 +53,34 @@ class Prepared(Summary):
     nodes: Array = _stored("nodes")
     """[n] node numbers, sorted."""
     labels: Array = _stored("labels")
-    """[n] or [n, c], as in the store; so is `split` [n]."""
+    """[n] or [n, c], as in the store; likewise `split` [n]."""
     local_rows: Array = _stored("local_rows")
     """[n, K] LocalNodes (Algorithm 1), as rows of `tokens`; `token_nodes[local_rows]` are the node numbers."""
     is_neighbor: Array = _stored("is_neighbor")
-    """[n, ⌈K/8⌉] whether an edge joins a local node to the node, in either direction: a bit each, lowest first."""
+    """[n, ⌈K/8⌉] whether an edge joins a local node to the node, in either direction: packed bits, lowest first."""
     token_nodes: Array = _stored("token_nodes")
-    """[t] node numbers behind the rows of `tokens`, sorted; every node with tokens.precompute_for=all."""
+    """[t] node numbers of the rows of `tokens`, sorted; every node with tokens.precompute_for=all."""
     tokens: Array = _stored("tokens")
-    """[t, h + 1, d] H, C⁰, C¹, … of each of them, h hops (the paper has 2); h = 2·hops contexts where directions
-    are separate; d is the store's, and the degrees where they are added."""
+    """[t, h + 1, d] H, C⁰, C¹, … of each token node; h = hops (the paper has 2), or 2·hops with separate directions; d
+    is the number of features, plus degrees if added."""
     positions: Array = _stored("positions")
     """[n, p] positional encodings."""
 
     def __init__(self, folder: ArrayFolder) -> None:
         self.folder = folder
         self.reused: dict[str, tuple[int, int]] = {}
-        """Where it was just made from one of an earlier state of the store: (rows kept, rows made) of each array."""
+        """After an incremental preparation: (rows reused, rows computed) of each array."""
         folder.require({"config": dict, "stages": dict, "store": dict, "num_nodes": int}, {})
         try:
             self.config = build(ResolvedPrepareConfig, folder.meta["config"])
         except ConfigError as error:
-            raise FormatError(f"{folder.path} has settings that this version does not know ({error})") from error
+            raise FormatError(f"{folder.path} has settings that this version does not support ({error})") from error
         self.stages = {name: self._stage(name, key) for name, key in folder.meta["stages"].items()}
         self._folders = [folder, *self.stages.values()]
 
     def _stage(self, name: str, key: Any) -> ArrayFolder:
         if name not in STAGES or remote.FINGERPRINT.fullmatch(str(key)) is None:
-            raise FormatError(f"{self.path / 'manifest.json'} names a stage {name}/{key}, which is none")
+            raise FormatError(f"{self.path / 'manifest.json'} has an unknown stage {name}/{key}")
         try:
             return ArrayFolder(self.path.parent / name / str(key), STAGE)
         except InputError as error:
@@ -101,16 +101,16 @@ class Prepared(Summary):
         for name, rows in lengths.items():
             prepared._folder_of(name).require({}, {name: rows})
         if missing := [key for key in _OF_STORE if key not in prepared.meta]:
-            raise FormatError(f"{prepared.path / 'manifest.json'} does not say the store's {missing[0]}; {advice}")
+            raise FormatError(f"{prepared.path / 'manifest.json'} lacks the store's {missing[0]}; {advice}")
         return prepared
 
     def close(self) -> None:
-        """Let `clean` remove it."""
+        """Close the folders, so that `clean` may remove them."""
         for folder in self._folders:
             folder.close()
 
     def store(self) -> GraphStore:
-        """The version of the store that it was made from."""
+        """The version of the store that was prepared."""
         return GraphStore.open(self.path.parent.parent, version=str(self.meta["fingerprint"]))
 
     def summary(self) -> tuple[str, dict[str, object], str]:
@@ -137,16 +137,16 @@ class Prepared(Summary):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays on disk."""
+        """The size of all arrays on disk."""
         return sum(folder.num_bytes for folder in self._folders)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Before anything is trained on it or predicted from it: refuse damage. Once in a process."""
+        """Refuse damage before training or prediction; checked once per process."""
         if is_checker() and self.folder.url is None:
             self.verify(progress)
 
     def verify(self, progress: Progress | None = None) -> None:
-        """Read every byte; refuse damage, and rows that are none."""
+        """Read every byte; refuse damage and row numbers out of range."""
         for folder in self._folders:
             folder.verify(None, progress, bounds_of(folder))
 
@@ -156,7 +156,7 @@ class Prepared(Summary):
 
     @property
     def place(self) -> str:
-        """Where it lies, as a user says it: a path or a URL."""
+        """Its path or URL, for messages."""
         return self.folder.place
 
     @property
@@ -165,30 +165,30 @@ class Prepared(Summary):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Of the store: name, num_nodes, task, classes, num_outputs."""
+        """The store's name, fingerprint, num_nodes, task, classes and num_outputs."""
         meta: dict[str, Any] = self.folder.meta["store"]
         return meta
 
     @property
-    def as_of(self) -> State | None:
-        """The state of the store whose scale and training labels it has; None: those of the store it was made of."""
-        return State.read(self.folder.meta["as_of"], self.path) if "as_of" in self.folder.meta else None
+    def version(self) -> State | None:
+        """The earlier state of the feature scale and training labels; None for the state that was prepared."""
+        return State.read(self.folder.meta["version"], self.path) if "version" in self.folder.meta else None
 
     @property
     def num_trained_nodes(self) -> int:
-        """Nodes of the store when a model was trained: some keep a number for each."""
-        return int(self.meta["num_nodes"]) if self.as_of is None else self.as_of.num_nodes
+        """The number of nodes at training time, for models with a parameter per node."""
+        return int(self.meta["num_nodes"]) if self.version is None else self.version.num_nodes
 
     @property
     def neighbor_label_histogram(self) -> Array:
-        """[n, hops, c + 1] training labels around each node; of no hops where none were asked for."""
+        """[n, hops, c + 1] label distributions around each node; zero hops if not prepared."""
         if self.config.neighbor_label_hops:
             return self.array("neighbor_label_histogram")
         return np.zeros((len(self.nodes), 0, 0), dtype=np.float16)
 
     @property
     def label_counts(self) -> Array:
-        """[t, c + 2] training labels around the nodes behind `tokens`; of no labels where they were not asked for."""
+        """[t, c + 2] training label counts around the token nodes; zero columns if not prepared."""
         if self.config.local_label_histograms:
             return self.array("label_counts")
         return np.zeros((len(self.token_nodes), 0), dtype=np.int16)
@@ -199,12 +199,12 @@ class Prepared(Summary):
 
     @property
     def hops(self) -> int:
-        """Contexts in a token row: one per hop, or two where directions are separate."""
+        """The number of contexts in a token row: one per hop, or two with separate directions."""
         return self.shape("tokens")[1] - 1
 
     @property
     def token_names(self) -> list[str]:
-        """What each part of a token row is called: H, C0, C1; or H, out 1 hop, in 1 hop, out 2 hops, in 2 hops."""
+        """The names of the tokens in a row: H, C0, C1; or H, out 1 hop, in 1 hop, out 2 hops, in 2 hops."""
         return ["H", *context_names(directions_of(self.config), self.config.tokens.num_hops)]
 
     @property
@@ -216,12 +216,12 @@ class Prepared(Summary):
         return self.shape("positions")[1]
 
     def rows_of(self, nodes: Array) -> Array:
-        """The rows of these node numbers; -1 for a node that was not prepared."""
-        return _places(self.nodes, np.asarray(nodes))
+        """The rows of these node numbers; -1 for an unprepared node."""
+        return _positions_in(self.nodes, np.asarray(nodes))
 
     def token_rows_of(self, nodes: Array) -> Array:
-        """Where these nodes stand in the token table; -1 for a node that does not."""
-        return _places(self.token_nodes, np.asarray(nodes))
+        """The token rows of these nodes; -1 for a node without one."""
+        return _positions_in(self.token_nodes, np.asarray(nodes))
 
     def split_rows(self, split: str) -> Array:
         """The rows of one split: train, valid (or val) or test."""
@@ -229,18 +229,18 @@ class Prepared(Summary):
             raise InputError(f"split {split!r} is not one of {', '.join(SPLIT_CODES)}")
         return np.flatnonzero(self.array("split") == SPLIT_CODES[name])
 
-    # what it is good for
+    # checks
 
-    def check_reachable(self) -> None:
-        """Refuse another sample where only the sampled nodes have token rows."""
+    def check_resampling(self) -> None:
+        """Refuse resampling if only the sampled nodes have token rows."""
         if not self.config.can_resample:
             raise ConfigError(
                 f"{self.path} has token rows of the sampled nodes only, so no other sample can be drawn: "
                 "prepare with `prepare.tokens.precompute_for=reachable`"
             )
 
-    def check_serves(self, spec: ModelSpec) -> None:
-        """Refuse a model that reads rows of nodes that have none here."""
+    def check_model(self, spec: ModelSpec) -> None:
+        """Refuse a model that needs token rows that are not prepared."""
         if not self.config.serves(spec):
             raise ConfigError(
                 f"{self.path} has token rows of {self.config.tokens.precompute_for} nodes, and {spec.name} reads those "
@@ -253,7 +253,7 @@ class Prepared(Summary):
             )
 
     def check_inputs(self, model: ModelConfig) -> None:
-        """Refuse a model that reads label inputs that were not prepared."""
+        """Refuse a model whose label inputs are not prepared."""
         hops = model.neighbor_label_hops if isinstance(model, NodeLabelsConfig) else 0
         histograms = isinstance(model, LocalInputsConfig) and model.local_label_histograms
         for is_missing, setting in (
@@ -267,14 +267,14 @@ class Prepared(Summary):
                 )
 
 
-def _places(known: Array, nodes: Array) -> Array:
-    """Where nodes stand among those known, which are sorted; -1 where they do not."""
+def _positions_in(known: Array, nodes: Array) -> Array:
+    """The positions of `nodes` in the sorted `known`; -1 for a missing node."""
     places = np.minimum(np.searchsorted(known, nodes), max(0, len(known) - 1))
     return np.where(known[places] == nodes, places, -1) if len(known) else np.full(len(nodes), -1)
 
 
 def bounds_of(folder: ArrayFolder) -> dict[str, int]:
-    """What the numbers of a preparation's or a stage's arrays are less than, where they point into other arrays."""
+    """Exclusive upper bounds of the arrays that index other arrays."""
     num_nodes = folder.meta.get("num_nodes")
     nodes = {"nodes": num_nodes, "token_nodes": num_nodes} if isinstance(num_nodes, int) else {}
     every = {"local_rows": (*folder.shape("token_nodes"), 0)[0], **nodes}
@@ -282,7 +282,7 @@ def bounds_of(folder: ArrayFolder) -> dict[str, int]:
 
 
 def cached_preparations(store: GraphStore) -> list[Prepared]:
-    """All preparations in the store's folder, of any version; unreadable ones left out."""
+    """All readable preparations in the store's folder, of any version."""
     found = []
     for path in remote.folders(store.path / "prepared"):
         with suppress(LargeGTError):
@@ -291,7 +291,7 @@ def cached_preparations(store: GraphStore) -> list[Prepared]:
 
 
 def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
-    """If there are preparations of this store but none for `config`: a line that says how the nearest differs."""
+    """A line on how the most similar preparation differs from `config`; None if the store has none."""
     wanted = resolve_config(store, config)
     differences: list[list[str]] = []
     for other in cached_preparations(store):
@@ -305,21 +305,23 @@ def stale_note(store: GraphStore, config: PrepareConfig) -> str | None:
 
 
 class LocalNodeSample(NamedTuple):
-    """Local nodes of some rows of a Prepared."""
+    """LocalNodes of some rows of a Prepared."""
 
     local_rows: Array
-    """[n, K] rows of its token table."""
+    """[n, K] rows of the token table."""
     is_neighbor: Array
     """[n, K] boolean: whether an edge joins a local node to the node."""
 
 
 def sample_rows(
-    store: GraphStore, prepared: Prepared, rows: Array, draw: int, threads: int | None = None
+    store: GraphStore, prepared: Prepared, rows: Array, sample_index: int, threads: int | None = None
 ) -> LocalNodeSample:
-    """A fresh draw of LocalNodes for these rows of a Prepared."""
-    prepared.check_reachable()
+    """A new sample of LocalNodes for these rows of a Prepared."""
+    prepared.check_resampling()
     store.check(*directions_read(prepared.config))
-    nodes, is_neighbor_nk = sample(store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, draw, threads)
+    nodes, is_neighbor_nk = sample(
+        store, np.asarray(prepared.nodes[rows]), prepared.config.local_nodes, sample_index, threads
+    )
     if len(prepared.token_nodes) != store.num_nodes:
         nodes = np.searchsorted(prepared.token_nodes, nodes).astype(nodes.dtype)
     return LocalNodeSample(nodes, is_neighbor_nk)

@@ -1,1 +1,1 @@
-"""The machine that the library runs on."""
+"""Processes, threads, memory, signals and progress."""

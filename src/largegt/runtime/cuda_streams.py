@@ -1,7 +1,7 @@
-"""Side streams of a GPU, one for each purpose, for the life of the process; and pinned memory to copy through.
+"""CUDA side streams, one per purpose for the life of the process, and pinned staging buffers.
 
-Memory that PyTorch frees is kept for the stream it was made on, and a new stream is one of thirty-two in turn. A stream
-for every epoch would thus keep the batches of thirty-two of them, each on its own.
+PyTorch's caching allocator reuses freed memory only on the stream it was allocated on, and new streams come from a pool
+of thirty-two. A new stream per epoch would keep the memory of up to thirty-two batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from largegt.errors import first_line
 
 _log = logging.getLogger(__name__)
 
-_pins = True
+_can_pin = True
 
 
 def side_stream(device: torch.device, purpose: Literal["gather", "step"]) -> torch.cuda.Stream:
-    """The stream of this device on which batches are gathered, or that training steps are recorded from."""
+    """The stream of this device that gathers batches (`gather`) or captures training steps (`step`)."""
     return _stream(torch.cuda.current_device() if device.index is None else device.index, purpose)
 
 
@@ -31,12 +31,12 @@ def _stream(index: int, purpose: str) -> torch.cuda.Stream:
 
 
 def pinned_buffer(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor in pinned memory; from the first failure on in ordinary memory, which is copied more slowly."""
-    global _pins
-    if _pins:
+    """An empty tensor in pinned memory, or in pageable memory after the first failure to pin."""
+    global _can_pin
+    if _can_pin:
         try:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         except RuntimeError as error:
             _log.warning(f"batches are copied more slowly, since no memory is pinned: {first_line(error)}")
-            _pins = False
+            _can_pin = False
     return torch.empty(shape, dtype=dtype)

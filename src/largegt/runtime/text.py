@@ -1,7 +1,6 @@
-"""Text from data, made safe for where it goes: a terminal, a shell, Markdown, LaTeX.
+"""Escape text from data for a terminal, a shell, Markdown or LaTeX.
 
-Names of nodes, classes, columns, graphs and files are data and may hold anything. HTML has its own module
-(pages/markup.py).
+Names of nodes, classes, columns, graphs and files may contain any character. pages/markup.py escapes HTML.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import shlex
 
 _JOINERS = "\u200c\u200d"
-"""Invisible, but Persian and several Indic scripts are written with them."""
+"""Invisible characters that Persian and several Indic scripts need."""
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$", "δ": r"$\delta$",
@@ -22,7 +21,7 @@ _LATEX = {
 def printable(text: object, keep: str = "") -> str:
     """The text with control characters, direction marks and lone surrogates as escapes such as `\\x1b`.
 
-    Characters in `keep` stay, for instance line breaks.
+    Characters in `keep` stay, for example line breaks.
     """
     shown = str(text)
     if shown.isprintable():
@@ -31,12 +30,12 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def clipped(text: str, length: int) -> str:
-    """The text, or its beginning where it is longer."""
+    """The text, truncated to `length` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def quoted(word: object) -> str:
-    """A path or name as one word of a command line that a shell reads back as the same bytes."""
+    """A path or name quoted as one word of a shell command line."""
     text = str(word)
     if text.startswith("-"):
         text = f"./{text}"

@@ -1,10 +1,10 @@
-"""Who does the work of an ingest: threads of this process, or the tasks of a cluster.
+"""Workers of an ingest: threads of this process, or tasks of a cluster.
 
-Enters: tasks, each a function and its arguments. Leaves: their results, in order, whoever made them. Cost: a task holds
-what its stage gives it; about two results for each worker wait to be taken.
+Enters: tasks, each a function and its arguments. Leaves: their results, in order. Cost: the memory of each running
+task, and about two buffered results per worker.
 
-A task that leaves a file writes it under a name of its own and renames it: one that is killed leaves nothing under the
-name that counts, and one that runs twice leaves the same bytes.
+A task writes a file under a temporary name and renames it: a killed task leaves no partial file under the final name,
+and a task that runs twice leaves the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from largegt.runtime.threads import run_ahead
 
 
 class Workers(Protocol):
-    """Runs tasks. `memory` is what one may hold."""
+    """Runs tasks of at most `memory` bytes each."""
 
     memory: int
 
@@ -31,10 +31,10 @@ class Workers(Protocol):
 
     @property
     def num_shards(self) -> int | None:
-        """In how many parts the user wants the input to be read."""
+        """The number of parts to read the input in, if set by the user."""
 
     def run(self, task: Callable[..., Any], calls: Iterable[tuple[Any, ...]], memory: int = 0) -> Iterator[Any]:
-        """`task(*call)` for each call, results in order. `memory` is what each may hold."""
+        """`task(*call)` for each call, results in order; each may use `memory` bytes."""
 
 
 class Threads:
@@ -48,18 +48,18 @@ class Threads:
 
 
 def new_token() -> str:
-    """Names what one run of this program makes, so that a task of an earlier one that is still alive harms nothing."""
+    """A random name for the files of one run, so that leftover tasks of an earlier run cannot overwrite them."""
     return uuid.uuid4().hex[:12]
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
-    """A name beside the file `path`, which is renamed to it when all went well. Two tries of one task may write at the
-    same time, on two machines."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+def written_atomically(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it on success. It is unique, because two attempts of a task may run at
+    the same time on two machines."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with disk_errors(path.parent):
-            yield aside
-            os.replace(aside, path)
+            yield temporary
+            os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from largegt.config.schema import Config, TrainConfig
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError
 from largegt.loader.batch import TokenBatch
-from largegt.loader.loader import TokenLoader, left_out_seed, shuffled
+from largegt.loader.loader import TokenLoader, local_dropout_seed, shuffled
 from largegt.loader.resampling import Resampler
 from largegt.preprocessing.prepared import Prepared
 from largegt.runtime.distributed import Ranks
@@ -72,8 +72,8 @@ class EpochBatches:
         self._fresh: list[Resampler] = []
         if store is not None and isinstance(loader, TokenLoader):
             self._fresh = [
-                Resampler(store, prepared, loader, self._rows_of, config.epochs, first_draw)
-                for first_draw in ((0, config.epochs) if self.num_others else (0,))
+                Resampler(store, prepared, loader, self._rows_of, config.epochs, first_sample)
+                for first_sample in ((0, config.epochs) if self.num_others else (0,))
             ]
 
     def close(self) -> None:
@@ -85,20 +85,20 @@ class EpochBatches:
         """The views of each step."""
         config = self.config
         if not self.num_others:
-            batches = self.loader_of(epoch).batches(self.rows, config.batch_size, config.seed, epoch)
+            batches = self.loader_for(epoch).batches(self.rows, config.batch_size, config.seed, epoch)
             yield from ((batch,) for batch in batches)
             return
         pieces = [torch.from_numpy(piece) for piece in self._pieces(epoch)]
         assert isinstance(self._loader, TokenLoader), "check_consistency"
-        loaders = [fresh.loader_of(epoch) for fresh in self._fresh] or [self._loader, self._loader]
-        seeds = left_out_seed(config.seed, epoch), left_out_seed(config.seed, config.epochs + epoch)
+        loaders = [fresh.loader_for(epoch) for fresh in self._fresh] or [self._loader, self._loader]
+        seeds = local_dropout_seed(config.seed, epoch), local_dropout_seed(config.seed, config.epochs + epoch)
         first, second = (loader.batches_of(pieces, seed) for loader, seed in zip(loaders, seeds, strict=True))
         with closing(first), closing(second):
             yield from zip(first, second, strict=True)
 
-    def loader_of(self, epoch: int) -> AnyLoader:
+    def loader_for(self, epoch: int) -> AnyLoader:
         """Gathers rows as this epoch reads them; of two views, as they were prepared."""
-        return self._fresh[0].loader_of(epoch) if self._fresh and not self.num_others else self._loader
+        return self._fresh[0].loader_for(epoch) if self._fresh and not self.num_others else self._loader
 
     def weight(self, step: int, num_steps: int) -> float:
         """Of consistency in the loss, at this step of so many."""

@@ -24,7 +24,7 @@ from largegt.models.baselines.layerwise import layerwise
 from largegt.models.baselines.loader import NeighborLoader
 from largegt.models.baselines.message_passing import MessagePassing
 from largegt.preprocessing.prepared import Prepared, sample_rows
-from largegt.runtime.distributed import ALONE, Ranks
+from largegt.runtime.distributed import ALONE, Ranks, get_distributed
 from largegt.runtime.progress import Progress, silent
 from largegt.types import Array, PathLike
 
@@ -72,9 +72,9 @@ def evaluate(
     opened = Run.open(run)
     config = opened.train_config(device)
     num_eval_samples = config.num_eval_samples if num_eval_samples is None else num_eval_samples
-    ranks = Ranks.here(config.device)
+    ranks = get_distributed(config.device)
     progress = progress if ranks.is_first else None
-    with ranks.in_turn():
+    with ranks.rank_zero_first():
         prepared = opened.prepared(progress, reachable=num_eval_samples > 1)
     rows = prepared.split_rows(split)
     if not len(rows):

@@ -101,9 +101,9 @@ class TaskHead:
         """Mean loss of a batch in float32; missing parts of a multi-label row count nothing. With several ranks, this
         one's part of it: the parts add up to the mean over all nodes of the batch."""
         total, weight = self.loss_terms(logits, labels)
-        if ranks.idle:
+        if ranks.has_empty_batch:
             total, weight = 0.0 * total, 0.0 * weight
-        return total / ranks.sum_(weight).clamp(min=_NOTHING)
+        return total / ranks.all_reduce_(weight).clamp(min=_NOTHING)
 
     def on(self, device: torch.device) -> TaskHead:
         """The same with its weights there already."""
@@ -209,8 +209,8 @@ class Scores:
         was."""
         if ranks.size == 1:
             return self._over(self._counted)
-        every = ranks.collected([tuple(values.cpu() for values in batch) for batch in self._counted])
-        return ranks.first_says(self._over([batch for counted in every for batch in counted]))
+        every = ranks.gather_objects([tuple(values.cpu() for values in batch) for batch in self._counted])
+        return ranks.broadcast_object(self._over([batch for counted in every for batch in counted]))
 
     def _over(self, counted: list[tuple[Tensor, ...]]) -> dict[str, float]:
         if not counted:

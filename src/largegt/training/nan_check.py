@@ -65,14 +65,14 @@ class Losses:
             copy.copy_(window, non_blocking=True)
             self._coming = copy, torch.cuda.current_stream(window.device).record_event()
         bad = not all(map(math.isfinite, self._seen[-self.every :]))
-        return bool(self.ranks.sum_(torch.tensor([bad], dtype=torch.int64)))
+        return bool(self.ranks.all_reduce_(torch.tensor([bad], dtype=torch.int64)))
 
     def finish(self) -> Array:
         """float64 [steps] every loss of the epoch: the sum of what ranks have of it."""
         self._arrive()
         start = len(self._seen) % len(self._ring)
         self._seen += self._ring[start : start + self._num_steps - len(self._seen)].tolist()
-        return self.ranks.sum_(torch.tensor(self._seen, dtype=torch.float64)).numpy()
+        return self.ranks.all_reduce_(torch.tensor(self._seen, dtype=torch.float64)).numpy()
 
     def _arrive(self) -> None:
         if self._coming is not None:

@@ -198,7 +198,7 @@ class Run(Summary):
         config = self.config.preparation
         return prepare(
             store or self.store(), config.reachable() if reachable else config, progress=progress, memory=memory,
-            as_of=self.store_fingerprint,
+            version=self.store_fingerprint,
         )  # fmt: skip
 
     def head(self, prepared: Prepared) -> TaskHead:

@@ -59,7 +59,7 @@ class TrainingStep:
 
     def __call__(self, views: Sequence[TokenBatch], num_nodes: int | None = None) -> bool:
         """`num_nodes` are the training nodes of the whole batch, of which a rank has only its part."""
-        self.ranks.idle = num_nodes is not None and self.ranks.shares(num_nodes)[self.ranks.rank] == 0
+        self.ranks.has_empty_batch = num_nodes is not None and self.ranks.shares(num_nodes)[self.ranks.rank] == 0
         if not self._record:
             self._compute(views)
         elif len(views[0]) != self.config.batch_size + self.num_others or views[0].multiplicity is not None:
@@ -87,7 +87,7 @@ class TrainingStep:
         scaler.update()
         if average is not None:
             average.update()
-        self.state.model.update_codebook(outputs[0].without_nodes() if self.ranks.idle else outputs[0])
+        self.state.model.update_codebook(outputs[0].without_nodes() if self.ranks.has_empty_batch else outputs[0])
         self.losses.add(loss)
 
     def _forward(self, view: TokenBatch) -> NodeOutput:

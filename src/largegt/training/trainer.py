@@ -38,7 +38,7 @@ from largegt.models.largegt.model import BatchNorm
 from largegt.preprocessing.auto_config import ConfigLike, config_for
 from largegt.preprocessing.pipeline import prepare
 from largegt.preprocessing.prepared import Prepared
-from largegt.runtime.distributed import Ranks, is_first_here
+from largegt.runtime.distributed import get_distributed, is_first_process
 from largegt.runtime.progress import Progress, silent
 from largegt.types import Array, PathLike
 
@@ -127,18 +127,18 @@ def train(
     config = config_for(store, config)[0]
     if isinstance(data, Prepared):
         config = config.model_copy(update={"prepare": data.config.settings})
-        data.check_serves(config.model.spec)
+        data.check_model(config.model.spec)
         data.check_inputs(config.model)
         if config.preparation.tokens != data.config.for_model(config.model.spec).tokens:  # fresh samples will be drawn
-            data.check_reachable()
-    with Lock(out, "training into") if is_first_here() else nullcontext(), disk_errors(out):
+            data.check_resampling()
+    with Lock(out, "training into") if is_first_process() else nullcontext(), disk_errors(out):
         check_out(out, config, store, resume, overwrite)
-        ranks = Ranks.here(config.train.device)
+        ranks = get_distributed(config.train.device)
         check_consistency(config, ranks)
         accelerator = make_accelerator(config.train, ranks, trains=True)
         check_place(config.train.token_table, accelerator.device)
         show = progress if progress and ranks.is_first else silent
-        with ranks.in_turn():
+        with ranks.rank_zero_first():
             prepared = data
             if not isinstance(prepared, Prepared):
                 prepared = prepare(store, config.preparation, progress=show, memory=memory, wait=wait)
@@ -147,7 +147,7 @@ def train(
         check_consistency(config, ranks, prepared)
         head = TaskHead.for_training(prepared, config.train)
         head.monitor(config.train.monitor)  # refuses what is no metric
-        with ranks.in_turn():
+        with ranks.rank_zero_first():
             run = _begin(out, config, store, overwrite) if ranks.is_first else Run.open(out)
         trainer = Trainer(run, store, prepared, head, accelerator)
         trainer.fit(show, watch)
@@ -219,7 +219,7 @@ class Trainer:
                 if watch is not None and self.ranks.is_first:
                     with self.averaged():
                         watch(self.model, progress.epoch, progress.elapsed_s)
-                self.ranks.wait()  # for the first one to have written
+                self.ranks.barrier()  # for the first one to have written
         finally:
             if self.log is not None:
                 self.log.close()
@@ -261,7 +261,7 @@ class Trainer:
                 break
             self.show(self._so_far(), epoch * num_rows + done, config.epochs * num_rows)
             elapsed_s = progress.elapsed_s + time.perf_counter() - start
-            if config.max_time and self.ranks.first_says(elapsed_s > self.max_time_s):
+            if config.max_time and self.ranks.broadcast_object(elapsed_s > self.max_time_s):
                 progress.stopped = _OUT_OF_TIME
                 break
         losses = step.losses.finish()
@@ -328,7 +328,7 @@ class Trainer:
         size, epoch = self.config.batch_size, self.progress.epoch
         order, start = shuffled(self.train_rows, self.config.seed, epoch), number * size
         rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
-        return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_of(epoch), rows, before)
+        return self._not_a_number(f"the loss of step {number + 1}", self.batches.loader_for(epoch), rows, before)
 
     def _not_a_number(self, what: str, loader: AnyLoader, rows: Array, before: Array) -> ConfigError:
         """The error that says what became no number, the likely cause, what is kept, and what to do. `rows` are those
@@ -373,7 +373,7 @@ class Trainer:
         if self.log is not None:
             with replacing(self.run.path, self.log.events()) as folder:
                 (folder / "metrics.json").write_text(json.dumps(final, indent=1) + "\n", encoding="utf-8")
-        self.ranks.wait()
+        self.ranks.barrier()
 
 
 def save_weights(path: Path, model: nn.Module) -> None:

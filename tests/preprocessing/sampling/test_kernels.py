@@ -20,7 +20,7 @@ def stream(seed: int, epoch: int = 0, node: int = 0) -> np.ndarray:
 
 def draws(bound: int, size: int, seed: int = 0) -> np.ndarray:
     state = stream(seed)
-    return np.array([kernels.below(state, bound) for _ in range(size)], dtype=np.int64)
+    return np.array([kernels.randint(state, bound) for _ in range(size)], dtype=np.int64)
 
 
 @pytest.mark.parametrize("bound", [2, 3, 5, 7, 12])
@@ -73,7 +73,7 @@ def test_neighbouring_streams_are_independent(part: str) -> None:
     first = []
     for n in range(8_001):
         state = stream(**{"seed": 7, "epoch": 3, "node": 5, part: n})
-        first.append(int(kernels.below(state, 8)))
+        first.append(int(kernels.randint(state, 8)))
     assert uniformity_p(np.bincount(first, minlength=8)) > 1e-4
     assert independence_p(first[:-1], first[1:], 8) > 1e-4
     assert independence_p(first[:-1], first[:-1], 8) < 1e-6, "the test can fail"
@@ -86,7 +86,7 @@ def test_parts_of_a_stream_are_not_interchangeable() -> None:
 
 def test_unit_is_uniform_in_half_open_interval() -> None:
     state = stream(1)
-    values = np.array([kernels.unit(state) for _ in range(8_000)])
+    values = np.array([kernels.random_unit(state) for _ in range(8_000)])
     assert 0 <= values.min() <= values.max() < 1
     assert uniformity_p(np.bincount((values * 20).astype(int), minlength=20)) > 1e-4
 

@@ -14,7 +14,7 @@ from scipy.stats import kstest
 from largegt.errors import ConfigError, InputError
 from largegt.preprocessing import kernels
 from largegt.preprocessing.sampling import uniform
-from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
+from largegt.preprocessing.sampling.local_nodes import csr_and_reverse, local_nodes
 from oracles.graphs import SIX_NODES
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood, num_paths, paths_from
 from oracles.statistics import independence_p, uniformity_p
@@ -262,10 +262,11 @@ WAYS = {"by paths": uniform.BY_PATHS, "by nodes": uniform.BY_NODES, "by listing"
 
 
 def repeated(
-    edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = uniform.ANY_WAY, hop1: int = -1
-) -> np.ndarray:
+    edges: Any, num_nodes: int, direction: Any, i: int, k: int, rounds: int, way: int = uniform.ANY_METHOD,
+    hop1: int = -1,
+) -> np.ndarray:  # fmt: skip
     """[rounds, k - 1] samples of node i, one per epoch."""
-    csr = both_ways(matrix(edges, num_nodes), direction)
+    csr = csr_and_reverse(matrix(edges, num_nodes), direction)
     nodes, rows = np.array([i]), np.empty((1, k), np.int32)
     drawn = np.empty((rounds, k - 1), np.int64)
     for epoch in range(rounds):
@@ -278,7 +279,7 @@ class Desk:
     """What the inner loops of one node need, laid out once."""
 
     def __init__(self, edges: Any, num_nodes: int, direction: Any, i: int, k: int) -> None:
-        self.csr = both_ways(matrix(edges, num_nodes), direction)
+        self.csr = csr_and_reverse(matrix(edges, num_nodes), direction)
         self.i, self.start, self.stop = i, self.csr[0][i], self.csr[0][i + 1]
         self.state, self.row = np.zeros(1, np.uint64), np.empty(k - 1, np.int32)
         self.block_ends = np.zeros(uniform.PATH_BLOCKS, np.int64)
@@ -346,9 +347,9 @@ def test_uniform_where_rejection_sometimes_gives_up(way: str) -> None:
 
 
 def test_the_pilot_gives_up_by_counts_alone() -> None:
-    assert uniform.out_of_hope(256, 0, 99, 5_000)
-    assert not uniform.out_of_hope(256, 90, 99, 5_000)
-    assert not uniform.out_of_hope(255, 0, 99, 5_000)
+    assert uniform.should_give_up(256, 0, 99, 5_000)
+    assert not uniform.should_give_up(256, 90, 99, 5_000)
+    assert not uniform.should_give_up(255, 0, 99, 5_000)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -392,9 +393,9 @@ def test_listing_starts_again_with_other_limits() -> None:
 
 
 def test_each_way_is_chosen_where_it_is_cheapest() -> None:
-    assert uniform.choose_way(1_000, 10**6, 99) == uniform.BY_LISTING
-    assert uniform.choose_way(10**6, 10**8, 99) == uniform.BY_PATHS
-    assert uniform.choose_way(10**6, 10**5, 99) == uniform.BY_NODES
+    assert uniform.choose_method(1_000, 10**6, 99) == uniform.BY_LISTING
+    assert uniform.choose_method(10**6, 10**8, 99) == uniform.BY_PATHS
+    assert uniform.choose_method(10**6, 10**5, 99) == uniform.BY_NODES
 
 
 # strata ------------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import largegt as lg
 from largegt.errors import InputError
 from largegt.preprocessing.sampling import uniform
-from largegt.preprocessing.sampling.local_nodes import both_ways, local_nodes
-from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists, portions
-from largegt.preprocessing.sampling.remote_sampling import BUFFER_BYTES, fetched_rows
+from largegt.preprocessing.sampling.local_nodes import csr_and_reverse, local_nodes
+from largegt.preprocessing.sampling.neighbor_lists import MappedCSR, NeighborLists, split_by_size
+from largegt.preprocessing.sampling.remote_sampling import BUFFER_BYTES, remote_rows
 from oracles.graphs import SIX_NODES
 
 
@@ -77,7 +77,7 @@ def both(name: str, direction: Any) -> tuple[tuple[np.ndarray, ...], MappedCSR]:
     edges, num_nodes = GRAPHS[name]
     edges = np.asarray(edges).reshape(-1, 2)
     matrix = sp.coo_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(num_nodes, num_nodes))
-    csr = both_ways(matrix, direction)
+    csr = csr_and_reverse(matrix, direction)
     return csr, MappedCSR(*csr[:2], MappedCSR(*csr[2:]))
 
 
@@ -87,10 +87,10 @@ def both(name: str, direction: Any) -> tuple[tuple[np.ndarray, ...], MappedCSR]:
 def test_the_same_rows_as_the_local_kernel_each_way(name: str, direction: Any, hop1: int) -> None:
     csr, lists = both(name, direction)
     nodes = np.arange(0, lists.num_nodes, max(1, lists.num_nodes // 300))
-    for way in (uniform.ANY_WAY, uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING):
+    for way in (uniform.ANY_METHOD, uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING):
         expected, found = np.empty((2, len(nodes), 20), np.int32)
         uniform.local_nodes_rows(*csr, nodes, hop1, way, 3, 5, expected)
-        fetched_rows(lists, nodes, hop1, way, 3, 5, found)
+        remote_rows(lists, nodes, hop1, way, 3, 5, found)
         assert np.array_equal(found, expected), (way, np.flatnonzero((found != expected).any(axis=1))[:5])
 
 
@@ -99,10 +99,10 @@ def test_the_same_rows_as_the_local_kernel_each_way(name: str, direction: Any, h
 def test_any_buffer_gives_the_same_rows(name: str, buffer_bytes: int) -> None:
     csr, lists = both(name, "both")
     nodes = np.arange(0, lists.num_nodes, 25)
-    for way in (uniform.ANY_WAY, uniform.BY_PATHS, uniform.BY_NODES):
+    for way in (uniform.ANY_METHOD, uniform.BY_PATHS, uniform.BY_NODES):
         expected, found = np.empty((2, len(nodes), 12), np.int32)
         uniform.local_nodes_rows(*csr, nodes, -1, way, 0, 0, expected)
-        fetched_rows(lists, nodes, -1, way, 0, 0, found, buffer_bytes)
+        remote_rows(lists, nodes, -1, way, 0, 0, found, buffer_bytes)
         assert np.array_equal(found, expected)
 
 
@@ -112,7 +112,7 @@ def test_lists_that_only_know_neighbors_will_do() -> None:
     expected, found = np.empty((2, len(nodes), 30), np.int32)
     for way in (uniform.BY_PATHS, uniform.BY_NODES, uniform.BY_LISTING):
         uniform.local_nodes_rows(*csr, nodes, -1, way, 0, 1, expected)
-        fetched_rows(Logged(lists, bare=True), nodes, -1, way, 0, 1, found)
+        remote_rows(Logged(lists, bare=True), nodes, -1, way, 0, 1, found)
         assert np.array_equal(found, expected)
 
 
@@ -131,7 +131,7 @@ def test_any_graph_any_nodes(data: st.DataObject) -> None:
     hop1 = data.draw(st.integers(-1, k - 1))
     expected, found = np.empty((2, len(nodes), k), np.int32)
     uniform.local_nodes_rows(*csr, nodes, hop1, way, 0, 0, expected)
-    fetched_rows(lists, nodes, hop1, way, 0, 0, found, data.draw(st.sampled_from([1, 500, BUFFER_BYTES])))
+    remote_rows(lists, nodes, hop1, way, 0, 0, found, data.draw(st.sampled_from([1, 500, BUFFER_BYTES])))
     assert np.array_equal(found, expected)
 
 
@@ -141,7 +141,7 @@ def test_requests_do_not_grow_with_the_nodes() -> None:
     for step in (100, 10):
         logged = Logged(lists)
         nodes = np.arange(0, 30_000, step)
-        fetched_rows(logged, nodes, -1, uniform.ANY_WAY, 0, 0, np.empty((len(nodes), 30), np.int32))
+        remote_rows(logged, nodes, -1, uniform.ANY_METHOD, 0, 0, np.empty((len(nodes), 30), np.int32))
         counts.append(len(logged.log))
     assert max(counts) <= 16
     assert counts[1] <= counts[0] + 8
@@ -156,8 +156,8 @@ def test_the_list_of_a_hub_stays_where_it_is() -> None:
     csr, lists = both("big star", "both")
     logged, nodes = Logged(lists), np.arange(1, 200)
     expected, found = np.empty((2, len(nodes), 20), np.int32)
-    uniform.local_nodes_rows(*csr, nodes, -1, uniform.ANY_WAY, 0, 0, expected)
-    fetched_rows(logged, nodes, -1, uniform.ANY_WAY, 0, 0, found)
+    uniform.local_nodes_rows(*csr, nodes, -1, uniform.ANY_METHOD, 0, 0, expected)
+    remote_rows(logged, nodes, -1, uniform.ANY_METHOD, 0, 0, found)
     assert np.array_equal(found, expected)
     hub_bytes = 4 * (num_nodes - 1)
     assert max(size for _, size in logged.log) < hub_bytes
@@ -173,14 +173,14 @@ def test_no_answer_is_larger_than_the_buffer(way: int) -> None:
     nodes = np.flatnonzero(through < 2_000)
     for buffer_bytes in (40_000, 200_000):
         logged = Logged(lists)
-        fetched_rows(logged, nodes[::7], -1, way, 0, 0, np.empty((len(nodes[::7]), 20), np.int32), buffer_bytes)
+        remote_rows(logged, nodes[::7], -1, way, 0, 0, np.empty((len(nodes[::7]), 20), np.int32), buffer_bytes)
         assert max(size for _, size in logged.log[1:]) <= buffer_bytes  # the first are the degrees of all nodes
 
 
 def test_portions() -> None:
-    assert list(portions(np.array([3, 3, 3, 9, 1, 1]), 6)) == [(0, 2), (2, 3), (3, 4), (4, 6)]
-    assert list(portions(np.array([], int), 6)) == []
-    assert list(portions(np.array([0, 0, 0]), 0)) == [(0, 3)]
+    assert list(split_by_size(np.array([3, 3, 3, 9, 1, 1]), 6)) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    assert list(split_by_size(np.array([], int), 6)) == []
+    assert list(split_by_size(np.array([0, 0, 0]), 0)) == [(0, 3)]
 
 
 @pytest.mark.parametrize("direction", ["out", "in", "both"])
@@ -196,7 +196,7 @@ def test_the_public_function_takes_lists(make_store: Any, direction: Any) -> Non
 
 def test_a_node_out_of_range_is_refused(make_store: Any) -> None:
     lists = MappedCSR.of_store(make_store(SIX_NODES, 6), "both")
-    with pytest.raises(InputError, match="node 6 asked for, but nodes go from 0 to 5"):
+    with pytest.raises(InputError, match="node 6 does not exist: nodes go from 0 to 5"):
         lg.local_nodes(lists, [2, 6])
 
 

@@ -195,7 +195,7 @@ def test_a_missing_node_is_named(server: Server, store: Any) -> None:
 
 
 def test_what_is_not_there_is_said(server: Server, store: Any, make_store: Any) -> None:
-    with pytest.raises(InputError, match=r"holds no graph: put one there with: largegt redis-load STORE redis://"):
+    with pytest.raises(InputError, match=r"holds no graph: load one with: largegt redis-load STORE redis://"):
         home.RedisLists(server.url("nothing"))
     home.load_lists(store, server.url("one"))
     with pytest.raises(InputError, match=r"has lists along both, not along out: .* --direction out adds them"):
@@ -203,7 +203,7 @@ def test_what_is_not_there_is_said(server: Server, store: Any, make_store: Any) 
     home.load_lists(store, server.url("one"), "out")
     assert home.RedisLists(server.url("one"), "both").num_nodes == 602
     other = make_store([(0, 1)], 3)
-    with pytest.raises(InputError, match="holds another graph than the store"):
+    with pytest.raises(InputError, match="holds a different graph than the store"):
         lg.prepare(other, engine=Engine(1 << 28, neighbors=server.url("one")))
     home.load_lists(other, server.url("one"))
     assert home.RedisLists(server.url("one")).num_nodes == 3
@@ -211,7 +211,7 @@ def test_what_is_not_there_is_said(server: Server, store: Any, make_store: Any) 
 
 @pytest.mark.parametrize("url", ["http://x/y", "redis://localhost:1", "redis:///g", "g"])
 def test_a_url_that_names_no_graph_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"names no graph in Redis: write redis://host:port/name"):
+    with pytest.raises(ConfigError, match=r"is not the URL of a graph in Redis: write redis://host:port/name"):
         home.RedisLists(url)
 
 

@@ -14,7 +14,7 @@ from largegt.data import sources
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import ConfigError, InputError
-from largegt.preprocessing.sampling.local_nodes import local_nodes, weighted_lists
+from largegt.preprocessing.sampling.local_nodes import local_nodes, weighted_csr
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from largegt.preprocessing.sampling.weighted import weighted_rows
 from oracles.local_nodes import check_row, neighbor_sets, neighborhood
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> GraphStore:
 
 def drawn(store: GraphStore, direction: Any, k: int, hop1_slots: int, max_walks: int, i: int = 0) -> list[list[int]]:
     """Rows of a node, round after round, without the node itself."""
-    lists = weighted_lists(store, direction)
+    lists = weighted_csr(store, direction)
     rows = np.empty((ROUNDS, 1, k), dtype=np.int32)
     for epoch in range(ROUNDS):
         weighted_rows(*lists, np.array([i]), hop1_slots, max_walks, 7, epoch, rows[epoch])

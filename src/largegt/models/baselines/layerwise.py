@@ -13,7 +13,7 @@ from torch import Tensor
 
 from largegt.io.atomic import require_space
 from largegt.models.base import NodeOutput
-from largegt.preprocessing.blocks import numbers
+from largegt.preprocessing.blocks import node_array
 from largegt.runtime.threads import num_threads, take_rows
 from largegt.types import Array
 
@@ -49,7 +49,7 @@ def layerwise(
     def blocks(targets: Array | range, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Block]]:
         """(targets, input rows, block), range after range of the targets."""
         for low, high in _cut(csr[0], targets, block_size):
-            sample = neighbors.sample(torch.from_numpy(numbers(targets[low:high])))
+            sample = neighbors.sample(torch.from_numpy(node_array(targets[low:high])))
             h_nd = rows(sample.nodes.numpy()).to(device)
             yield sample.nodes[: high - low], h_nd, sample.blocks[0].to(device)
 
@@ -79,7 +79,7 @@ def _needed(
             marks = np.zeros(len(everyone), dtype=np.bool_)
             marks[nearer] = True
             for low, high in _cut(indptr, nearer, block_size):
-                _, around = neighbors.draw(torch.from_numpy(numbers(nearer[low:high])), hop=0, epoch=0)
+                _, around = neighbors.draw(torch.from_numpy(node_array(nearer[low:high])), hop=0, epoch=0)
                 marks[around.numpy()] = True
             nearer = np.flatnonzero(marks)
         found.insert(0, everyone if 2 * len(nearer) > len(everyone) else nearer)
@@ -89,7 +89,7 @@ def _needed(
 def _cut(indptr: Array, nodes: Array | range, block_size: int) -> Iterator[tuple[int, int]]:
     """Ranges of nodes whose edges and themselves are at most `block_size`, or one node alone."""
     for start in range(0, len(nodes), _NODES_AT_ONCE):
-        here = numbers(nodes[start : start + _NODES_AT_ONCE])
+        here = node_array(nodes[start : start + _NODES_AT_ONCE])
         end_of = np.cumsum(indptr[here + 1] - indptr[here] + 1)
         low = 0
         while low < len(here):

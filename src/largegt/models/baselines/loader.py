@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from largegt.data.store import GraphStore
-from largegt.loader.loader import cut, gathered_ahead
+from largegt.loader.loader import prefetch_batches, split_batches
 from largegt.loader.table import TokenTable
 from largegt.models.base import NodeModel
 from largegt.preprocessing.prepared import Prepared
@@ -67,7 +67,9 @@ class NeighborLoader:
         """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
         gather = partial(self.gather, epoch=_SCORING + self.draw if seed is None else epoch)
         ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
-        yield from gathered_ahead(gather, cut(rows, batch_size, self.ranks, seed, epoch), self.device, ahead)
+        yield from prefetch_batches(
+            gather, split_batches(rows, batch_size, self.ranks, seed, epoch), self.device, ahead
+        )
 
     def gather(self, rows: Tensor, epoch: int) -> Any:
         """The batch of these rows of the table, on the loader's device."""

@@ -98,15 +98,15 @@ class Codebook(nn.Module):
             self._step = Fused(self._plain_step, batch_sizes)
 
     def _plain_step(self, z_bw: Tensor, nodes_b: Tensor, is_first: bool = False) -> None:
-        counts = self.ranks.counts(len(nodes_b))
-        nodes_a = self.ranks.joined(nodes_b, counts)
+        counts = self.ranks.row_counts(len(nodes_b))
+        nodes_a = self.ranks.all_gather(nodes_b, counts)
         sorted_a, order_a = nodes_a.sort(stable=True)
         z_bw = self._normalize_batch(z_bw, counts)
         if is_first:
             self._start(z_bw, order_a, counts)
         nearest_b = self.nearest(z_bw)
         self._move(z_bw, nearest_b, order_a, counts)
-        self._count(nodes_a, self.ranks.joined(nearest_b, counts), sorted_a, order_a)
+        self._count(nodes_a, self.ranks.all_gather(nearest_b, counts), sorted_a, order_a)
 
     def _move(self, z_bw: Tensor, nearest_b: Tensor, order_a: Tensor, counts: list[int]) -> None:
         self._average(z_bw, nearest_b)
@@ -117,8 +117,8 @@ class Codebook(nn.Module):
         """Move the averages of cluster sizes and sums towards those of this batch."""
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
-        self.ema_size.mul_(self.ema_decay).add_(self.ranks.sum_(size_c), alpha=1 - self.ema_decay)
-        self.ema_sum.mul_(self.ema_decay).add_(self.ranks.sum_(sum_cw), alpha=1 - self.ema_decay)
+        self.ema_size.mul_(self.ema_decay).add_(self.ranks.all_reduce_(size_c), alpha=1 - self.ema_decay)
+        self.ema_sum.mul_(self.ema_decay).add_(self.ranks.all_reduce_(sum_cw), alpha=1 - self.ema_decay)
 
     def _smoothed_sizes(self) -> Tensor:
         total = self.ema_size.sum()
@@ -146,7 +146,7 @@ class Codebook(nn.Module):
         own_2w = z_bw.new_zeros(2, z_bw.shape[1])
         if len(z_bw):
             own_2w = torch.stack(torch.var_mean(z_bw, dim=0, correction=0))
-        variance_rw, mean_rw = self.ranks.joined(own_2w[None], [1] * len(counts)).unbind(dim=1)
+        variance_rw, mean_rw = self.ranks.all_gather(own_2w[None], [1] * len(counts)).unbind(dim=1)
         share_r1 = z_bw.new_tensor(counts)[:, None] / sum(counts)
         mean = (share_r1 * mean_rw).sum(dim=0)
         return (share_r1 * (variance_rw + (mean_rw - mean).square())).sum(dim=0), mean
@@ -156,7 +156,7 @@ class Codebook(nn.Module):
         One node alone is no start: the next batch tries again."""
         size = sum(counts) / len(self.ema_size)
         chosen_cw = self._drawn_rows(z_bw, order_a, counts)
-        self.centroids.copy_(chosen_cw + _START_JITTER * self.ranks.from_first(torch.randn_like(chosen_cw)))
+        self.centroids.copy_(chosen_cw + _START_JITTER * self.ranks.broadcast(torch.randn_like(chosen_cw)))
         self.ema_size.fill_(size)
         self.ema_sum.copy_(self.centroids * size)
         self.started.fill_(sum(counts) > 1)
@@ -178,7 +178,7 @@ class Codebook(nn.Module):
         """[c, w] rows of the whole batch, as the first rank draws them: by the order of node numbers, since the places
         of nodes in a batch differ with the number of ranks."""
         drawn_c = torch.randint(sum(counts), self.ema_size.shape, device=z_bw.device)
-        return self.ranks.rows_at(z_bw, order_a[self.ranks.from_first(drawn_c)], counts)
+        return self.ranks.rows_at(z_bw, order_a[self.ranks.broadcast(drawn_c)], counts)
 
     def _count(self, nodes_a: Tensor, nearest_a: Tensor, sorted_a: Tensor, order_a: Tensor) -> None:
         """Move these nodes from the centroids they were counted at to the ones they are nearest to; one that is there

@@ -220,12 +220,12 @@ class BatchNorm(nn.BatchNorm1d):
         assert self.running_var is not None
         assert self.momentum is not None
         x_nd = input.float()
-        counted_nd = x_nd[:0] if self.ranks.idle else x_nd
+        counted_nd = x_nd[:0] if self.ranks.has_empty_batch else x_nd
         number = x_nd.new_full((1,), len(counted_nd))
-        total = self.ranks.sum(torch.cat([counted_nd.sum(dim=0), number]))
+        total = self.ranks.all_reduce(torch.cat([counted_nd.sum(dim=0), number]))
         count = total[-1:]
         mean_d = total[:-1] / count
-        variance_d = self.ranks.sum((counted_nd - mean_d).square().sum(dim=0)) / count
+        variance_d = self.ranks.all_reduce((counted_nd - mean_d).square().sum(dim=0)) / count
         is_many = count > 1
         mean_d = torch.where(is_many, mean_d, self.running_mean)
         variance_d = torch.where(is_many, variance_d, self.running_var)

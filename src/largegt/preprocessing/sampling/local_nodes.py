@@ -3,8 +3,8 @@
 Enters: a GraphStore, a SciPy sparse matrix, an edge_index or NeighborLists, and the nodes to sample for. Leaves: int32
 [n, K], column 0 the node itself. Cost: grows with K, not with the neighbourhood (uniform.py).
 
-The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted` it is in proportion to edge
-weights (weighted.py). It depends on (seed, epoch, node) alone.
+The sample is uniform over the *set* of distinct nodes at distance 1 or 2; with `weighted`, sampling is proportional to
+edge weights (weighted.py). It is a function of (seed, epoch, node).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from largegt.types import OPPOSITE, Array, Direction
 
 from . import uniform
 from .neighbor_lists import NeighborLists
-from .remote_sampling import BUFFER_BYTES, fetched_rows
+from .remote_sampling import BUFFER_BYTES, remote_rows
 from .weighted import weighted_rows
 
 if TYPE_CHECKING:
     from largegt.data.store import GraphStore
 
-_CHUNK_NODES, _FETCHED_NODES = 1 << 10, 1 << 14
+_CHUNK_NODES, _REMOTE_CHUNK_NODES = 1 << 10, 1 << 14
 _CHECKED_BYTES = 1 << 30
 
 
@@ -93,25 +93,25 @@ def local_nodes(
     hop1_slots, chunk = -1 if hop1_fraction is None else round(hop1_fraction * (k - 1)), _CHUNK_NODES
     if isinstance(graph, NeighborLists):
         refuse_weights(weighted)
-        chunk = _FETCHED_NODES
+        chunk = _REMOTE_CHUNK_NODES
     else:
         graph = _as_graph(graph, direction, num_nodes)
         kernel: Any = weighted_rows if weighted else uniform.local_nodes_rows
-        lists = weighted_lists(graph, direction) if weighted else both_ways(graph, direction)
+        lists = weighted_csr(graph, direction) if weighted else csr_and_reverse(graph, direction)
     size = graph.num_nodes
     wanted = np.arange(size) if nodes is None else node_numbers(nodes)
     outside = (wanted < 0) | (wanted >= size)
     if outside.any():
-        raise InputError(f"node {int(wanted[outside][0])} asked for, but nodes go from 0 to {size - 1}")
+        raise InputError(f"node {int(wanted[outside][0])} does not exist: nodes go from 0 to {size - 1}")
     rows = np.empty((len(wanted), k), dtype=index_dtype(size))
     rows[:, 0] = wanted
 
     def fill(start: int, stop: int) -> None:
         some, out = wanted[start:stop], rows[start:stop]
         if isinstance(graph, NeighborLists):
-            fetched_rows(graph, some, hop1_slots, uniform.ANY_WAY, seed, epoch, out, buffer_bytes)
+            remote_rows(graph, some, hop1_slots, uniform.ANY_METHOD, seed, epoch, out, buffer_bytes)
         else:
-            kernel(*lists, some, hop1_slots, uniform.ANY_WAY, seed, epoch, out)
+            kernel(*lists, some, hop1_slots, uniform.ANY_METHOD, seed, epoch, out)
 
     if k > 1:
         run_chunks(fill, len(wanted), chunk, threads, progress, "local nodes")
@@ -119,35 +119,36 @@ def local_nodes(
 
 
 def sample(
-    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, draw: int = 0,
+    graph: GraphStore | NeighborLists, nodes: Array, settings: LocalNodesConfig, sample_index: int = 0,
     threads: int | None = None, buffer_bytes: int = BUFFER_BYTES,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """LocalNodes of `nodes` as configured, and boolean [n, K]: which an edge joins to the node, whichever way. Draw 0
-    is what `prepare` keeps; others are fresh and independent."""
+    """LocalNodes of `nodes` as configured, and boolean [n, K]: whether an edge joins each one to the node in either
+    direction. Sample 0 is the prepared one; others are independent of it."""
     weighted = settings.use_edge_weights is True or (
         settings.use_edge_weights == "auto" and bool(getattr(graph, "weighted", False))
     )
     rows = local_nodes(
-        graph, nodes, settings.k, settings.seed, draw, settings.direction, threads, None, settings.hop1_fraction,
-        buffer_bytes=buffer_bytes, weighted=weighted,
+        graph, nodes, settings.k, settings.seed, sample_index, settings.direction, threads,
+        hop1_fraction=settings.hop1_fraction, buffer_bytes=buffer_bytes, weighted=weighted,
     )  # fmt: skip
-    near, nodes = np.zeros(rows.shape, dtype=np.bool_), np.asarray(nodes, dtype=np.int64)
+    is_neighbor, nodes = np.zeros(rows.shape, dtype=np.bool_), np.asarray(nodes, dtype=np.int64)
 
     def mark(start: int, stop: int) -> None:
         some = slice(start, stop)
-        for indptr, indices, owners in _own_lists(graph, nodes[some], settings.direction):
-            uniform.mark_near(indptr, indices, owners, rows[some], near[some])
+        for indptr, indices, owners in _neighbor_csrs(graph, nodes[some], settings.direction):
+            uniform.mark_one_hop(indptr, indices, owners, rows[some], is_neighbor[some])
 
     if settings.k > 1:
-        chunk = _FETCHED_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
+        chunk = _REMOTE_CHUNK_NODES if isinstance(graph, NeighborLists) else _CHUNK_NODES
         run_chunks(mark, len(nodes), chunk, threads)
-    return rows, near
+    return rows, is_neighbor
 
 
-def _own_lists(
+def _neighbor_csrs(
     graph: GraphStore | NeighborLists, nodes: Array, direction: Direction
 ) -> list[tuple[Array, Array, Array]]:
-    """(indptr, indices, which row is whose) of CSRs that together hold the neighbours of `nodes` both ways."""
+    """(indptr, indices, row of each node) of CSRs that together contain the neighbours of `nodes` in both
+    directions."""
     if isinstance(graph, NeighborLists):
         distinct, rows = np.unique(nodes, return_inverse=True)
         sides = (graph,) if graph.reverse is graph else (graph, graph.reverse)
@@ -158,7 +159,7 @@ def _own_lists(
 
 
 def refuse_weights(weighted: bool) -> None:
-    """Lists that lie elsewhere are of neighbours alone."""
+    """Remote neighbour lists have no weights."""
     if weighted:
         raise ConfigError(
             "lists on a cluster or in Redis have no edge weights: sample without them, "
@@ -167,7 +168,7 @@ def refuse_weights(weighted: bool) -> None:
 
 
 def node_numbers(nodes: Any) -> Array:
-    """int64 node numbers from a list or array of them, or from a boolean mask."""
+    """int64 node numbers from a list, an array or a boolean mask."""
     array = np.asarray(nodes)
     if array.dtype == np.bool_:
         return np.flatnonzero(array)
@@ -179,21 +180,21 @@ def node_numbers(nodes: Any) -> Array:
 # graphs in memory -----------------------------------------------------------------------------------------------
 
 
-def both_ways(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
-    """(indptr, indices) along `direction` and of the transpose."""
+def csr_and_reverse(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
+    """(indptr, indices) along `direction` and of the transposed graph."""
     graph = _as_graph(graph, direction)
     return (*graph.csr(direction), *graph.reverse_csr(direction))
 
 
-def weighted_lists(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
+def weighted_csr(graph: GraphStore | Any, direction: Direction) -> tuple[Array, ...]:
     """(indptr, indices, weights, strengths, sums of blocks) along `direction`."""
     graph = _as_graph(graph, direction)
     return (*graph.csr(direction), *graph.weights_of(direction))
 
 
 def _as_graph(graph: Any, direction: Direction, num_nodes: int | None = None) -> Any:
-    """A store, or what answers as one. Damaged lists are refused; those of a larger store a stage has checked before
-    it comes here."""
+    """A store, or a matrix with the interface of a store. Damaged lists are refused; a stage checks larger stores
+    beforehand."""
     if isinstance(graph, _Matrix):
         return graph
     if hasattr(graph, "csr"):
@@ -211,12 +212,12 @@ def _as_graph(graph: Any, direction: Direction, num_nodes: int | None = None) ->
         )
     size = num_nodes if num_nodes is not None else int(edges.max(initial=-1)) + 1
     if edges.size and (edges.min() < 0 or edges.max() >= size):
-        raise InputError(f"edge_index names node {int(edges.max())}, but nodes go from 0 to {size - 1}")
+        raise InputError(f"edge_index contains node {int(edges.max())}, but nodes go from 0 to {size - 1}")
     return _Matrix(sp.coo_array((np.ones(edges.shape[1], dtype=np.int8), (edges[0], edges[1])), shape=(size, size)))
 
 
 class _Matrix:
-    """A SciPy matrix that answers as a store does: lists are sorted, without duplicates and without the diagonal."""
+    """A SciPy matrix with the interface of a store: lists are sorted, without duplicates and without the diagonal."""
 
     def __init__(self, matrix: Any) -> None:
         import scipy.sparse as sp

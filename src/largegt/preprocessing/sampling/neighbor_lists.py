@@ -1,11 +1,11 @@
-"""Neighbour lists behind one small interface: wherever the edges lie, LocalNodes asks for them in the same few ways.
+"""Neighbour lists behind one small interface, for LocalNodes over any storage of the edges.
 
-Enters: a request for many nodes at once. Leaves: plain arrays. Cost: a backend answers a request with one message to
-each place that holds a part of it, however many nodes are asked for; it holds nothing between requests.
+Enters: a request for many nodes at once. Leaves: plain arrays. Cost: one message per request to each server with a part
+of the result, for any number of nodes. Backends keep no state between requests.
 
 - `MappedCSR`: the files of a store, or any CSR in memory;
 - `RedisLists` (redis_lists.py): a key-value store;
-- `RayShards` (ray_shards.py): ranges of nodes, each held by one worker of a Ray cluster.
+- `RayShards` (ray_engine.py): ranges of nodes, each held by one worker of a Ray cluster.
 
 A list is sorted, without duplicates and without the node itself.
 """
@@ -27,46 +27,46 @@ if TYPE_CHECKING:
 
 
 _ENTRIES_AT_ONCE = 1 << 22
-"""Entries of lists that are looked through together, or those of one node."""
+"""The maximal number of list entries to search at once, or those of one node."""
 
 
 class NeighborLists(ABC):
-    """The lists of all nodes along one direction. A backend needs `neighbors`; what else it can answer where the
-    lists lie saves sending them."""
+    """The lists of all nodes along one direction. A backend implements `neighbors`; overriding the other methods avoids
+    transferring lists."""
 
     num_nodes: int
 
     @abstractmethod
     def neighbors(self, nodes: Array) -> tuple[Array, Array]:
-        """`(indptr, indices)` of the lists of `nodes` (sorted), one behind the other; int32 where that fits."""
+        """`(indptr, indices)` of the lists of `nodes` (sorted), concatenated; int32 if node numbers fit."""
 
     @property
     @abstractmethod
     def reverse(self) -> NeighborLists:
-        """The lists against the direction: of each node, those that have it in their list."""
+        """The lists of the transposed graph."""
 
     def degrees(self, nodes: Array) -> Array:
-        """int64: how long the lists of `nodes` (sorted) are."""
+        """int64: the list lengths of `nodes` (sorted)."""
         return np.diff(self.neighbors(nodes)[0])
 
     def at(self, nodes: Array, places: Array) -> Array:
-        """The neighbour at each place of each node's list; nodes in any order and more than once."""
+        """The neighbour places[n] of nodes[n]; nodes in any order, with repetition."""
         distinct, row = np.unique(nodes, return_inverse=True)
         indptr, indices = self.neighbors(distinct)
         return np.asarray(indices[indptr[row] + places])
 
     def has(self, nodes: Array, others: Array) -> Array:
-        """Boolean: whether others[n] is in the list of nodes[n]; nodes in any order and more than once."""
+        """Boolean: whether others[n] is in the list of nodes[n]; nodes in any order, with repetition."""
         distinct, row = np.unique(nodes, return_inverse=True)
         others, found = np.asarray(others, dtype=np.int64), np.zeros(len(nodes), dtype=np.bool_)
-        for first, last in portions(self.degrees(distinct), _ENTRIES_AT_ONCE):
+        for first, last in split_by_size(self.degrees(distinct), _ENTRIES_AT_ONCE):
             some = np.flatnonzero((row >= first) & (row < last))
             found[some] = kernels.in_rows(*self.neighbors(distinct[first:last]), row[some] - first, others[some])
         return found
 
 
 class MappedCSR(NeighborLists):
-    """The lists of nodes `first`, `first + 1`, … as a CSR. Mapped files will do: only what is asked for is read."""
+    """The lists of nodes `first`, `first + 1`, … as a CSR, in memory or in mapped files."""
 
     def __init__(self, indptr: Array, indices: Array, reverse: MappedCSR | None = None, first: int = 0) -> None:
         self.indptr, self.indices, self.first = indptr, indices, first
@@ -75,8 +75,8 @@ class MappedCSR(NeighborLists):
 
     @classmethod
     def of_store(cls, store: GraphStore, direction: Direction) -> MappedCSR:
-        both_ways = direction == "both" or not store.directed
-        return cls(*store.csr(direction), None if both_ways else cls(*store.reverse_csr(direction)))
+        is_symmetric = direction == "both" or not store.directed
+        return cls(*store.csr(direction), None if is_symmetric else cls(*store.reverse_csr(direction)))
 
     @property
     def reverse(self) -> MappedCSR:
@@ -104,8 +104,8 @@ class MappedCSR(NeighborLists):
         return np.asarray(nodes, dtype=np.int64) - self.first
 
 
-def portions(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
-    """Ranges that follow each other, each of no more than `limit` in sum, or of one member."""
+def split_by_size(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges whose sizes sum to at most `limit`, or of a single member."""
     ends = np.cumsum(sizes)
     first = 0
     while first < len(ends):
@@ -116,5 +116,5 @@ def portions(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def index_type(num_nodes: int) -> np.dtype[Any]:
-    """What neighbour lists are made of."""
+    """The dtype of neighbour lists."""
     return np.dtype(index_dtype(num_nodes))

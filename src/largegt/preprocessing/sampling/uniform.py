@@ -1,17 +1,16 @@
-"""LocalNodes' inner loops: uniform samples of the distinct one- and two-hop neighbours, without listing them.
+"""Kernels of LocalNodes: uniform samples of the distinct one- and two-hop neighbours, without listing them.
 
-Three ways, all exactly uniform; which one is cheapest is known per node before any draw (`choose_way`):
+Three methods, all exactly uniform; `choose_method` picks the cheapest one per node before sampling:
 
-- **by paths**: draw one of the paths i→v, i→j→v uniformly and keep v only if the path is the first to it. A try
+- **by paths**: pick one of the paths i→v, i→j→v uniformly and accept v only if the path is the first one to v. A try
   succeeds with probability |T̂| / paths.
-- **by nodes**: draw one of all N nodes uniformly and keep it if some neighbour of i leads to it. A try succeeds with
-  probability |T̂| / N: better where a neighbourhood has more paths than the graph has nodes.
-- **by listing**: walk all paths and keep the distinct nodes whose random key is small enough that a few K remain. A
-  node's key is the same on every path to it, so a node met often has no advantage, and nothing larger than some K is
-  remembered.
+- **by nodes**: pick one of all N nodes uniformly and accept it if some neighbour of i leads to it. A try succeeds with
+  probability |T̂| / N, which is better if a neighbourhood has more paths than the graph has nodes.
+- **by listing**: traverse all paths and keep the distinct nodes whose random key is below a limit that some K nodes
+  pass. A node has the same key on every path to it, so its number of paths does not matter. Memory is some K.
 
-The first two give up after so many tries that listing would have cost as much; that depends on counts alone, never
-on which nodes were met, so what they return stays uniform. Memory per thread: some K, and 24 KiB.
+The first two give up after as many tries as listing would cost. This depends only on counts, not on the nodes found, so
+results stay uniform. Memory per thread: some K, and 24 KiB.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from numba import njit
 from largegt.data.kernels import mix
 from largegt.preprocessing.kernels import (
     FOR_LOCAL_NODES,
-    below,
     contains,
     lower_bound,
     next_bits,
+    randint,
     share_an_element,
     start_stream,
 )
 
 PATH_BLOCKS = 1024
-"""Blocks of neighbours whose path counts are remembered while one node is sampled: bounds the memory of a hub."""
+"""Blocks of neighbours with cumulative path counts while one node is sampled: bounds the memory of a hub."""
 FILTER_BITS = 1 << 17
-"""Bits of the filter that says which nodes may be neighbours: 16 KiB, so that it stays in the first-level cache."""
+"""Bits of the filter for neighbours (a Bloom filter with one hash): 16 KiB, to fit into the L1 cache."""
 PATHS_PER_PATH_TRY, PATHS_PER_NODE_TRY = 150, 37
-"""What one try costs by paths and by nodes, in paths listed (measured by bench/local_nodes.py)."""
+"""The cost of a try by paths and by nodes, in listed paths (measured by bench/local_nodes.py)."""
 BATCH = 16
-"""Tries drawn at a time, so that their reads of memory overlap."""
-ANY_WAY, BY_PATHS, BY_NODES, BY_LISTING = -1, 0, 1, 2
+"""Tries per batch, so that their memory reads overlap."""
+ANY_METHOD, BY_PATHS, BY_NODES, BY_LISTING = -1, 0, 1, 2
 
 _FILTER_MASK = np.uint64(FILTER_BITS - 1)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -48,7 +47,7 @@ _ONE, _SIX, _LOW_6 = np.uint64(1), np.uint64(6), np.uint64(63)
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-# which nodes are neighbours of i ---------------------------------------------------------------------------------
+# the neighbour filter -------------------------------------------------------------------------------------------
 
 
 @njit(nogil=True, cache=True)
@@ -66,7 +65,7 @@ def fill_filter(bits: Any, indices: Any, start: int, stop: int) -> None:
 
 @njit(nogil=True, cache=True)
 def clear_filter(bits: Any, indices: Any, start: int, stop: int) -> None:
-    """Undo `fill_filter`: only the words it touched, or all of them for a hub."""
+    """Undo `fill_filter`: clear only the words it set, or all words for a hub."""
     if stop - start > len(bits):
         bits[:] = np.uint64(0)
         return
@@ -76,7 +75,7 @@ def clear_filter(bits: Any, indices: Any, start: int, stop: int) -> None:
 
 @njit(nogil=True, cache=True)
 def is_neighbor(bits: Any, indices: Any, start: int, stop: int, node: Any) -> Any:
-    """Whether indices[start:stop] hold `node`: the filter says no at once, or a search decides."""
+    """Whether indices[start:stop] contain `node`: the filter first, then a binary search."""
     slot = filter_slot(node)
     if not (bits[slot >> _SIX] >> (slot & _LOW_6)) & _ONE:
         return False
@@ -87,8 +86,8 @@ def is_neighbor(bits: Any, indices: Any, start: int, stop: int, node: Any) -> An
 def meets_neighbor(
     bits: Any, indices: Any, start: Any, stop: Any, others: Any, low: Any, high: Any, below_node: Any
 ) -> Any:
-    """Whether some of the sorted others[low:high] that is less than `below_node` is in indices[start:stop]: a scan
-    with the filter, or a search from the shorter side where that is much shorter."""
+    """Whether an element of the sorted others[low:high] less than `below_node` is in indices[start:stop]: a scan with
+    the filter, or binary searches if indices[start:stop] is much shorter."""
     if high - low > 16 * (stop - start):
         high = lower_bound(others, low, high, below_node)
         return share_an_element(indices, start, stop, others, low, high)
@@ -102,24 +101,24 @@ def meets_neighbor(
 
 
 @njit(nogil=True, cache=True)
-def mark_near(indptr: Any, indices: Any, nodes: Any, rows: Any, near: Any) -> None:
-    """Set near[n, k] where rows[n, k] is a neighbour of nodes[n]."""
+def mark_one_hop(indptr: Any, indices: Any, nodes: Any, rows: Any, is_one_hop: Any) -> None:
+    """Set is_one_hop[n, k] if rows[n, k] is a neighbour of nodes[n]."""
     bits = np.zeros(FILTER_BITS // 64, np.uint64)
     for n in range(len(nodes)):
         start, stop = indptr[nodes[n]], indptr[nodes[n] + 1]
         fill_filter(bits, indices, start, stop)
         for k in range(rows.shape[1]):
             if is_neighbor(bits, indices, start, stop, rows[n, k]):
-                near[n, k] = True
+                is_one_hop[n, k] = True
         clear_filter(bits, indices, start, stop)
 
 
-# the rows being filled -------------------------------------------------------------------------------------------
+# sets of nodes ---------------------------------------------------------------------------------------------------
 
 
 @njit(nogil=True, cache=True)
 def slot_of(table: Any, node: Any) -> Any:
-    """Where a node stands in an open-addressed table of -1s whose size is a power of two, or is to stand."""
+    """The slot of a node in an open-addressed hash table of -1s whose size is a power of two."""
     mask = len(table) - 1
     slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
     while table[slot] != -1 and table[slot] != node:
@@ -129,7 +128,7 @@ def slot_of(table: Any, node: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def insert(table: Any, node: Any) -> bool:
-    """Put a node into such a table; False if it was there."""
+    """Insert a node into a hash table; False if it is already there."""
     slot = slot_of(table, node)
     if table[slot] == node:
         return False
@@ -138,8 +137,8 @@ def insert(table: Any, node: Any) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def out_of_hope(tries: int, found: int, wanted: int, max_tries: int) -> bool:
-    """After a pilot of tries: would the rest hardly bring what is wanted? Looks at counts alone."""
+def should_give_up(tries: int, found: int, wanted: int, max_tries: int) -> bool:
+    """After 256 pilot tries: whether the remaining tries will hardly find enough nodes. Depends only on counts."""
     return tries == 256 and (found + 1) * max_tries < 128 * wanted
 
 
@@ -148,7 +147,7 @@ def out_of_hope(tries: int, found: int, wanted: int, max_tries: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def count_paths(indptr: Any, indices: Any, start: int, stop: int, block_ends: Any) -> Any:
-    """Two-hop paths through the neighbours indices[start:stop], cumulated at the end of each block of neighbours.
+    """The number of two-hop paths through the neighbours indices[start:stop], cumulative at the end of each block.
     Returns (paths, neighbours per block)."""
     block = max(1, (stop - start + len(block_ends) - 1) // len(block_ends))
     paths = np.int64(0)
@@ -161,9 +160,9 @@ def count_paths(indptr: Any, indices: Any, start: int, stop: int, block_ends: An
 
 @njit(nogil=True, cache=True)
 def find_path(indptr: Any, indices: Any, start: Any, num_blocks: Any, block: Any, block_ends: Any, draw: Any) -> Any:
-    """Path number `draw` of the two-hop paths: (place of its first step, place of its second)."""
+    """Two-hop path number `draw`: (position of its first step, position of its second step)."""
     low, length = 0, num_blocks
-    while length > 1:  # the first block that ends behind the draw; no branch to mispredict
+    while length > 1:  # binary search without branches: the first block that ends after the draw
         half = length >> 1
         low += half * (block_ends[low + half - 1] <= draw)
         length -= half
@@ -181,8 +180,8 @@ def find_path(indptr: Any, indices: Any, start: Any, num_blocks: Any, block: Any
 
 @njit(nogil=True, cache=True)
 def touch_rows(rev_indptr: Any, rev_indices: Any, drawn: Any, starts: Any, stops: Any) -> Any:
-    """Look up where the rows of the drawn nodes lie and read the beginning of each, so that the waits for memory
-    overlap. Returns a number that nobody needs: without it the reads would be optimised away."""
+    """Look up the rows of the drawn nodes and read the first entry of each, so that memory reads overlap. The returned
+    number is unused; without it the reads would be optimised away."""
     for b in range(BATCH):
         starts[b], stops[b] = rev_indptr[drawn[b]], rev_indptr[drawn[b] + 1]
     total = np.int64(0)
@@ -197,9 +196,9 @@ def sample_by_tries(
     indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, i: Any, one_hop: bool, by_nodes: bool, paths: Any,
     block: Any, block_ends: Any, bits: Any, state: Any, table: Any, row: Any, max_tries: int,
 ) -> bool:  # fmt: skip
-    """Fill `row` with distinct nodes, uniform over the two-hop neighbours of i, and the one-hop ones with `one_hop`;
-    False when out of tries. Paths are ordered: one hop before two, then by the middle node. Tries are drawn in
-    batches; those left over when the row is full are forgotten."""
+    """Fill `row` with distinct nodes, uniform over the two-hop neighbours of i, including the one-hop ones with
+    `one_hop`; False when out of tries. Paths are ordered: one hop before two, then by the middle node. Tries come in
+    batches; unused ones are discarded."""
     start, stop = indptr[i], indptr[i + 1]
     num_nodes, degree = len(indptr) - 1, stop - start if one_hop else 0
     num_blocks = (stop - start + block - 1) // block
@@ -207,13 +206,13 @@ def sample_by_tries(
     starts, stops = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     found = 0
     for tries in range(0, max_tries, BATCH):
-        if out_of_hope(tries, found, len(row), max_tries):
+        if should_give_up(tries, found, len(row), max_tries):
             return False
         for b in range(BATCH):
             if by_nodes:
-                lasts[b], drawn[b] = stop, below(state, num_nodes)
+                lasts[b], drawn[b] = stop, randint(state, num_nodes)
                 continue
-            draw = below(state, degree + paths)
+            draw = randint(state, degree + paths)
             if draw < degree:
                 lasts[b], drawn[b] = -1, start + draw
             else:
@@ -224,16 +223,16 @@ def sample_by_tries(
         touch_rows(rev_indptr, rev_indices, drawn, starts, stops)
         for b in range(BATCH):
             v = drawn[b]
-            if lasts[b] >= 0:  # not a neighbour by its direct path
+            if lasts[b] >= 0:  # not a one-hop path
                 if v == i:
                     continue
                 if is_neighbor(bits, indices, start, stop, v):
                     if not (by_nodes and one_hop):
                         continue
-                else:  # a neighbour before the middle one must not lead to v, or any neighbour must
+                else:  # by paths, no neighbour before the middle one leads to v; by nodes, any one does
                     bound = num_nodes if by_nodes else np.int64(indices[lasts[b]])
-                    met = meets_neighbor(bits, indices, start, lasts[b], rev_indices, starts[b], stops[b], bound)
-                    if met != by_nodes:
+                    has_path = meets_neighbor(bits, indices, start, lasts[b], rev_indices, starts[b], stops[b], bound)
+                    if has_path != by_nodes:
                         continue
             if insert(table, v):
                 row[found] = v
@@ -248,16 +247,16 @@ def sample_by_tries(
 
 @njit(nogil=True, cache=True)
 def list_one(
-    ends: Any, low: Any, high: Any, own: Any, i: Any, direct: bool, bits: Any, base: Any, limit: Any, table: Any,
+    ends: Any, low: Any, high: Any, neighbors: Any, i: Any, direct: bool, bits: Any, base: Any, limit: Any, table: Any,
     members: Any, count: int,
 ) -> int:  # fmt: skip
-    """Add the distinct ends[low:high] whose key is at most `limit` to members[:count]; returns the new count, or more
-    than `members` can hold. Unless they are one-hop neighbours (`direct`), i and its neighbours `own` are left out."""
+    """Add the distinct ends[low:high] with a key of at most `limit` to members[:count]; returns the new count, which
+    exceeds len(members) on overflow. Without `direct`, i and its neighbours are skipped."""
     for place in range(low, high):
         v = np.int64(ends[place])
         if mix(np.uint64(v) + base) > limit:
             continue
-        if not direct and (v == i or is_neighbor(bits, own, 0, len(own), v)):
+        if not direct and (v == i or is_neighbor(bits, neighbors, 0, len(neighbors), v)):
             continue
         if insert(table, v):
             if count == len(members):
@@ -269,51 +268,51 @@ def list_one(
 
 @njit(nogil=True, cache=True)
 def list_below(
-    own: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, bits: Any, base: Any, limit: Any,
+    neighbors: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, bits: Any, base: Any, limit: Any,
     table: Any, members: Any,
 ) -> Any:  # fmt: skip
-    """Write the distinct nodes on the paths from i whose key is at most `limit` to `members`; returns how many, or
-    more than `members` can hold. A node's key is a function of `base` and the node, the same on every path to it.
-    `own` are i's neighbours, and the list of own[n] is row rows[n] of (indptr, indices)."""
+    """Write the distinct nodes on the paths from i with a key of at most `limit` to `members`; returns their number,
+    which exceeds len(members) on overflow. A node's key is a function of `base` and the node. The list of neighbors[n]
+    is row rows[n] of (indptr, indices)."""
     table[:] = -1
     count = 0
     if one_hop:
-        count = list_one(own, 0, len(own), own, i, True, bits, base, limit, table, members, count)
-    for n in range(len(own)):
+        count = list_one(neighbors, 0, len(neighbors), neighbors, i, True, bits, base, limit, table, members, count)
+    for n in range(len(neighbors)):
         if count > len(members):
             break
         low, high = indptr[rows[n]], indptr[rows[n] + 1]
-        count = list_one(indices, low, high, own, i, False, bits, base, limit, table, members, count)
+        count = list_one(indices, low, high, neighbors, i, False, bits, base, limit, table, members, count)
     return count
 
 
 @njit(nogil=True, cache=True)
 def sample_by_listing(
-    own: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, paths: Any, bits: Any, state: Any,
+    neighbors: Any, rows: Any, indptr: Any, indices: Any, i: Any, one_hop: bool, paths: Any, bits: Any, state: Any,
     table: Any, members: Any, row: Any,
 ) -> Any:  # fmt: skip
-    """Fill `row` with distinct nodes; returns how many there are, at most its length. `own` and `rows` as in
+    """Fill `row` with distinct nodes; returns their number, at most len(row). `neighbors` and `rows` as in
     `list_below`.
 
-    Nodes whose random key is small are listed: a random subset of the neighbourhood, so that any of them will do. Too
-    few: again with a higher limit, up to none. Too many to hold: again with a lower one and other keys. How often
-    depends on how many there are, never on which.
+    The nodes with a small random key are a uniform random subset of the neighbourhood. Too few: repeat with a higher
+    limit, up to no limit. Too many: repeat with a lower limit and new keys. Repetition depends only on the number of
+    nodes.
     """
     wanted = len(row)
-    share = min(1.0, 4.0 * wanted / max(1, paths))
+    fraction = min(1.0, 4.0 * wanted / max(1, paths))
     base = next_bits(state)
     while True:
-        limit = _EMPTY if share >= 1.0 else np.uint64(share * 1.8446744073709550e19)
-        count = list_below(own, rows, indptr, indices, i, one_hop, bits, base, limit, table, members)
+        limit = _EMPTY if fraction >= 1.0 else np.uint64(fraction * 1.8446744073709550e19)
+        count = list_below(neighbors, rows, indptr, indices, i, one_hop, bits, base, limit, table, members)
         if count > len(members):
-            share *= 0.5
+            fraction *= 0.5
             base = next_bits(state)
-        elif count < wanted and share < 1.0:
-            share = min(1.0, share * min(16.0, max(2.0, 2.0 * wanted / (count + 1))))
+        elif count < wanted and fraction < 1.0:
+            fraction = min(1.0, fraction * min(16.0, max(2.0, 2.0 * wanted / (count + 1))))
         else:
             break
     for slot in range(min(count, wanted)):
-        pick = slot + below(state, count - slot)
+        pick = slot + randint(state, count - slot)
         members[slot], members[pick] = members[pick], members[slot]
         row[slot] = members[slot]
     return min(count, wanted)
@@ -323,8 +322,8 @@ def sample_by_listing(
 
 
 @njit(nogil=True, cache=True)
-def choose_way(paths: Any, num_nodes: int, wanted: int) -> int:
-    """The cheapest way by what is known beforehand, in units of one path listed (measured by bench/local_nodes.py)."""
+def choose_method(paths: Any, num_nodes: int, wanted: int) -> int:
+    """The cheapest method, in units of one listed path (measured by bench/local_nodes.py)."""
     listing = paths
     by_paths = PATHS_PER_PATH_TRY * wanted
     by_nodes = PATHS_PER_NODE_TRY * wanted * (1.0 + 2.8 * num_nodes / max(1, paths))
@@ -336,18 +335,18 @@ def choose_way(paths: Any, num_nodes: int, wanted: int) -> int:
 @njit(nogil=True, cache=True)
 def shuffle(row: Any, state: Any) -> None:
     for last in range(len(row) - 1, 0, -1):
-        pick = below(state, last + 1)
+        pick = randint(state, last + 1)
         row[last], row[pick] = row[pick], row[last]
 
 
 @njit(nogil=True, cache=True)
 def sample_neighbors(indices: Any, start: int, stop: int, state: Any, table: Any, row: Any) -> None:
-    """Fill `row` with distinct one-hop neighbours, uniformly (Floyd's way: one draw each, however many are wanted)."""
+    """Fill `row` with distinct one-hop neighbours, uniformly (Floyd's algorithm: one random number each)."""
     table[:] = -1
     degree = stop - start
     for slot in range(len(row)):
         last = degree - len(row) + slot
-        pick = below(state, last + 1)
+        pick = randint(state, last + 1)
         if not insert(table, pick):
             pick = last
             insert(table, pick)
@@ -356,14 +355,14 @@ def sample_neighbors(indices: Any, start: int, stop: int, state: Any, table: Any
 
 @njit(nogil=True, cache=True)
 def fill_up(row: Any, count: int, num_nodes: int, state: Any) -> None:
-    """Fill row[count:] with replacement from row[:count], which is all there is; from all nodes when that is none."""
+    """Fill row[count:] with replacement from row[:count]; from all nodes if count is 0."""
     for slot in range(count, len(row)):
-        row[slot] = row[below(state, count)] if count else below(state, num_nodes)
+        row[slot] = row[randint(state, count)] if count else randint(state, num_nodes)
 
 
 @njit(nogil=True, cache=True)
 def table_size(wanted: int) -> int:
-    """Places of the table for listing: a power of two, some dozen per node wanted."""
+    """The size of the hash table for listing: a power of two, some dozen slots per wanted node."""
     size = 64
     while size < 32 * wanted:
         size *= 2
@@ -371,28 +370,27 @@ def table_size(wanted: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def num_far(wanted: int, hop1_slots: int, degree: int) -> int:
-    """Slots that are not kept for one-hop neighbours; all of them where these have no slots of their own."""
+def num_hop2_slots(wanted: int, hop1_slots: int, degree: int) -> int:
+    """Slots that are not reserved for one-hop neighbours; all slots if `hop1_slots` is negative."""
     return wanted if hop1_slots < 0 else wanted - min(hop1_slots, degree)
 
 
 @njit(nogil=True, cache=True)
 def complete_row(
-    own: Any, row: Any, count: int, one_hop: bool, num_nodes: int, state: Any, table: Any, members: Any
+    neighbors: Any, row: Any, count: int, one_hop: bool, num_nodes: int, state: Any, table: Any, members: Any
 ) -> None:
-    """The rest of Algorithm 1, when row[:count] are distinct nodes and all that could be found. `own` are the
-    neighbours; `table` and `members` are room."""
+    """The rest of Algorithm 1, when row[:count] are all distinct nodes found. `table` and `members` are buffers."""
     wanted = len(row)
-    if one_hop and 0 < count < wanted:  # line 7: fewer than wanted; draw every slot anew
+    if one_hop and 0 < count < wanted:  # line 7: fewer than wanted; sample every slot with replacement
         members[:count] = row[:count]
         for slot in range(wanted):
-            row[slot] = members[below(state, count)]
+            row[slot] = members[randint(state, count)]
     elif one_hop:
         fill_up(row, count, num_nodes, state)
     else:
-        near = min(wanted - count, len(own))
-        sample_neighbors(own, 0, len(own), state, table, row[count : count + near])
-        fill_up(row, count + near, num_nodes, state)
+        num_hop1 = min(wanted - count, len(neighbors))
+        sample_neighbors(neighbors, 0, len(neighbors), state, table, row[count : count + num_hop1])
+        fill_up(row, count + num_hop1, num_nodes, state)
         shuffle(row, state)
 
 
@@ -401,9 +399,9 @@ def local_nodes_rows(
     indptr: Any, indices: Any, rev_indptr: Any, rev_indices: Any, nodes: Any, hop1_slots: int, forced: int, seed: int,
     epoch: int, rows: Any,
 ) -> None:  # fmt: skip
-    """LocalNodes (Algorithm 1) of `nodes` into rows [n, K]. With `hop1_slots` ≥ 0 that many of the K - 1 slots are
-    for one-hop neighbours and the rest for nodes at distance two. `forced` is a way to take for every node, for tests
-    and benches; ANY_WAY chooses."""
+    """LocalNodes (Algorithm 1) of `nodes` into rows [n, K]. With `hop1_slots` ≥ 0 that many of the K - 1 slots are for
+    one-hop neighbours and the rest for nodes at distance two. `forced` is the method for every node, for tests and
+    benches; ANY_METHOD chooses per node."""
     wanted = rows.shape[1] - 1
     num_nodes = len(indptr) - 1
     size = table_size(wanted)
@@ -417,24 +415,24 @@ def local_nodes_rows(
         rows[n, 0] = i
         row = rows[n, 1:]
         start, stop = indptr[i], indptr[i + 1]
-        own = indices[start:stop]
+        neighbors = indices[start:stop]
         start_stream(state, FOR_LOCAL_NODES, seed, epoch, i)
         paths, block = count_paths(indptr, indices, start, stop, block_ends)
         fill_filter(bits, indices, start, stop)
-        far = row[: num_far(wanted, hop1_slots, stop - start)]
-        way = choose_way(paths, num_nodes, len(far)) if forced == ANY_WAY else forced
+        hop2_row = row[: num_hop2_slots(wanted, hop1_slots, stop - start)]
+        method = choose_method(paths, num_nodes, len(hop2_row)) if forced == ANY_METHOD else forced
         table[:] = -1
-        found = len(far) == 0  # where every slot is for a direct neighbour
-        if not found and way != BY_LISTING:
-            price = PATHS_PER_NODE_TRY if way == BY_NODES else PATHS_PER_PATH_TRY
+        found = len(hop2_row) == 0  # every slot is for a one-hop neighbour
+        if not found and method != BY_LISTING:
+            price = PATHS_PER_NODE_TRY if method == BY_NODES else PATHS_PER_PATH_TRY
             found = sample_by_tries(
-                indptr, indices, rev_indptr, rev_indices, i, one_hop, way == BY_NODES, paths, block, block_ends, bits,
-                state, table, far, 2 * paths // price,
+                indptr, indices, rev_indptr, rev_indices, i, one_hop, method == BY_NODES, paths, block, block_ends,
+                bits, state, table, hop2_row, 2 * paths // price,
             )  # fmt: skip
-        count = len(far)
+        count = len(hop2_row)
         if not found:
             count = sample_by_listing(
-                own, own, indptr, indices, i, one_hop, paths, bits, state, wide_table, members, far
+                neighbors, neighbors, indptr, indices, i, one_hop, paths, bits, state, wide_table, members, hop2_row
             )
-        complete_row(own, row, count, one_hop, num_nodes, state, table, members)
+        complete_row(neighbors, row, count, one_hop, num_nodes, state, table, members)
         clear_filter(bits, indices, start, stop)
