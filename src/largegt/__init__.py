@@ -7,7 +7,7 @@
     scores   = lg.evaluate("runs/a", split="test")
     lg.predict("runs/a", out="predictions.parquet")
 
-Names are loaded when first used: importing this package is cheap and has no side effects.
+Names are imported on first use, so importing this package is cheap and has no side effects.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ __all__ = [
     "recipe_names", "register_metric", "register_model", "report", "reproduce", "sources", "synthetic", "to_pyg",
     "token_batches", "train", "tune",
 ]  # fmt: skip
-_OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # a star must not ask for what is not installed
+_OF_EXTRAS = ("LargeGTClassifier", "LargeGTRegressor")  # `import *` must work without the extras
 
 
 def __getattr__(name: str) -> Any:

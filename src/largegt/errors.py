@@ -1,6 +1,6 @@
-"""The errors a user can meet. Each message is one line: what was wrong, what was found, what to do next.
+"""The errors a user can get. Each message is one line: what is wrong, what was found, what to do next.
 
-The command line prints a `LargeGTError` as that one line and exits with code 2. Anything else that escapes is a bug
+The command line prints a `LargeGTError` as that one line and exits with code 2. Any other uncaught exception is a bug
 of ours and keeps its traceback.
 """
 
@@ -18,39 +18,38 @@ from pathlib import Path
 from largegt.io.urls import redacted
 from largegt.runtime.text import printable
 
-_LONGEST = 1200
+_MAX_LENGTH = 1200
 
 
 class LargeGTError(Exception):
-    """Base of every error that is the user's to mend."""
+    """Base class of the errors that a user can fix."""
 
     def __str__(self) -> str:
-        """One line of moderate length that a terminal can show, however odd the names and values in it. Logins in URLs
-        are left out."""
+        """One printable line of limited length, whatever names and values it contains, without logins in URLs."""
         text = printable(redacted(super().__str__()))
-        if len(text) > _LONGEST:
-            text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+        if len(text) > _MAX_LENGTH:
+            text = f"{text[: _MAX_LENGTH // 2]} … {text[-_MAX_LENGTH // 2 :]}"
         return text
 
 
 class InputError(LargeGTError):
-    """The data given to us cannot be used as it is: a missing file, a wrong column, an id out of range."""
+    """The input data cannot be used: a missing file, a wrong column, an id out of range."""
 
 
 class ConfigError(LargeGTError):
-    """A setting is unknown, out of its range, or does not fit the data."""
+    """A setting is unknown, out of range, or does not fit the data."""
 
 
 class FormatError(LargeGTError):
-    """A folder of ours cannot be read: not ours, damaged, or written by a newer version."""
+    """A folder is not a store, preparation or run, is damaged, or has a newer format."""
 
 
 class DiskError(LargeGTError):
-    """The disk said no: full, read-only or failing."""
+    """A write failed: the disk is full, read-only or broken."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its kind when it says nothing."""
+    """The first line of an error's message; the name of its class if there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -65,8 +64,8 @@ _MEMORY_OF_TRAINING = "a smaller train.batch_size, model.hidden_dim or prepare.l
 
 
 def machine_refusal(error: Exception, verb: str = "") -> str:
-    """A line for what is neither the input's fault nor ours: a path that the system will not have, memory that it does
-    not have, with advice for the command `verb`, no room for what we print, no thread. Empty for any other error."""
+    """A line for errors of the system: an invalid path, too little memory (with advice for the command `verb`), a full
+    disk behind standard output, no more threads. Empty for any other error."""
     if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
         return str(InputError(f"{error.filename}: {os.strerror(error.errno or 0)}; give another path"))
     if isinstance(error, OSError) and error.errno in _FULL:  # writes to files are under `disk_errors`
@@ -92,7 +91,7 @@ def _is_out_of_threads(error: Exception) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest known name, or an empty string: glue it behind a message."""
+    """` (did you mean 'x'?)` for the closest known name, to append to a message; an empty string without one."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -106,14 +105,13 @@ _FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (errno.EACCES, er
 
 @contextmanager
 def disk_errors(path: str | Path, num_bytes: int = 0) -> Iterator[None]:
-    """Turn the operating system's refusals while writing below `path` into one-line errors, which say how much was to
-    be written where `num_bytes` is known."""
+    """Turn system errors while writing below `path` into one-line errors, with `num_bytes` as the size of the write."""
     try:
         yield
     except LargeGTError:
         raise
     except Exception as error:
-        code = _refusal(error)
+        code = _error_number(error)
         if code in _FULL:
             raise DiskError(
                 f"no space left on the disk that holds {path}{_room(Path(path), num_bytes)}: free some or write "
@@ -126,8 +124,8 @@ def disk_errors(path: str | Path, num_bytes: int = 0) -> Iterator[None]:
         raise
 
 
-def _refusal(error: Exception) -> int:
-    """The system's error number; also behind errors that do not carry it, as those of safetensors and NumPy."""
+def _error_number(error: Exception) -> int:
+    """The system's error number, also from the text of errors without one, such as those of safetensors and NumPy."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)
@@ -138,18 +136,18 @@ def _refusal(error: Exception) -> int:
 
 
 def full_disk(text: str) -> int:
-    """The error number of a message about a full disk or a file that may not grow; 0 for another message."""
+    """The error number of a message about a full disk or a file size limit; 0 for any other message."""
     return next((code for code in _FULL if os.strerror(code) in text), 0)
 
 
 def _room(path: Path, num_bytes: int) -> str:
-    """` (3.0 MiB are needed, 12.0 KiB are free)`, as far as it is known."""
+    """` (3.0 MiB are needed, 12.0 KiB are free)`, without unknown parts."""
     from largegt.runtime.memory import format_bytes
 
     needed = [f"{format_bytes(num_bytes)} are needed"] if num_bytes else []
     try:
-        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        needed.append(f"{format_bytes(shutil.disk_usage(there).free)} are free")
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        needed.append(f"{format_bytes(shutil.disk_usage(existing).free)} are free")
     except OSError:
         pass
     return f" ({', '.join(needed)})" if needed else ""

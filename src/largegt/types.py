@@ -1,4 +1,4 @@
-"""Short names for the types that every stage passes around."""
+"""Type aliases of all stages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SplitName = Literal["train", "valid", "test"]
 
 
 def sides_of(directed: bool) -> tuple[Direction, ...]:
-    """The directions that a store has lists for: without directions they are all one."""
+    """The directions of a store's neighbour lists; an undirected store has one list for all."""
     return ("out", "in", "both") if directed else ("out",)
 
 
 MISSING_MARKERS = (
     "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NaT", "NULL", "null", "None", "none", "nil", "\\N", "?", "-",
 )  # fmt: skip
-"""Cells of a table that stand for a missing feature or label, beside empty ones."""
+"""Table cells that mean a missing feature or label, in addition to empty cells."""

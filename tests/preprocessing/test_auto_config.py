@@ -67,31 +67,30 @@ def named(facts: Facts, gpu: bool = False) -> dict[str, str]:
 
 
 def test_rules() -> None:
-    small = Facts(num_train=2000, mean_degree=4.0, told=0.5, label_information_near=0.55)
-    large = Facts(num_train=200_000, mean_degree=4.0, told=0.5, label_information_near=0.55)
+    """Facts are training nodes, mean degree, and label information over both hops and over one."""
+    small = Facts(2000, 4.0, 0.5, 0.55)
+    large = Facts(200_000, 4.0, 0.5, 0.55)
     assert named(small)["model.label_embeddings"] == "false", "few labels are learned by heart"
     assert named(large)["model.label_embeddings"] == "true"
-    assert named(Facts(200_000, 4.0, told=0.0, label_information_near=0.0))["model.label_embeddings"] == "false"
+    assert named(Facts(200_000, 4.0, 0.0, 0.0))["model.label_embeddings"] == "false"
     assert "model.label_embeddings" not in named(Facts(200_000, 4.0)), "no classes, no choice"
     assert named(small)["prepare.local_nodes.hop1_fraction"] == "0.5"
     assert named(Facts(2000, 40.0))["prepare.local_nodes.hop1_fraction"] == "0.75"
-    assert named(Facts(2000, 4.0, told=0.2, label_information_near=0.4))["prepare.local_nodes.hop1_fraction"] == "0.75"
+    assert named(Facts(2000, 4.0, 0.2, 0.4))["prepare.local_nodes.hop1_fraction"] == "0.75"
     assert int(named(large, gpu=True)["model.hidden_dim"]) > int(named(large)["model.hidden_dim"])
     assert float(named(small)["model.dropout"]) > float(named(large)["model.dropout"])
     steps = 200_000 / int(named(large)["train.batch_size"]) * int(named(large)["train.epochs"])
     assert 2000 < steps < 3000
     assert int(named(small)["train.epochs"]) == 40, "few nodes are not gone over forever"
     assert "model.input_dropout" not in named(small), "features that are all there are kept"
-    assert named(Facts(2000, 4.0, told=0.3, label_information_near=0.3, zeros=0.6))["model.input_dropout"] == "0.5"
-    assert "model.input_dropout" not in named(Facts(2000, 4.0, told=0.0, label_information_near=0.0, zeros=0.9)), (
-        "its own is all it has"
-    )
+    assert named(Facts(2000, 4.0, 0.3, 0.3, zeros=0.6))["model.input_dropout"] == "0.5"
+    assert "model.input_dropout" not in named(Facts(2000, 4.0, 0.0, 0.0, zeros=0.9)), "its own is all it has"
     assert all(choice.reason for choice in choose(small, False))
 
 
 def test_rules_for_few_labels() -> None:
     scarce = Facts(
-        num_train=141, mean_degree=4.0, told=0.5, label_information_near=0.5, zeros=0.9, num_classes=7, num_others=2568
+        141, 4.0, label_information=0.5, label_information_one_hop=0.5, zeros=0.9, num_classes=7, num_others=2568
     )
     found = named(scarce)
     assert found["train.consistency_weight"] == "1"
@@ -106,7 +105,7 @@ def test_rules_for_few_labels() -> None:
         replace(scarce, num_classes=0),
     ):  # fmt: skip
         assert "train.consistency_weight" not in named(enough)
-    for alike in (replace(scarce, told=0.0), replace(scarce, zeros=0.2)):
+    for alike in (replace(scarce, label_information=0.0), replace(scarce, zeros=0.2)):
         assert "train.consistency_weight" not in named(alike), "it is for words, which neighbours make up for"
 
 

@@ -1,4 +1,4 @@
-"""The command line: one verb per stage. Heavy imports are inside the verbs, so `--help` answers at once."""
+"""The command line: one verb per stage. Heavy imports are inside the verbs, so `--help` is fast."""
 
 from . import data, prediction, studies, training
 from .app import app, main

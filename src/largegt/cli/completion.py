@@ -1,7 +1,7 @@
-"""What the shell offers after a TAB: names of recipes, models, settings and datasets.
+"""Shell completion: names of recipes, models, settings and datasets.
 
-Enters: what was typed so far. Leaves: names that go on so, with a line on each where there is one. Cost: reading the
-settings (0.2 s); neither torch nor numba is imported.
+Enters: the incomplete word. Leaves: names with this prefix, with a line of help each. Cost: reading the settings
+(0.2 s), without importing torch or numba.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import typer
 Offers = list[tuple[str, str]]
 
 
-def _beginning(incomplete: str, every: Iterable[tuple[str, str]]) -> Offers:
-    return [(name, about) for name, about in every if name.startswith(incomplete)]
+def _with_prefix(prefix: str, items: Iterable[tuple[str, str]]) -> Offers:
+    return [(name, about) for name, about in items if name.startswith(prefix)]
 
 
 def recipes(incomplete: str) -> Offers:
-    """Recipes that come with the package, and .toml files here."""
+    """Recipes of the package, and .toml files of the working directory."""
     from largegt.config.recipes import AUTO, recipe_about
 
     found = sorted(str(file) for file in Path().glob(f"{_literal(incomplete)}*.toml"))
     files = [(name, "a file of yours") for name in found if name.isprintable()]
-    return _beginning(incomplete, [*recipe_about().items(), (AUTO, "chosen for the graph"), *files])
+    return _with_prefix(incomplete, [*recipe_about().items(), (AUTO, "chosen for the graph"), *files])
 
 
 def _literal(text: str) -> str:
-    """Nothing in it is a wildcard, and the folder above is not looked into."""
+    """The text, unless it has wildcards or points outside the working directory."""
     return text if text and not set(text) & set("*?[") and not text.startswith(("/", "..", "-")) else ""
 
 
 def models(incomplete: str) -> Offers:
     from largegt.config.models import model_specs
 
-    return _beginning(incomplete, [(spec.name, spec.about) for spec in model_specs()])
+    return _with_prefix(incomplete, [(spec.name, spec.about) for spec in model_specs()])
 
 
 def datasets(incomplete: str) -> Offers:
     from largegt.datasets.registry import DATASETS
 
-    return _beginning(incomplete, [(one.name, one.description) for one in DATASETS.values()])
+    return _with_prefix(incomplete, [(one.name, one.description) for one in DATASETS.values()])
 
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
-    """`name=default` of each setting that the verb takes; the values of one whose name is whole, where it has few."""
+    """`name=default` of each setting of the verb; for a complete name, the values of a setting with few of them."""
     from largegt.config.overrides import describe_settings, text_of
     from largegt.config.schema import IngestConfig, describe_config
 
@@ -59,11 +59,11 @@ def settings(context: typer.Context, incomplete: str) -> Offers:
         return [(f"{one.name}={text_of(one.default)}", one.help) for one in chosen]
     one = chosen[0]
     values = _words_of(one.kind) or [text_of(one.default)]
-    return _beginning(incomplete, [(f"{one.name}={value}", one.help) for value in values])
+    return _with_prefix(incomplete, [(f"{one.name}={value}", one.help) for value in values])
 
 
 def _words_of(kind: Any) -> list[str]:
-    """The values of a setting of this type that are words: choices, true and false; none for a number or free text."""
+    """The values of a setting of this type that are words: choices, true, false; none for numbers and free text."""
     if kind is bool:
         return ["true", "false"]
     return [kind] if isinstance(kind, str) else [word for each in get_args(kind) for word in _words_of(each)]

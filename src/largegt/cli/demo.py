@@ -1,4 +1,4 @@
-"""The demo: the whole walk on the graph that ships with the package, from edges to a page to look at.
+"""The demo: all stages on the graph that ships with the package, from edges to a report.
 
 Leaves in its folder: `graph/` (the store), `runs/` (one run folder per model), `predictions.parquet`, `report.html`.
 """
@@ -22,8 +22,8 @@ from largegt.training.trainer import train
 def demo(
     folder: Path, seed: int = 0, progress: Progress | None = None, epochs: int | None = None
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any], Path]:
-    """Ingest, prepare, train an MLP and LargeGT, predict, report. Running it again replaces what it left. `epochs` are
-    those of each model, instead of what its recipe says.
+    """Ingest, prepare, train an MLP and LargeGT, predict, report. Replaces the results of an earlier demo. `epochs`
+    overrides the recipe of each model.
 
     Returns: accuracy on valid and test of the majority class, the MLP and LargeGT; the metrics of LargeGT; the page.
     """

@@ -1,9 +1,8 @@
-"""Doctor: can this machine do the work, and what is in the way?
+"""Doctor: can this machine run largegt, and what are its problems?
 
-Looks at the machine, and leaves a `Diagnosis`: facts by section, and problems, each with what to do. Nothing here
-raises: what cannot be found out is a problem itself. Cost: the imports of torch and numba (2 s); the self-check, a
-whole walk on a tiny graph, takes 5 s more, and 20 where numba compiles for the first time; abilities of the hardware
-are tried once (15 s, 50 with a GPU).
+Leaves a `Diagnosis`: facts by section, and problems, each with a remedy. Nothing here raises: a failing probe is a
+problem itself. Cost: the imports of torch and numba (2 s); the self-check runs all stages on a tiny graph (5 s, or 20 s
+with numba compilation on first use); hardware abilities are tested once (15 s, 50 s with a GPU).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ EXTRAS = {
     "cloud": ("s3fs", "stores in a bucket"),
     "wandb": ("wandb", "train.wandb_project"),
 }
-"""Of each extra, the package that it brings and what for."""
+"""The package of each extra and its use."""
 _MODULES = {"scikit-learn": "sklearn", "torch-geometric": "torch_geometric"}
 _NEEDED = ("torch", "numpy", "numba", "scipy", "pyarrow", "pydantic", "typer", "rich", "safetensors", "xxhash",
            "tensorboard")  # fmt: skip
@@ -47,18 +46,18 @@ _SLOWER = "nothing needs to be done: training works without, more slowly"
 _WITHOUT = {
     "triton": _NEEDS_COMPILER, "compile_cuda": _NEEDS_COMPILER, "cuda_graphs": _SLOWER, "pinned_memory": _SLOWER,
 }  # fmt: skip
-"""What to do where an ability is missing that training would use by itself."""
+"""The remedy for a missing ability that training uses by default."""
 _NO_CACHE = "set NUMBA_CACHE_DIR to a folder that you may write to"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is in the way, and what to do about it."""
+    """A problem and its remedy."""
 
     what: str
     do: str
     stops: bool = False
-    """Nothing works before it is mended; other problems cost speed, room or a feature."""
+    """Whether nothing works before it is fixed; other problems cost speed, space or a feature."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.do}"
@@ -66,7 +65,7 @@ class Problem:
 
 @dataclass
 class Diagnosis:
-    """What was found, section by section."""
+    """Facts by section, and problems."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -82,7 +81,7 @@ class Diagnosis:
         return {"works": self.works, **self.facts, "problems": [asdict(problem) for problem in self.problems]}
 
     def rows(self) -> list[tuple[str, str]]:
-        """The facts for people, a line or a few for each section, which is named in its first."""
+        """The facts as table rows, one or more per section; the first row of a section has its title."""
         found: list[tuple[str, str]] = []
         for section, named in self.facts.items():
             nested = {name: value for name, value in named.items() if isinstance(value, dict)}
@@ -108,7 +107,7 @@ def _words(named: dict[str, Any]) -> str:
 
 
 def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
-    """Look at everything; `quick` leaves out the self-check, and tries no ability of the hardware."""
+    """Run all probes and the self-check; `quick` skips the self-check and the tests of hardware abilities."""
     found = Diagnosis()
     probes: list[tuple[str, Callable[[Diagnosis], dict[str, Any]]]] = [
         ("versions", _versions),
@@ -123,7 +122,7 @@ def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
     for section, probe in probes:
         try:
             found.facts[section] = probe(found)
-        except Exception as error:  # a library that is broken in whatever way must not hide the rest
+        except Exception as error:  # a broken library must not hide other problems
             found.add(f"the {section.replace('_', ' ')} cannot be looked at", first_line(error))
     if not quick and found.works:
         found.facts["self_check_s"] = _self_check(found, progress)
@@ -131,7 +130,7 @@ def diagnose(quick: bool = False, progress: Progress = silent) -> Diagnosis:
 
 
 def _versions(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Every package that is needed; one that is missing, too old or cannot be loaded is a problem."""
+    """The versions of all required packages; a missing, unsuitable or broken package is a problem."""
     system = f"{platform.system()} {platform.machine()}"
     found: dict[str, Any] = {"largegt": __version__, "python": platform.python_version(), "system": system}
     wanted = _requirements()
@@ -142,7 +141,7 @@ def _versions(diagnosis: Diagnosis) -> dict[str, Any]:
         elif name in wanted and not wanted[name].specifier.contains(version, prereleases=True):
             needed = f"{name} is {version}, and {wanted[name].specifier} is needed"
             diagnosis.add(needed, f"pip install '{wanted[name]}'", stops=True)
-        elif name in ("torch", "numba", "pyarrow"):  # those with libraries of their own, which may not load here
+        elif name in ("torch", "numba", "pyarrow"):  # their native libraries may not load
             try:
                 import_module(name)
             except Exception as error:
@@ -152,7 +151,7 @@ def _versions(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """The version of what is installed and can be imported."""
+    """The version of a package that is installed and importable, else None."""
     with suppress(metadata.PackageNotFoundError, ValueError):
         if util.find_spec(_MODULES.get(package, package)) is not None:
             return metadata.version(package)
@@ -160,7 +159,7 @@ def _version(package: str) -> str | None:
 
 
 def _requirements() -> dict[str, Any]:
-    """What our own metadata asks for, by name; nothing where we run from a source folder."""
+    """The requirements in our package metadata, by name; empty when run from a source folder."""
     with suppress(metadata.PackageNotFoundError, ImportError):
         from packaging.requirements import Requirement
 
@@ -170,7 +169,7 @@ def _requirements() -> dict[str, Any]:
 
 
 def _cpu(diagnosis: Diagnosis) -> dict[str, Any]:
-    from largegt.runtime.threads import num_threads  # which wants NumPy, and that may be what is missing
+    from largegt.runtime.threads import num_threads  # imports NumPy, which may be missing
 
     cores, allowed = num_threads(None), cpu_limit()
     found: dict[str, Any] = {"cores": os.cpu_count(), "cores_of_process": cores, "cores_of_container": allowed}
@@ -188,7 +187,7 @@ def _cpu(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def cpu_limit(cgroup: Path = _CGROUP) -> float | None:
-    """Cores that this container may use, by its quota; None where there is none."""
+    """The CPU quota of this container in cores; None without a quota."""
     try:
         if (new := cgroup / "cpu.max").is_file():
             quota, period = new.read_text(encoding="ascii").split()
@@ -234,7 +233,7 @@ def _disk(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _gpus(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Every GPU, and whether it really computes: a driver that does not fit shows only then."""
+    """All GPUs, each tested with a computation, which alone reveals an unsuitable driver."""
     torch = import_module("torch")
     if not torch.cuda.is_available():
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
@@ -258,7 +257,7 @@ def _gpus(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def why_not_computing(device: str) -> str:
-    """Why a device multiplies no matrices; empty where it does."""
+    """Why a matrix product fails on a device; empty if it works."""
     torch = import_module("torch")
     try:
         ones = torch.ones(64, 64, device=device)
@@ -268,8 +267,8 @@ def why_not_computing(device: str) -> str:
 
 
 def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[str, Any]:
-    """What the hardware can do, by trying it (hardware/abilities.py). Nothing is tried anew with `quick`, or where
-    something else stops the work; what failed before is tried again."""
+    """Hardware abilities (hardware/abilities.py). Untested and failed ones are tested now, except with `quick` or after
+    a problem that stops everything."""
     from largegt.hardware import abilities
 
     found: dict[str, Any] = {}
@@ -291,8 +290,8 @@ def _abilities(diagnosis: Diagnosis, quick: bool, progress: Progress) -> dict[st
 
 
 def kernel_folder() -> Path | None:
-    """Where numba keeps what it compiled of the preparation; None where it is told not to compile, and an error where
-    it can keep it nowhere."""
+    """The numba cache folder of the preparation kernels; None if compilation is disabled. Raises if no folder is
+    writable."""
     from largegt.preprocessing import kernels
 
     stats = getattr(kernels.start_stream, "stats", None)
@@ -312,9 +311,9 @@ def _cache(diagnosis: Diagnosis) -> dict[str, Any]:
     if folder is None:
         diagnosis.add("numba compiles nothing, and all is slow", "unset NUMBA_DISABLE_JIT")
         return {"folder": None}
-    asked = os.environ.get("NUMBA_CACHE_DIR")
-    if asked and not folder.absolute().is_relative_to(Path(asked).absolute()):
-        diagnosis.add(f"NUMBA_CACHE_DIR={asked} cannot be written to; {folder} is used", _NO_CACHE)
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    if configured and not folder.absolute().is_relative_to(Path(configured).absolute()):
+        diagnosis.add(f"NUMBA_CACHE_DIR={configured} cannot be written to; {folder} is used", _NO_CACHE)
     return {"folder": str(folder), "compiled": is_compiled(folder)}
 
 
@@ -326,7 +325,7 @@ def _extras(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
-    """Ingest, prepare, train an epoch and predict, on a graph of 300 nodes, as a command would do it; seconds each."""
+    """Ingest, prepare, train an epoch and predict on a graph of 300 nodes; returns the seconds of each stage."""
     elapsed_s: dict[str, float] = {}
     step = "ingest"
     try:
@@ -353,14 +352,14 @@ def _self_check(diagnosis: Diagnosis, progress: Progress) -> dict[str, Any]:
                 "train": lambda prepared: train(prepared, config, Path(folder, "run")),
                 "predict": lambda run: (run, predict(run, Path(folder, "predictions.parquet"))),
             }
-            made: Any = None
+            result: Any = None
             for number, (step, work) in enumerate(steps.items()):
                 progress(f"self-check: {step}", number, len(steps))
-                begun = time.perf_counter()
-                made = work(made)
-                elapsed_s[step] = round(time.perf_counter() - begun, 2)
+                start = time.perf_counter()
+                result = work(result)
+                elapsed_s[step] = round(time.perf_counter() - start, 2)
             progress("self-check: done", len(steps), len(steps))
-            step, (run, table) = "the result", made
+            step, (run, table) = "the result", result
             assert table.num_rows == len(labels), "nodes are missing"
             assert run.metrics["valid"]["loss"] < 10, "it learned nothing"
     except Exception as error:

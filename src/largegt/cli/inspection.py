@@ -1,4 +1,4 @@
-"""Inspect: what a store, a preparation or a run folder holds, as a plain tree for people and programs."""
+"""Inspect: the contents of a store, a preparation or a run folder as a dict."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def inspect(path: PathLike, estimate: bool = True) -> dict[str, Any]:
-    """Facts about the folder at `path`. `estimate` also tries some of a store's preparation, to say what the whole
-    takes."""
+    """Facts about the folder at `path`. `estimate` also runs a part of a store's preparation, to estimate the cost of
+    the whole."""
     path = remote.local_path(path)
     remote.refresh(path)
     if not path.exists():
@@ -89,8 +89,8 @@ def _degrees(indptr: Any) -> dict[str, Any]:
 
 
 def _preparation(store: GraphStore) -> dict[str, Any]:
-    """What preparing it by the default recipe would take, for a store that can be and is not yet. To know it, some of
-    that work is tried, for which the graph must be on this machine."""
+    """The estimated cost of preparing a local, labelled store with the default recipe, if it is not prepared yet. The
+    estimate runs a part of that work."""
     from largegt.config.schema import Config
     from largegt.preprocessing.cache_key import is_prepared
     from largegt.preprocessing.estimate import estimate

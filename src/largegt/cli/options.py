@@ -1,8 +1,8 @@
-"""How verbs are registered, and the options that several of them take.
+"""Registration of verbs, and the options that several verbs share.
 
-A verb is a function. Its positional parameters are arguments, its keyword-only ones are options, and the `Args:` of its
-docstring are their help. A parameter whose type is a dataclass stands for all its fields. What the help of an option
-says in every verb, and what Typer is told of it besides, is in `_COMMON` and `_DETAILS`.
+A verb is a function. Its positional parameters are arguments, its keyword-only parameters are options, and the `Args:`
+of its docstring are their help. A parameter whose type is a dataclass stands for all its fields. `_COMMON` has the help
+of options that mean the same in every verb, `_DETAILS` their other arguments for Typer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Verb = TypeVar("Verb", bound=Callable[..., show.Result | None])
 
 
 def _checked_memory(memory: str | None) -> str | None:
-    """Refuse a wrong size before any work."""
+    """Refuse an invalid size before any work."""
     from largegt.runtime.memory import memory_budget
 
     memory_budget(memory)
@@ -34,7 +34,7 @@ def _checked_memory(memory: str | None) -> str | None:
 
 
 def _trust_remote(is_given: bool) -> bool:
-    """Trust every URL from here on, also in processes that this one starts."""
+    """Trust every URL in this process and its children."""
     if is_given:
         os.environ["LARGEGT_TRUST_REMOTE"] = "1"
     return is_given
@@ -76,8 +76,8 @@ _DETAILS: dict[str, dict[str, Any]] = {
 
 
 def verb(name: str | None = None, group: typer.Typer = app, is_callback: bool = False) -> Callable[[Verb], Verb]:
-    """Register a function as a verb of the command line, or as what a group of verbs does by itself. It has --json too;
-    what it returns is shown that way or the other."""
+    """Register a function as a verb of the command line, or as the callback of a group of verbs. Adds --json, and shows
+    the result as JSON or as text."""
 
     def register(function: Verb) -> Verb:
         add = group.callback(invoke_without_command=True) if is_callback else group.command(name)
@@ -88,7 +88,7 @@ def verb(name: str | None = None, group: typer.Typer = app, is_callback: bool = 
 
 
 def _for_typer(function: Callable[..., show.Result | None]) -> Callable[..., None]:
-    """The same function, whose parameters are annotated as Typer wants them; a dataclass stands for its fields."""
+    """The function with Typer annotations, and a dataclass parameter replaced by its fields."""
     hints: dict[str, Any] = get_type_hints(function)
     groups = {name: hints[name] for name in inspect.signature(function).parameters if is_dataclass(hints[name])}
     parameters: list[inspect.Parameter] = []
@@ -120,8 +120,8 @@ def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 def _described(thing: Any) -> Iterator[inspect.Parameter]:
-    """The parameters of a function, or the fields of a dataclass, annotated with what Typer needs to know; docstrings
-    describe them, for a dataclass also those of its bases."""
+    """The parameters of a function, or the fields of a dataclass, annotated for Typer with the help of the docstring,
+    for a dataclass also of its base classes."""
     helps: dict[str, str] = {}
     for each in reversed(getattr(thing, "__mro__", (thing,))):
         helps |= _split_docstring(each)[1]
@@ -132,14 +132,14 @@ def _described(thing: Any) -> Iterator[inspect.Parameter]:
             details: dict[str, Any] = {"help": helps.get(name) or _COMMON[name], **_DETAILS.get(name, {})}
             names = details.pop("names", [])
             if kind is bool and parameter.default is False and not names:
-                names = [f"--{name.replace('_', '-')}"]  # without its opposite
+                names = [f"--{name.replace('_', '-')}"]  # no --no-… flag
             is_argument = inspect.isfunction(thing) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
             kind = Annotated[kind, typer.Argument(**details) if is_argument else typer.Option(*names, **details)]
         yield _keyword(name, parameter.default, kind)
 
 
 def _split_docstring(thing: Any) -> tuple[str, dict[str, str]]:
-    """The text before `Args:`, and what is said there of each."""
+    """The text before `Args:`, and the description of each argument."""
     text, _, described = (inspect.getdoc(thing) or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", described, flags=re.MULTILINE)
     return text.rstrip(), {name: " ".join(words.split()) for name, words in entries}
@@ -284,7 +284,7 @@ class Files(NodeFiles):
 
 
 def ingest_overrides(settings: list[str] | None) -> Any:
-    """An IngestConfig of what --set says, with or without `ingest.` before a name."""
+    """An IngestConfig from --set, whose names may start with `ingest.`."""
     from largegt.config.overrides import parse_overrides
     from largegt.config.schema import IngestConfig
 

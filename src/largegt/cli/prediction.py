@@ -69,7 +69,7 @@ def predict(
 
 
 def _written(options: Any, devices: int, make: Callable[[Any], Any]) -> Any:
-    """What the predictor that `make` opens has written; None on all ranks but the first."""
+    """The result of the predictor from `make`; None on all ranks but the first."""
     is_silent = launch_ranks(devices, lambda: f"{options.out} was not written; {AGAIN}")
     with show.progress(is_silent) as progress:
         written = make(replace(options, progress=progress)).write()

@@ -1,4 +1,4 @@
-"""Verbs for graphs of others: generate, datasets, reproduce; and for looking things up: doctor, settings."""
+"""Verbs for other graphs: generate, datasets, reproduce; and for information: doctor, config."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Verify: every byte of a store, a preparation or a run against its checksums.
 
-Enters: a folder. Leaves: each damaged file and how that shows, and what could not be compared. Cost: one reading of
-everything, on all cores. A store is verified with its preparations, a run with its store and those. Nothing is written,
-and nothing that is missing is made.
+Enters: a folder. Leaves: each damaged file with the reason, and files without a checksum. Cost: one pass over all
+files, on all cores. A store is verified with its preparations, a run with its store and those preparations. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MOST_NAMED = 5
 
 @dataclass
 class Verified:
-    """What a verification found."""
+    """The result of a verification."""
 
     progress: Progress | None = None
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What has no checksum to be compared with, or was not there."""
+    """Files without a checksum, and missing folders."""
     num_files: int = 0
     num_bytes: int = 0
 
@@ -61,21 +61,21 @@ class Verified:
             self.notes.append(f"{what}: {', '.join(names[:_MOST_NAMED])}{more}")
 
     @contextmanager
-    def blaming(self, file: Path) -> Iterator[None]:
-        """An error within is damage to this file."""
+    def errors_as_damage(self, file: Path) -> Iterator[None]:
+        """Record errors in this context as damage to `file`."""
         try:
             yield
         except LargeGTError as error:
             self.damaged.append(Damage(file, str(error).removeprefix(f"{file} ").partition(";")[0]))
 
     def read_folder(self, path: Path, kind: str) -> None:
-        """All versions of a folder; of a store also its preparations. Where no byte is damaged, it is opened too."""
+        """Verify all versions of a folder, and of a store also its preparations. An undamaged folder is opened too."""
         named = {MANIFEST}
         for manifest in manifest_files(path):
             remote.refresh(path, str(manifest.relative_to(path)))
             version = None if manifest.name == MANIFEST else manifest.stem
             self.count(manifest.stat().st_size)
-            with self.blaming(manifest):
+            with self.errors_as_damage(manifest):
                 folder = ArrayFolder(path, kind, version, check=False)
                 arrays = {entry["file"]: name for name, entry in folder.manifest["arrays"].items()}
                 new = [name for file, name in arrays.items() if file not in named]
@@ -83,7 +83,7 @@ class Verified:
                 self.count(sum(int(folder.entry(name)["bytes"]) for name in new), len(new))
                 bounds = store.bounds_of(folder) if kind == "store" else prepared.bounds_of(folder)
                 self.damaged += folder.damages(new, self.progress, bounds)
-                if not self.damaged and kind == "store":  # numbers that point into other arrays are looked at
+                if not self.damaged and kind == "store":  # validates indices into other arrays
                     store.GraphStore.open(path, version).verify_numbers(self.progress)
                 elif not self.damaged and kind == "prepared":
                     prepared.Prepared.open(path)
@@ -93,9 +93,9 @@ class Verified:
             self._read_parts_of_store(path)
 
     def _read_parts_of_store(self, path: Path) -> None:
-        """The runs that are registered in a store, its stages and its preparations."""
+        """Verify the registered runs of a store, its stages and its preparations."""
         for ref in sorted((path / REFS).glob("*.json")):
-            with self.blaming(ref):
+            with self.errors_as_damage(ref):
                 read_ref(ref)
             self.count(ref.stat().st_size if ref.exists() else 0)
         top = path / PREPARED
@@ -106,24 +106,24 @@ class Verified:
 
     def read_run(self, path: Path) -> None:
         own, config, analysis = path / run_checksums.FILE, path / "config.toml", path / "analysis.json"
-        with self.blaming(own):
+        with self.errors_as_damage(own):
             names = [name for name in run_checksums.noted(path) if (path / name).is_file()]
             for name in (*names, *([run_checksums.FILE] if own.is_file() else [])):
                 self.count((path / name).stat().st_size)
             self.damaged += run_checksums.damages(path)
             self.note(f"{path} has files without a checksum", run_checksums.unchecked(path))
         if analysis.is_file():
-            with self.blaming(analysis):
+            with self.errors_as_damage(analysis):
                 read_sealed(analysis, "largegt report makes it again")
                 self.count(analysis.stat().st_size)
         if any(damage.file in (config, own) for damage in self.damaged):
             self.notes.append(f"the store of {path} was not looked at, because {config.name} is not to be trusted")
             return
-        with self.blaming(config):
+        with self.errors_as_damage(config):
             self._read_data_of(Run.open(path))
 
     def _read_data_of(self, run: Run) -> None:
-        """The store of a run, which must have the version it was trained on, and its preparations."""
+        """Verify the store of a run, with the version that the run was trained on, and its preparations."""
         try:
             if not (run.store_path / MANIFEST).is_file():
                 raise InputError(f"the store of {run.path} is no longer at {run.store_path}")
@@ -159,21 +159,21 @@ def verify(path: PathLike, progress: Progress | None = None) -> Verified:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is one of ours, even if its manifest is damaged."""
+    """Whether the path is a store, preparation or stage, possibly with a damaged manifest."""
     manifest = path / MANIFEST
     is_ours = _kind(path) != "store" or any(path.glob("*.npy"))
     return manifest.is_file() and (is_ours or b"largegt-" in manifest.read_bytes())
 
 
 def _kind(path: Path) -> str:
-    """`store`, `prepared` or `stage`, also where the manifest is too damaged to be read."""
+    """`store`, `prepared` or `stage`, by the path alone, since the manifest may be damaged."""
     if path.parent.parent.name == "prepared":
         return "stage"
     return "prepared" if path.parent.name == "prepared" else "store"
 
 
 def _stages(path: Path) -> list[Path]:
-    """The folders that a preparation names; none where its manifest is damaged, which is found later."""
+    """The stage folders of a preparation; none if its manifest is damaged, which is found later."""
     try:
         stages = ArrayFolder(path, "prepared", check=False).meta["stages"].items()
     except (LargeGTError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""The paper's figures as files: SVG as on pages; PDF for papers and PNG to look at where matplotlib is installed."""
+"""The paper's figures as files: SVG as on pages; also PDF and PNG if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from largegt.runtime.text import printable
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over an axis, or rows of dots along one."""
+    """Lines over the x axis, or rows of dots along it."""
 
     x: Axis
     y: Axis
@@ -25,7 +25,7 @@ class Panel:
 
 
 def save_figure(file: Path, title: str, panels: Sequence[Panel]) -> list[Path]:
-    """FILE.svg, and FILE.pdf and FILE.png where they can be made: panels side by side."""
+    """Write FILE.svg, and FILE.pdf and FILE.png if matplotlib is installed, with the panels side by side."""
     charts = [
         line_chart(panel.lines, panel.x, panel.y, title, is_named=True) if panel.lines
         else dot_chart(panel.rows, panel.x, title)

@@ -1,4 +1,4 @@
-"""The page of an experiment's folder: the paper's tables and curves that are there, then the report of its runs."""
+"""The page of an experiment's folder: its finished tables and curves of the paper, then the report of its runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TABLES = {"table-datasets": "The data", "table-main": "Main results", "table-ex
 
 
 def page(out: Path, title: str, progress: Progress | None = None) -> Path:
-    """OUT/report.html from the files and the finished runs in OUT."""
+    """Write OUT/report.html from the files and the finished runs in OUT."""
     runs = sorted(file.parent for file in (out / "runs").glob("*/metrics.json"))
     first = [part for part in (_tables(out), _curves(out)) if part is not None]
-    # curves alone: the runs that were watched are all there is
+    # after fig-curves alone, all runs are watched runs
     shown = [run for run in runs if "-watched-" not in run.name] or runs
     return report(shown, out / "report.html", title, first=first, progress=progress)
 
@@ -37,7 +37,7 @@ def _tables(out: Path) -> Section | None:
 
 
 def _table(file: Path, title: str) -> PageTable:
-    """The table that was written there; its last column, where that has places, are ranks of the second."""
+    """Read a table of an experiment; a last column of places becomes the ranks of the second column."""
     head, *rows = _read(file)
     cells: list[list[Cell]] = [[cell or None for cell in row] for row in rows]
     if head[-1] != PLACE:
@@ -60,15 +60,15 @@ def _curves(out: Path) -> Section | None:
 
 
 def curve_lines(rows: Sequence[Sequence[str]], at: int) -> list[Line]:
-    """A line per model of the rows (model, minutes, values): of the values in column `at`."""
+    """A line per model from rows of (model, minutes, values), with the values of column `at`."""
     names = dict.fromkeys(row[0] for row in rows)
-    points = {name: [(float(row[1]), float(row[at])) for row in rows if row[0] == name] for name in names}
-    return [Line(name, [x for x, _ in of], [y for _, y in of], style)
-            for style, (name, of) in enumerate(points.items())]  # fmt: skip
+    curves = {name: [(float(row[1]), float(row[at])) for row in rows if row[0] == name] for name in names}
+    return [Line(name, [x for x, _ in points], [y for _, y in points], style)
+            for style, (name, points) in enumerate(curves.items())]  # fmt: skip
 
 
 def _read(file: Path, numbers: int = 0) -> list[list[str]]:
-    """Head and rows of a table of ours, all of one length; so many columns behind the first hold numbers."""
+    """Head and rows of a CSV table, checked to be of one length; `numbers` columns after the first are numeric."""
     try:
         with open(file, newline="", encoding="utf-8") as stream:
             head, *rows = csv.reader(stream)

@@ -1,4 +1,4 @@
-"""What the paper reports, to stand beside what we measure. Nothing here enters a computation."""
+"""The paper's results, for comparison with our measurements. No computation uses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EPOCH_SECONDS: dict[str, dict[str, float]] = {
         "goat-full": 205, "largegt-local": 45, "largegt-full": 68,
     },
 }  # fmt: skip
-"""Table 3: seconds of an epoch of the 2-hop forms (one V100)."""
+"""Table 3: seconds per epoch of the 2-hop forms (one V100)."""
 
 ORIGINALS: dict[str, dict[str, tuple[float, float]]] = {
     "ogbn-products": {
@@ -35,11 +35,11 @@ ORIGINALS: dict[str, dict[str, tuple[float, float]]] = {
         "goat-local": (81.29, 490), "goat-global": (70.28, 3.5), "goat-full": (81.21, 500),
     },
 }  # fmt: skip
-"""Table 3: test accuracy and seconds of an epoch of the original forms."""
+"""Table 3: test accuracy and seconds per epoch of the original forms."""
 
 DATASETS: dict[str, tuple[int, int, int, int, str]] = {
     "ogbn-products": (2_449_029, 61_859_140, 100, 47, "product category"),
     "snap-patents": (2_923_922, 13_975_788, 269, 5, "time granted"),
     "ogbn-papers100M": (111_059_956, 1_615_685_872, 128, 172, "subject area"),
 }
-"""Table 1: nodes, edges, features, classes, and what the class is."""
+"""Table 1: nodes, edges, features, classes, and the meaning of a class."""

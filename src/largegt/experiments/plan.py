@@ -1,7 +1,7 @@
-"""Which runs an experiment needs, and the runs themselves: made once, found again, gone on with after a kill.
+"""The runs of an experiment: trained once, reused later, resumed after a kill.
 
-Enters: a dataset (the paper's, or a store's folder), models, forms, seeds. Leaves: finished run folders under
-OUT/runs/, named by what they are: `graphsage-original-seed2`, `largegt-full-k50-seed0`.
+Enters: a dataset (the paper's, or a store's folder), models, forms, seeds. Leaves: finished run folders under OUT/runs/
+with names such as `graphsage-original-seed2` and `largegt-full-k50-seed0`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .paper import DATASETS, DELTA_MODELS, OUR_MODELS
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is compared, on which data, within which limits."""
+    """The models to compare, their data and settings."""
 
     store: GraphStore
     out: Path
     dataset: str
     """The paper's name for the data, or the store's own."""
     family: str
-    """Recipes to use: those of this dataset of the paper, or the general ones when empty."""
+    """The paper's dataset whose recipes are used; empty for the general recipes."""
     runs: int
     models: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -44,7 +44,7 @@ class Experiment:
         cls, dataset: PathLike, out: PathLike, runs: int, models: Iterable[str] | None, overrides: Iterable[str],
         like: str | None = None, progress: Progress | None = None,
     ) -> Experiment:  # fmt: skip
-        """Check everything before anything is trained."""
+        """Check all arguments and configurations before training."""
         if runs < 1:
             raise ConfigError(f"runs is {runs}: it must be at least 1")
         store = open_dataset(dataset)
@@ -59,7 +59,7 @@ class Experiment:
         return experiment
 
     def config(self, model: str, original: bool = False, seed: int = 0, extra: Iterable[str] = ()) -> Config:
-        """The settings of one run: the recipe of the model for this data, and the overrides."""
+        """The configuration of one run: the model's recipe for this data, and the overrides."""
         found = recipe_of(self.family, model, original)
         if found is None:
             form, of = "original form" if original else "recipe", f" for {self.family}" if self.family else ""
@@ -72,18 +72,18 @@ class Experiment:
         self, model: str, seed: int, original: bool = False, extra: Iterable[str] = (), label: str = "",
         watch: Watch | None = None,
     ) -> Run:  # fmt: skip
-        """The finished run, from its folder if it is there."""
+        """The finished run, trained or resumed if necessary."""
         name = "-".join(part for part in (model, "original" if original else "", label, f"seed{seed}") if part)
         path, config = self.out / "runs" / name, self.config(model, original, seed, extra)
-        is_begun = (path / "config.toml").is_file() and Run.open(path).config == config
-        if is_begun and (path / "metrics.json").is_file():
+        is_started = (path / "config.toml").is_file() and Run.open(path).config == config
+        if is_started and (path / "metrics.json").is_file():
             remove_stale(path)
             return Run.open(path)
 
         def show(stage: str, done: int, total: int | None) -> None:
             self.progress(f"{name}: {stage}", done, total)
 
-        return train(self.store, config, path, resume=is_begun, overwrite=not is_begun, progress=show, watch=watch)
+        return train(self.store, config, path, resume=is_started, overwrite=not is_started, progress=show, watch=watch)
 
     def seeds(self, model: str, original: bool = False, extra: Iterable[str] = (), label: str = "") -> list[Run]:
         """A run per seed."""
@@ -91,7 +91,7 @@ class Experiment:
 
 
 def open_dataset(dataset: PathLike) -> GraphStore:
-    """The store at a path, or of a dataset of the paper in data/NAME."""
+    """The store at a path, or the store of a paper's dataset in data/NAME."""
     path = Path(dataset)
     if str(dataset) in DATASETS and not path.exists():
         path = Path("data") / str(dataset)
@@ -104,12 +104,12 @@ def open_dataset(dataset: PathLike) -> GraphStore:
 
 
 def default_models(family: str) -> list[str]:
-    """All that the paper compares, where there are settings for them."""
+    """The paper's models that have a recipe."""
     return [model for model in (*DELTA_MODELS, *OUR_MODELS) if recipe_of(family, model)]
 
 
 def recipe_of(family: str, model: str, original: bool = False) -> tuple[str, list[str]] | None:
-    """The recipe of a model for a dataset, and what to set on top of it; None where there is none."""
+    """The recipe of a model for a dataset, and overrides of it; None if there is none."""
     known, prefix = recipe_names(), f"{family.lower()}-" if family else ""
     name = f"{prefix}{model}{'-original' if original else ''}"
     if name in known:

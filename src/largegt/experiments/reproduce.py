@@ -1,8 +1,8 @@
 """`largegt reproduce`: one function per table and figure of the paper.
 
-Enters: an Experiment. Leaves: files in its folder, and the runs they are made of. What is there already is not trained
-again; a killed one goes on. Test scores are those of the epoch that was best on validation, read once. The one
-exception is `fig_curves`, which draws the test score of every epoch, and decides nothing by it.
+Enters: an Experiment. Leaves: files in its folder, and the runs behind them. Finished runs are reused, interrupted runs
+are resumed. Test scores are those of the epoch with the best validation score, computed once. `fig_curves` is the one
+exception: it plots the test score of every epoch; no choice depends on it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def reproduce(
 
 
 def table_datasets(experiment: Experiment) -> list[Path]:
-    """Table 1: what the data is."""
+    """Table 1: the datasets."""
     store = experiment.store
     rows: list[list[str | int]] = [
         [store.name, store.num_nodes, store.num_edges, store.num_features, len(store.classes) or 1, store.task]
@@ -77,25 +77,25 @@ def table_datasets(experiment: Experiment) -> list[Path]:
 
 
 def table_main(experiment: Experiment) -> list[Path]:
-    """Table 2: test accuracy of every model, mean and deviation over the runs, the best three marked."""
+    """Table 2: test accuracy of every model, mean and standard deviation over the runs, the best three marked."""
     found = {model: experiment.seeds(model) for model in experiment.models}
     metric = _metric(next(iter(found.values())))
     best = ranks([fmean(_scores(runs, metric)) for runs in found.values()], -1 if metric == "rmse" else 1)
-    theirs = TEST_ACCURACY.get(experiment.dataset)
+    paper = TEST_ACCURACY.get(experiment.dataset)
     rows: list[list[Cell]] = []
     for (model, runs), rank in zip(found.items(), best, strict=True):
         row: list[Cell] = [_title(model), Ranked(_spread(runs, metric), rank), _spread(runs, metric, "valid")]
-        if theirs is not None:
-            row.append(f"{theirs[model][0]:.2f}±{theirs[model][1]:.2f}" if model in theirs else None)
+        if paper is not None:
+            row.append(f"{paper[model][0]:.2f}±{paper[model][1]:.2f}" if model in paper else None)
         rows.append(row)
-    head = ["Model", f"Test {metric}", f"Valid {metric}", *(["the paper"] if theirs else [])]
+    head = ["Model", f"Test {metric}", f"Valid {metric}", *(["the paper"] if paper else [])]
     made = _made_of(experiment, chain(*found.values()))
     caption = f"{experiment.dataset}: test {metric} at the best validation epoch, {made}."
     return PageTable(caption, head, rows).write(experiment.out / "table-main")
 
 
 def table_extended(experiment: Experiment) -> list[Path]:
-    """Table 3: the original forms beside the 2-hop ones, score and seconds of an epoch."""
+    """Table 3: the original and the 2-hop forms, score and seconds per epoch."""
     name = experiment.dataset
     delta = {model: experiment.seeds(model) for model in experiment.models}
     original = {model: experiment.seeds(model, original=True) for model in experiment.models
@@ -120,15 +120,15 @@ def table_extended(experiment: Experiment) -> list[Path]:
 
 
 def fig_epoch_time(experiment: Experiment) -> list[Path]:
-    """Figure 2: seconds of a training epoch per model, beside the paper's where it has them."""
-    theirs = EPOCH_SECONDS.get(experiment.dataset, {})
+    """Figure 2: seconds per training epoch of each model, with the paper's values."""
+    paper = EPOCH_SECONDS.get(experiment.dataset, {})
     dots = []
     for model in experiment.models:
-        here, there = _epoch_s([experiment.run(model, 0)]), theirs.get(model)
-        dots.append((_title(model), [Dot("here", here, 0.0, 0), Dot("the paper", there, 0.0, 1, is_open=True)]))
+        ours, theirs = _epoch_s([experiment.run(model, 0)]), paper.get(model)
+        dots.append((_title(model), [Dot("here", ours, 0.0, 0), Dot("the paper", theirs, 0.0, 1, is_open=True)]))
     table = PageTable(f"{experiment.dataset}: seconds of a training epoch.", ["Model", "Seconds"],
                   [[name, f"{here.value:.4g}"] for name, (here, _) in dots])  # fmt: skip
-    file, x = experiment.out / "fig-epoch-time", "seconds of an epoch" + (" (open: the paper, V100)" if theirs else "")
+    file, x = experiment.out / "fig-epoch-time", "seconds of an epoch" + (" (open: the paper, V100)" if paper else "")
     return [
         *table.write(file),
         *save_figure(file, experiment.dataset, [Panel(Axis(x, log=True), Axis(""), rows=dots)]),
@@ -136,7 +136,7 @@ def fig_epoch_time(experiment: Experiment) -> list[Path]:
 
 
 def fig_k(experiment: Experiment) -> list[Path]:
-    """Figure 3: LargeGT-full with K from 20 to 200, score and seconds of an epoch."""
+    """Figure 3: score and seconds per epoch of LargeGT-full with K from 20 to 200."""
     model = "largegt-full"
     found = {k: experiment.seeds(model, extra=[f"prepare.local_nodes.k={k}"], label=f"k{k}") for k in K_VALUES}
     metric = _metric(found[K_VALUES[0]])
@@ -155,8 +155,8 @@ def fig_k(experiment: Experiment) -> list[Path]:
 
 
 def fig_curves(experiment: Experiment) -> list[Path]:
-    """Figure 4: validation and test score over minutes of training. The test split is scored every epoch here, for the
-    picture alone."""
+    """Figure 4: validation and test score over minutes of training. Only this figure scores the test split in every
+    epoch."""
     rows, metric = list[list[str]](), ""
     for model in experiment.models:
         run, tested = _watched(experiment, model)
@@ -184,8 +184,7 @@ class _CurveEntry(Entry):
 
 
 def _watched(experiment: Experiment, model: str) -> tuple[Run, dict[int, dict[str, float]]]:
-    """A run whose test split was scored after every epoch, and those scores by epoch; they lie beside the run, in a
-    file that nothing else reads."""
+    """A run with a test score after every epoch, and these scores by epoch. Nothing else reads their file."""
     file = experiment.out / "curves" / f"{model}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     folder = experiment.out / "runs" / f"{model}-watched-seed0"
@@ -219,13 +218,13 @@ def _scores(runs: Runs, metric: str, split: str = "test") -> list[float]:
 
 
 def _metric(runs: Runs) -> str:
-    """What the task is judged by."""
+    """The main metric of the task."""
     found: dict[str, float] = runs[0].metrics["test"]
     return next(name for name in ("accuracy", "roc_auc", "rmse", *found) if name in found)
 
 
 def _spread(runs: Runs, metric: str, split: str = "test") -> str:
-    """`79.81±0.25`; one value alone has no ±."""
+    """`79.81±0.25`; no ± for a single run."""
     factor, digits = (1.0, 4) if metric == "rmse" else (100.0, 2)
     scores = _scores(runs, metric, split)
     mean, deviation = mean_of([factor * score for score in scores])
@@ -241,7 +240,7 @@ def _epoch_s(runs: Runs) -> float:
 
 
 def _made_of(experiment: Experiment, runs: Iterable[Run]) -> str:
-    """`4 runs`, and where test predictions were averaged over several samples, over how many."""
+    """`4 runs`, with the number of samples if test predictions are averages over several."""
     count = "one run" if experiment.runs == 1 else f"{experiment.runs} runs"
     samples = {int(run.metrics.get("num_eval_samples", 1)) for run in runs} - {1}
     several = " and ".join(map(str, sorted(samples)))

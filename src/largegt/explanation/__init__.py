@@ -1,1 +1,1 @@
-"""Explain: which columns, local nodes, contexts, labels and centroids carried what a LargeGT says of one node."""
+"""Explain: how much columns, local nodes, contexts, labels and centroids contribute to one prediction of a LargeGT."""

@@ -1,10 +1,10 @@
-"""Columns: what the columns of a user's tables carried, from what single features of tokens carried.
+"""Columns: attributions of the columns of a user's tables, summed over the features of each column.
 
-A token row has the features of the node table's columns, then degrees where asked for, then means of the features of
-edges; each column has its places there, the same in H and in the contexts. Enters: attributions and the store that
-names the columns. Leaves: a row per column of one node's explanation, or means over nodes for the report; none for a
-store whose features came from an array. Cost: a forward per listed column, of each sample; for the report, 32 to 256
-forwards and backwards of each node, some nodes at once.
+A token row has the features of the node table's columns, then degrees if configured, then means of edge features. A
+column has the same span in H and in the contexts. Enters: attributions and the store with the names of columns.
+Leaves: a row per column for one node's explanation, or means over nodes for the report; none for a store whose features
+came from an array. Cost: a forward pass per listed column and sample; for the report, 32 to 256 forward and backward
+passes per node, in small batches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .explanation import InputColumn
 from .inputs import Inputs, OpenModel
 
 MOST_COLUMNS = 100
-_NODES_AT_ONCE = 16
+_BATCH_SIZE = 16
 _MEAN_ROWS = 4096
-"""Token rows that an average node is the mean of, spread evenly over the table."""
+"""The average node is the mean of so many token rows, spread evenly over the table."""
 
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """One column of a table, and its places in a token row."""
+    """One column of a table, and its span in a token row."""
 
     name: str
     table: Literal["nodes", "edges", "graph"]
@@ -45,7 +45,7 @@ class TokenColumn:
 
 
 def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]:
-    """The columns that token rows are made of, as far as the store knows their names."""
+    """The columns of token rows whose names the store has."""
     made: list[TokenColumn] = []
     first = store.num_features
     degrees = [] if not config.tokens.add_degrees else ["out degree", "in degree"] if store.directed else ["degree"]
@@ -60,7 +60,7 @@ def token_columns(store: GraphStore, config: PrepareConfig) -> list[TokenColumn]
 
 
 def input_columns(found: Attribution, columns: list[TokenColumn]) -> list[InputColumn]:
-    """The columns that carried most, the strongest first."""
+    """The columns with the largest attributions, largest first."""
     of_all_df, of_itself_df = _by_feature(found.carried)
     of_all, of_itself = of_all_df.sum(axis=0), of_itself_df.sum(axis=0)
     made = [
@@ -80,8 +80,8 @@ def input_columns(found: Attribution, columns: list[TokenColumn]) -> list[InputC
 
 
 def _by_feature(carried: Inputs) -> tuple[Array, Array]:
-    """(all, of the node itself) float64 [d, f]: what each feature carried, over tokens and local nodes. Of the node
-    itself are the features H of its own token and those that the residual adds."""
+    """(all, own) float64 [d, f]: the attribution of each feature, summed over tokens and local nodes. Own are the
+    features H of the node's own token and those that the residual adds."""
     parts = [(carried["tokens"].sum(dim=1), carried["tokens"][:, 0])] if "tokens" in carried else []
     parts += [(carried["own"], carried["own"])] if "own" in carried else []
     if not parts:
@@ -91,7 +91,7 @@ def _by_feature(carried: Inputs) -> tuple[Array, Array]:
 
 
 def _without(found: Attribution, span: slice) -> float:
-    """How much the score falls when these features are those of an average node, in all tokens."""
+    """How much the score falls when all tokens have the average node's values in these features."""
     changed = {name: found.inputs[name].clone() for name in ("tokens", "own") if name in found.inputs}
     for name, part in changed.items():
         part[..., span] = found.baseline[name][..., span]
@@ -109,15 +109,15 @@ def mean_token(loader: TokenLoader) -> Tensor:
 def column_use(
     model: LargeGT, head: TaskHead, loader: TokenLoader, rows: Array, columns: list[TokenColumn]
 ) -> dict[str, Any]:
-    """What columns carry of the predictions for these rows, the strongest first: the mean of the absolute value, since
-    a column may speak for one node's class and against another's. The model is turned to double precision."""
+    """Mean absolute attribution of each column over these rows, largest first; signed values could cancel out. Converts
+    the model to double precision."""
     opened, plain, mean_hf = OpenModel(model), replace(loader, distinct=False), mean_token(loader)
     totals = np.zeros(len(columns))
-    for some in torch.split(torch.from_numpy(rows.astype(np.int64)), _NODES_AT_ONCE):
-        inputs = opened.inputs(plain.gather(some.to(loader.table.device)))
+    for chunk in torch.split(torch.from_numpy(rows.astype(np.int64)), _BATCH_SIZE):
+        inputs = opened.inputs(plain.gather(chunk.to(loader.table.device)))
         with torch.no_grad():
             target_n = head.probabilities(opened.logits(inputs)).argmax(dim=1)
-        baseline = opened.nothing_known(inputs, mean_hf)
+        baseline = opened.baseline(inputs, mean_hf)
         found = Attribution(opened, partial(_sum_of_scores, head, target_n), inputs, baseline)
         of_all_nf, _ = _by_feature(found.carried)
         totals += [np.abs(of_all_nf[:, one.span].sum(axis=1)).sum() for one in columns]
@@ -128,6 +128,7 @@ def column_use(
 
 
 def _sum_of_scores(head: TaskHead, target_n: Tensor, logits_vno: Tensor) -> Tensor:
-    """[v] the sum of several nodes' scores. Each depends on its own inputs alone, so the sum's parts are theirs."""
+    """[v] the sum of several nodes' scores. Each score depends on its own node's inputs alone, so one backward pass
+    gives the gradients of all."""
     v, n, _ = logits_vno.shape
     return scores(head, logits_vno.flatten(0, 1)[:, None], target_n.repeat(v)).view(v, n).sum(dim=1)

@@ -1,19 +1,19 @@
-"""The inputs of a LargeGT, each apart, and the model's answer to them in double precision.
+"""The inputs of a LargeGT as separate tensors, and the model's logits for them in double precision.
 
 Axes: d samples of one node's local nodes (or variants of them), k local nodes, h tokens of each, t = h·k tokens, f
 input features, w model width, a heads, c centroids, o outputs.
 
-Enters: a model and batches, in which every local node stands for itself, repeated ones too. Leaves: `Inputs`, those
-parts that the model has, by name:
+Enters: a model and batches without deduplication of local nodes. Leaves: `Inputs`, the parts that the model reads, by
+name:
 
 tokens    [d, t, f]
 labels    [d, k, 1, w] vectors of the labels of local nodes and around them
 is_neighbor [d, k] 1 where a local node is a direct neighbour; it gets no attribution
-weights   [d, a, c] how much each head takes of each centroid
+weights   [d, a, c] attention weights of the centroids
 around    [d, ·] training labels around the node
 own       [d, f] the node's own features, past both modules (Eqn 6)
 
-and from those the model's logits. Cost: that of the model's forward.
+and the model's logits from them. Cost: that of the model's forward pass.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Inputs = dict[str, Tensor]
 
 
 def by_part(change: Callable[..., Tensor], *inputs: Inputs) -> Inputs:
-    """Each part by itself, together with the same part of others."""
+    """Apply a function to each part, together with the same part of the other inputs."""
     return {name: change(*(one[name] for one in inputs)) for name in inputs[0]}
 
 
 class OpenModel:
-    """A LargeGT in double precision, by its parts."""
+    """A LargeGT in double precision that takes its inputs as separate parts."""
 
     def __init__(self, model: LargeGT) -> None:
         self.model = model.double().eval()
@@ -62,9 +62,8 @@ class OpenModel:
         return {name: part for name, part in parts.items() if part is not None}
 
     @torch.no_grad()
-    def nothing_known(self, inputs: Inputs, mean_hf: Tensor) -> Inputs:
-        """What explanations start from: tokens of an average node, no label told, centroids by their sizes alone, no
-        label around."""
+    def baseline(self, inputs: Inputs, mean_hf: Tensor) -> Inputs:
+        """The baseline of integrated gradients: the average node's tokens, no labels, centroids weighted by size."""
         made = {"around": mean_hf.new_zeros(()), "own": mean_hf[0]}
         if self.encoder is not None:
             made["tokens"] = mean_hf.repeat(inputs["tokens"].shape[1] // len(mean_hf), 1)
@@ -74,7 +73,7 @@ class OpenModel:
         return {name: made.get(name, part).expand_as(part) for name, part in inputs.items()}
 
     def logits(self, inputs: Inputs, bias_dt: Tensor | None = None) -> Tensor:
-        """[d, o] what the model says. -inf in `bias_dt` leaves a token out."""
+        """[d, o] the logits. -inf in `bias_dt` masks a token."""
         tokens_dtw = None if self.encoder is None else self._embedded_tokens(inputs)
         if bias_dt is None and tokens_dtw is not None:
             bias_dt = tokens_dtw.new_zeros(tokens_dtw.shape[:2])

@@ -1,11 +1,10 @@
-"""Explain: a run and a node → which columns, local nodes, contexts, labels and centroids carried what is said of it.
+"""Explain: a run and a node → attributions of columns, local nodes, contexts, labels and centroids.
 
 Axes: d samples of local nodes, k local nodes, h tokens of each, c centroids or classes.
 
-Enters: a LargeGT run and one of the user's own ids; a node that was not prepared is prepared first, as for predict.
-Leaves: an `Explanation`. Cost: opening the run as predict does, then some hundred forwards of one node in double
-precision: seconds (attribution.py). What is explained is the prediction of the run's weights, over as many samples of
-local nodes as the run is set to.
+Enters: a LargeGT run and one of the user's own ids; a node without a preparation is prepared first, as for predict.
+Leaves: an `Explanation` of the prediction that is averaged over the run's number of samples. Cost: opening the run as
+predict does, then about a hundred forward passes of one node in double precision: seconds (attribution.py).
 """
 
 from __future__ import annotations
@@ -92,25 +91,25 @@ def explain(
     opened_model = OpenModel(model)
     inputs = opened_model.inputs(batch)
     with torch.no_grad():
-        chances = head.probabilities(head.average([row[None] for row in opened_model.logits(inputs)]))[0]
-    target = _target(store, label, chances)
+        probabilities = head.probabilities(head.average([row[None] for row in opened_model.logits(inputs)]))[0]
+    target = _target(store, label, probabilities)
     found = Attribution(
         opened_model, lambda logits: scores(head, logits, torch.full_like(logits[:, 0, 0], target, dtype=torch.long)),
-        inputs, opened_model.nothing_known(inputs, mean_token(prediction.loader)),
+        inputs, opened_model.baseline(inputs, mean_token(prediction.loader)),
     )  # fmt: skip
     number = int(store.nodes_of([node])[0])
     nodes = _local_nodes(store, prepared, found, local_rows_dk, number)
-    name_of_target = None if head.task == "regression" else store.class_name(target)
+    target_name = None if head.task == "regression" else store.class_name(target)
     return Explanation(
         run=str(opened.path),
         model=name,
         task=head.task,
         node=store.ids_of(np.array([number]))[0],
         label=store.label_of(number),
-        predicted=_predicted(store, chances),
-        explained="predicted value" if name_of_target is None else f"log-odds of {name_of_target}",
-        target=name_of_target,
-        probability=None if name_of_target is None else float(chances[target]),
+        predicted=_predicted(store, probabilities),
+        explained="predicted value" if target_name is None else f"log-odds of {target_name}",
+        target=target_name,
+        probability=None if target_name is None else float(probabilities[target]),
         score=found.full,
         base_score=found.base,
         gap=found.gap,
@@ -125,21 +124,21 @@ def explain(
 
 
 def _batch(prediction: Predictor) -> tuple[TokenBatch, Array]:
-    """The node as every draw has it, and the rows of its local nodes in the token table [d, k]."""
+    """The node's batch with all samples of its local nodes, and their rows in the token table [d, k]."""
     rows = np.asarray(prediction.rows)
     batches, local_rows = [], []
     for loader in prediction.scorer.loaders(rows, prediction.num_eval_samples):
         assert isinstance(loader, TokenLoader)
-        at = torch.from_numpy(rows.astype(np.int64)).to(loader.table.device)
-        batches.append(replace(loader, distinct=False).gather(at))
-        local_rows.append(loader.table.unmarked(loader.table.marked_rows_of(at, loader.k))[0])
+        row = torch.from_numpy(rows.astype(np.int64)).to(loader.table.device)
+        batches.append(replace(loader, distinct=False).gather(row))
+        local_rows.append(loader.table.unmarked(loader.table.marked_rows_of(row, loader.k))[0])
     parts = {name: [vars(batch)[name] for batch in batches] for name, part in vars(batches[0]).items()
              if part is not None}  # fmt: skip
     joined = replace(batches[0], **{name: torch.cat(every) for name, every in parts.items()})
     return joined, torch.cat(local_rows).cpu().numpy()
 
 
-# what is explained -----------------------------------------------------------------------------------------------
+# the target ------------------------------------------------------------------------------------------------------
 
 
 def _target(store: GraphStore, label: Any, probabilities: Tensor) -> int:
@@ -163,15 +162,15 @@ def _predicted(store: GraphStore, probabilities: Tensor) -> Any:
     if store.task == "regression":
         return float(probabilities[0])
     if store.task == "multilabel":
-        return [name for name, chance in zip(store.classes, probabilities.tolist(), strict=True) if chance >= 0.5]
+        return [name for name, p in zip(store.classes, probabilities.tolist(), strict=True) if p >= 0.5]
     return store.class_name(int(probabilities.argmax()))
 
 
-# what carried it -------------------------------------------------------------------------------------------------
+# attributions ----------------------------------------------------------------------------------------------------
 
 
 def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
-    """Kinds of inputs, the strongest first."""
+    """Attributions by kind of input, largest first."""
     carried, every, h = found.carried, slice(None), len(names)
     kinds = [(f"its own {name}", "tokens", slice(hop, hop + 1)) for hop, name in enumerate(names)]
     if "tokens" in carried and carried["tokens"].shape[1] > h:
@@ -195,7 +194,7 @@ def _pieces(found: Attribution, names: list[str]) -> list[Contribution]:
 def _local_nodes(
     store: GraphStore, prepared: Prepared, found: Attribution, local_rows_dk: Array, number: int
 ) -> list[LocalNode]:
-    """Every distinct local node of all num_eval_samples, the strongest first; not the node itself."""
+    """Each distinct local node of all samples except the node itself, largest attribution first."""
     carried = found.carried
     if "tokens" not in carried or local_rows_dk.shape[1] < 2:
         return []
@@ -210,8 +209,8 @@ def _local_nodes(
     slots_ndk[:, :, 0] = False
     nodes = np.asarray(prepared.token_nodes[rows], dtype=np.int64)
     lists = MappedCSR.of_store(store, prepared.config.local_nodes.direction)
-    is_alone = not (lists.neighbors(np.array([number]))[1] != number).any()
-    hops = np.where(lists.has(np.full(len(nodes), number), nodes), 1, 0 if is_alone else 2)
+    is_isolated = not (lists.neighbors(np.array([number]))[1] != number).any()
+    hops = np.where(lists.has(np.full(len(nodes), number), nodes), 1, 0 if is_isolated else 2)
     falls = found.without_nodes(torch.from_numpy(slots_ndk).to(found.logits_do.device))
     splits = {code: name for name, code in SPLIT_CODES.items()}
     made = []
@@ -235,7 +234,7 @@ def _local_nodes(
 
 
 def _centroids(found: Attribution, model: LargeGT, store: GraphStore) -> list[Centroid]:
-    """Those that carried most."""
+    """The centroids with the largest attributions."""
     if model.global_module is None:
         return []
     codebook = model.global_module.codebook
@@ -278,8 +277,8 @@ def _labels_around(found: Attribution, store: GraphStore) -> list[LabelAround]:
 
 def _edges(store: GraphStore, number: int, nodes: Array) -> list[tuple[int, int]]:
     """Edges among these nodes and the explained one (-1), each once."""
-    every = np.concatenate([[number], nodes])
-    first, second = np.triu_indices(len(every), k=1)
+    members = np.concatenate([[number], nodes])
+    first, second = np.triu_indices(len(members), k=1)
     lists = MappedCSR.of_store(store, "both")
-    joined = lists.has(every[first], every[second])
-    return list(zip((first[joined] - 1).tolist(), (second[joined] - 1).tolist(), strict=True))
+    has_edge = lists.has(members[first], members[second])
+    return list(zip((first[has_edge] - 1).tolist(), (second[has_edge] - 1).tolist(), strict=True))

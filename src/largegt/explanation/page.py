@@ -1,6 +1,6 @@
-"""An explanation to read: as text, and as a page in the style of the report with facts, the picture, and tables.
+"""An explanation as text, and as a page in the style of the report with facts, the picture and tables.
 
-Enters: an Explanation. Leaves: text, or one HTML page without other files; what comes from the data can only be shown.
+Enters: an Explanation. Leaves: text, or one self-contained HTML page; text from the data is escaped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_ROWS, _MOST_BARS = 60, 15
 
 
 def text(found: Explanation, top: int) -> str:
-    """What is explained, then the strongest rows of every table."""
-    said = found.predicted if found.task != "regression" else number(found.predicted)
-    sure = "" if found.probability is None else f", probability of {found.target}: {found.probability:.3f}"
-    missed = f", but for {found.gap:+.1g} that the integral misses" if abs(found.gap) >= 5e-4 else ""
+    """The prediction and the score, then the `top` largest rows of every table."""
+    answer = found.predicted if found.task != "regression" else number(found.predicted)
+    chance = "" if found.probability is None else f", probability of {found.target}: {found.probability:.3f}"
+    missing = f", but for {found.gap:+.1g} that the integral misses" if abs(found.gap) >= 5e-4 else ""
     parts = [
-        f"{found.run} says of node {found.node}: {in_words(said)}{sure} (its own label: {in_words(found.label)})",
+        f"{found.run} says of node {found.node}: {in_words(answer)}{chance} (its own label: {in_words(found.label)})",
         f"{found.explained}: {number(found.score)}; of inputs that say nothing: {number(found.base_score)}. The pieces "
-        f"below add up to the difference{missed}. Mean of {_samples(found)}.",
+        f"below add up to the difference{missing}. Mean of {_samples(found)}.",
     ]
     tables = (_pieces(found), _columns(found), _local_nodes(found), _labels(found), _centroids(found))
     return "\n\n".join([*map(printable, parts), *(one.text(top) for one in tables if one.rows)]) + "\n"
@@ -86,7 +86,7 @@ def _sections(found: Explanation) -> Iterable[Section]:
 
 
 def _bars(found: Explanation, title: str, parts: Sequence[Contribution | InputColumn], table: PageTable) -> Html:
-    """A bar for each of the strongest parts, which are the rows of the table."""
+    """A bar for each of the largest attributions, in the order of the table's rows."""
     bars = [Bar(str(row[0]), part.carried, number(part.carried))
             for part, row in zip(parts[:_MOST_BARS], table.rows, strict=False)]  # fmt: skip
     most = f", the {len(bars)} strongest of {len(parts)}" if len(bars) < len(parts) else ""
@@ -94,7 +94,7 @@ def _bars(found: Explanation, title: str, parts: Sequence[Contribution | InputCo
 
 
 def _first(table: PageTable) -> PageTable:
-    """What a page shows of it."""
+    """The rows that a page shows."""
     left_out = len(table.rows) - _MOST_ROWS
     if left_out <= 0:
         return table

@@ -1,8 +1,8 @@
 """The picture of an explanation: the node in the middle, its sampled nodes on rings by distance, edges among them.
 
-Enters: an Explanation. Leaves: an `<svg>` that takes its colours from the page. A dot is as large as what its node
-carried; full where it speaks for the score, open where it speaks against it; its colour and shape say its class. Cost:
-some hundred bytes per node and edge; the strongest nodes alone are drawn.
+Enters: an Explanation. Leaves: an `<svg>` with the colours of the page. The size of a dot is its node's attribution,
+filled if positive and open if negative; colour and shape are its class. Cost: some hundred bytes per node and edge; the
+picture has the nodes with the largest attributions only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Place = tuple[float, float]
 
 
 def picture(found: Explanation) -> Html:
-    """The neighbourhood, to be put into a page."""
+    """The neighbourhood as an SVG element of a page."""
     nodes = found.local_nodes[:MOST_DRAWN]
     places = _places(found, nodes)
     words, styles = _kinds(found)
@@ -41,9 +41,9 @@ def picture(found: Explanation) -> Html:
         for radius in sorted({_RADII[one.hop] for one in nodes})
     ]
     edges = "".join(path("M", *places[a], "L", *places[b]) for a, b in found.edges)
-    joined = {at for edge in found.edges for at in edge}
+    connected = {at for edge in found.edges for at in edge}
     loose = "".join(
-        path("M", _MIDDLE, _MIDDLE, "L", *places[at]) for at, one in enumerate(nodes) if one.hop and at not in joined
+        path("M", _MIDDLE, _MIDDLE, "L", *places[at]) for at, one in enumerate(nodes) if one.hop and at not in connected
     )
     dots, names = [], []
     for at, one in reversed(list(enumerate(nodes))):
@@ -66,14 +66,14 @@ def picture(found: Explanation) -> Html:
 
 
 def legend_of(found: Explanation) -> Html:
-    """What colours and shapes mean."""
+    """The legend of colours and shapes."""
     _, styles = _kinds(found)
     return legend((name, dot_key(style)) for name, style in styles.items())
 
 
 def _kinds(found: Explanation) -> tuple[list[str], dict[str, int]]:
-    """The class of every node, and the styles of classes: one for the target, for the commonest, for all others and
-    for nodes without a label. Of multi-label nodes, whether they have the label explained; of values, thirds."""
+    """The class of every node, and the style of each class: the target, the commonest ones, all others, and no label.
+    The classes of a multi-label task are with and without the explained label; those of a regression are thirds."""
     nodes = found.local_nodes[:MOST_DRAWN]
     if found.task == "regression":
         words = _thirds([one.label for one in nodes])
@@ -99,16 +99,16 @@ def _thirds(values: Sequence[Any]) -> list[str]:
 
 
 def _places(found: Explanation, nodes: Sequence[LocalNode]) -> dict[int, Place]:
-    """Where each node lies: neighbours evenly on the first ring, by their label; the others on the second, near those
-    that lead to them."""
+    """The position of each node: neighbours evenly on the first ring, sorted by label; the others on the second, close
+    to the neighbours that lead to them."""
     first = sorted((at for at, one in enumerate(nodes) if one.hop == 1), key=lambda at: in_words(nodes[at].label))
     angles = {at: 2 * math.pi * (turn + 0.5) / len(first) for turn, at in enumerate(first)}
     second = [at for at, one in enumerate(nodes) if one.hop != 1]
     wanted = {}
     for turn, at in enumerate(second):
         ends = [a if b == at else b for a, b in found.edges if at in (a, b)]
-        leads = sum((complex(math.cos(angles[end]), math.sin(angles[end])) for end in ends if end in angles), 0j)
-        wanted[at] = math.atan2(leads.imag, leads.real) % (2 * math.pi) if leads else 2 * math.pi * turn / len(second)
+        mean = sum((complex(math.cos(angles[end]), math.sin(angles[end])) for end in ends if end in angles), 0j)
+        wanted[at] = math.atan2(mean.imag, mean.real) % (2 * math.pi) if mean else 2 * math.pi * turn / len(second)
     for turn, at in enumerate(sorted(second, key=lambda at: wanted[at])):
         angles[at] = 2 * math.pi * (turn + 0.25) / len(second)
     places = {-1: (_MIDDLE, _MIDDLE)}
@@ -119,7 +119,7 @@ def _places(found: Explanation, nodes: Sequence[LocalNode]) -> dict[int, Place]:
 
 
 def _name(name: str, place: Place, radius: float, class_: str) -> Html:
-    """Behind the dot, in the direction from the middle, so that no two names meet; never upside down."""
+    """The node's name beside its dot, pointing away from the middle so that names do not overlap; never upside down."""
     x, y = place
     is_right = x >= _MIDDLE - 0.5
     turn = math.degrees(math.atan2(y - _MIDDLE, x - _MIDDLE)) + (0 if is_right else 180)

@@ -1,1 +1,1 @@
-"""scikit-learn and PyTorch Geometric."""
+"""Integrations with scikit-learn and PyTorch Geometric."""

@@ -1,9 +1,9 @@
-"""PyTorch Geometric: a `Data` becomes a store and a store a `Data`, and batches of tokens for a PyG script's own loop.
+"""PyTorch Geometric: conversion between `Data` and stores, and token batches for a PyG script's own training loop.
 
-Enters: a `Data`, or anything with its attributes. Leaves: a GraphStore (`from_pyg`), a `Data` (`to_pyg`), TokenBatches
-(`loader`), or the `Data` with what batches are made of (`LargeGTTransform`). Cost: `from_pyg` is `ingest`; a loader
-prepares the graph once, whatever loaders ask for it, in a temporary folder (store_cache.py); the transform holds
-K + 3d + p numbers per node in memory. Only `to_pyg` imports torch_geometric.
+Enters: a `Data`, or any object with its attributes. Leaves: a GraphStore (`from_pyg`), a `Data` (`to_pyg`),
+TokenBatches (`loader`), or a `Data` with the inputs of batches (`LargeGTTransform`). Cost: `from_pyg` is `ingest`;
+loaders of one graph share one preparation in a temporary folder (store_cache.py); the transform holds K + 3d + p
+numbers per node in memory. Only `to_pyg` imports torch_geometric.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .store_cache import StoreCache
 
 _MASKS = {"train_mask": "train", "val_mask": "valid", "test_mask": "test"}
 _temporary: list[TemporaryDirectory[str]] = []
-"""Stores that were given no place of their own: they stay until the process ends."""
+"""Stores without a folder of their own, kept until the process ends."""
 
 
 def from_pyg(
@@ -106,7 +106,7 @@ def _own_labels(store: GraphStore) -> Array:
 
 
 def preparation(k: int = 32, seed: int = 0, positions: int = 64) -> PrepareConfig:
-    """What a loader and the transform prepare by default; without positions, none."""
+    """The default preparation of a loader and the transform; `positions=0` means no positional encodings."""
     method = "random_projection" if positions else "none"
     return build(PrepareConfig, {
         "local_nodes": {"k": k, "seed": seed, "target_nodes": "all"},
@@ -118,10 +118,10 @@ def preparation(k: int = 32, seed: int = 0, positions: int = 64) -> PrepareConfi
 class Loader:
     """`for batch in lg.pyg.loader(data, data.train_mask, k=32, batch_size=512, shuffle=True): out = model(batch)`.
 
-    Gives TokenBatches of the nodes (a mask or numbers; all without): batch.tokens [b, 3k, d], batch.labels (those of
-    data.y) and batch.nodes, the rows of data. Every pass over it is an epoch, shuffled anew by (seed, epoch). Loaders
-    of the same graph and the same k share one preparation; `prepare` says all of it instead of k. `loader.model()`
-    makes a LargeGT that fits.
+    Iterates over TokenBatches of the nodes (a mask or numbers; all by default): batch.tokens [b, 3k, d], batch.labels
+    from data.y, and batch.nodes, rows of data. Each iteration is an epoch, shuffled by (seed, epoch). Loaders of the
+    same graph and the same k share one preparation; `prepare` replaces k with a whole configuration. `loader.model()`
+    returns a matching LargeGT.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Loader:
         self.nodes = _chosen(nodes, store.num_nodes)
         self.batch_size, self.shuffle, self.seed, self.epoch = batch_size, shuffle, seed, 0
         rows = TokenTable(self.prepared, device, table)
-        labels_of_local_nodes = LocalLabels.of_training_nodes(self.prepared, rows.device) if local_labels else None
-        self._loader = TokenLoader(rows, torch.device(device), distinct=distinct, local_labels=labels_of_local_nodes)
+        training_labels = LocalLabels.of_training_nodes(self.prepared, rows.device) if local_labels else None
+        self._loader = TokenLoader(rows, torch.device(device), distinct=distinct, local_labels=training_labels)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -163,7 +163,7 @@ class Loader:
         return self._loader.batches(self.nodes, self.batch_size, seed, self.epoch - 1)  # row i of prepared is node i
 
     def model(self, config: AnyLargeGTConfig | None = None) -> LargeGT:
-        """A LargeGT for these batches; its outputs are the classes 0 to max(data.y), the labels, or one value."""
+        """A LargeGT for these batches, with an output per class (0 to max(data.y)), per label, or one for a value."""
         if not self.prepared.meta["num_outputs"]:
             raise InputError("the Data has no y, which says how many classes there are: make lg.LargeGT(…) yourself")
         return LargeGT.for_prepared(self.prepared, config)
@@ -173,11 +173,11 @@ loader = Loader
 
 
 class LargeGTTransform:
-    """A PyG transform: `data = LargeGTTransform(k=32)(data)`, alone or in a `Compose`, adds what batches are made of.
+    """A PyG transform: `data = LargeGTTransform(k=32)(data)`, alone or in a `Compose`, adds the inputs of batches.
 
     local_nodes [N, k]: LocalNodes, node numbers, the node itself first. token_rows [N, 3, d]: H, ÃH and Ã²H.
-    positions [N, p]: encodings. `token_batch(data, nodes)` gathers from them, on the device that data is on. They
-    belong to the whole graph: transform after cutting a subgraph, not before.
+    positions [N, p]: encodings. `token_batch(data, nodes)` gathers from them, on the device of data. They depend on the
+    whole graph: take a subgraph before the transform, not after.
     """
 
     def __init__(self, k: int = 32, seed: int = 0, positions: int = 64) -> None:
@@ -198,7 +198,7 @@ class LargeGTTransform:
 
 
 def token_batch(data: Any, nodes: Any) -> TokenBatch:
-    """The batch of these nodes (numbers or a mask) of a transformed `Data`."""
+    """A batch of nodes (numbers or a mask) of a transformed `Data`."""
     _check_transformed(data)
     chosen = torch.as_tensor(nodes, device=data.local_nodes.device)
     if chosen.dtype == torch.bool:
@@ -243,7 +243,7 @@ def _chosen(nodes: Any, num_nodes: int) -> Array:
 
 
 def _labels_of(data: Any) -> tuple[Encoded, Array]:
-    """data.y and the masks; whole numbers stay class numbers even where a class does not occur."""
+    """data.y and the masks. Integer labels stay class numbers even if some classes do not occur."""
     source = sources.pyg(data, edge_weights=False, edge_features=False)
     num_nodes = int(data.num_nodes)
     encoded = unlabelled(num_nodes, "multiclass", []) if source.labels is None else _encoded(source.labels.values)

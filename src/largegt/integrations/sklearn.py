@@ -1,11 +1,11 @@
-"""LargeGTClassifier and LargeGTRegressor: a graph transformer with scikit-learn's manners.
+"""LargeGTClassifier and LargeGTRegressor: graph transformers with the scikit-learn interface.
 
 Enters: a graph and its features, given to the constructor; nodes and their labels, given to `fit`. Leaves: labels,
-probabilities or values of any nodes of that graph. A sample is a node: `X` holds node numbers (a store's own ids where
-it has some), so `cross_val_score` and `GridSearchCV` split nodes, and the graph stays whole. All nodes and edges are
-there from the beginning, labels only where `fit` gives them (transductive learning).
+probabilities or values of any nodes of that graph. A sample is a node: `X` holds node numbers (or the ids of a store
+with ids), so `cross_val_score` and `GridSearchCV` split nodes, and the graph stays whole. A fit uses all nodes and
+edges, and only the labels given to it (transductive learning).
 
-Cost: the graph is written as a store and prepared once, whatever is fitted on it (store_cache.py); a fit is `lg.train`.
+Cost: the graph is written as a store and prepared once for all fits (store_cache.py); a fit is `lg.train`.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ _RUN_FILES = ("config.toml", "metrics.json", "metrics.jsonl", "model.safetensors
 
 
 class SampleError(InputError, ValueError):
-    """Samples or targets that cannot be used; a ValueError as well, as scikit-learn has it."""
+    """Samples or targets that cannot be used; also a ValueError, as scikit-learn expects."""
 
 
 @dataclass(eq=False)
 class _Fitted:
-    """What a fit leaves: a graph, its labels, and a run in a folder that can be made again."""
+    """The result of a fit: a graph, its labels, and a run in a folder that can be restored."""
 
     graph: tuple[Any, Any, bool, PathLike | None]
     """The first arguments of `StoreCache.of`."""
     encoded: Encoded
     split: Array
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of the run, while there is no folder: after it was unpickled or copied."""
+    """The run's files after unpickling or copying, when there is no folder."""
     cache: StoreCache | None = None
     run: Path | None = None
 
     def opened(self, progress: Progress) -> tuple[StoreCache, Path]:
-        """The cache and the folder of the run, made again where they are missing."""
+        """The cache and the folder of the run, restored if missing."""
         if self.cache is None:
             self.cache = StoreCache.of(*self.graph, progress)
         if self.run is None:
@@ -93,7 +93,7 @@ class _Fitted:
 
 
 class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
-    """What the classifier and the regressor share."""
+    """Base class of the classifier and the regressor."""
 
     _fitted: _Fitted
 
@@ -107,13 +107,13 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         edge_weights: bool = False,
     ) -> None:  # fmt: skip
         given = locals()
-        for name in self._get_param_names():  # parameters and nothing else, as scikit-learn has it
+        for name in self._get_param_names():  # only parameters, as scikit-learn requires
             setattr(self, name, given[name])
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> Self:
-        """Learn from the nodes `X` and their labels `y` [n], or 0/1 columns [n, c] for several labels a node.
+        """Train on the nodes `X` and their labels `y` [n], or 0/1 columns [n, c] for several labels per node.
 
-        X holds node numbers, or a mask over all nodes. `validation=(nodes, labels)` picks the best epoch; without it
+        X holds node numbers, or a mask over all nodes. `validation=(nodes, labels)` selects the best epoch; without it
         a part of X does (`validation_fraction`).
         """
         if not 0 <= self.validation_fraction < 1:
@@ -124,7 +124,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
             cache = StoreCache.of(*graph, show)
             nodes, targets, is_valid = self._samples(cache.graph, X, targets, validation)
             encoded = self._encoded(targets, ~is_valid)
-            nodes, first = _once(nodes, encoded.values, is_valid)
+            nodes, first = _deduplicated(nodes, encoded.values, is_valid)
             encoded, is_valid = replace(encoded, values=encoded.values[first]), is_valid[first]
             split = np.zeros(cache.graph.num_nodes, dtype=np.uint8)
             split[nodes] = np.where(is_valid, SPLIT_CODES["valid"], SPLIT_CODES["train"])
@@ -144,7 +144,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         self.validation_scores_: dict[str, float] = run.metrics["valid"]
         return self
 
-    # what scikit-learn asks for
+    # the scikit-learn protocol
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -154,14 +154,14 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        """A clone shares the graph: it is read, never changed, and a copy for each fold would be a waste."""
+        """A clone shares the graph, which is read-only, to save a copy per fold."""
         parameters = self.get_params(deep=False)
-        twin = type(self)(**{
+        copy = type(self)(**{
             name: value if name in _SHARED else clone(value, safe=False) for name, value in parameters.items()
         })  # fmt: skip
         if "_metadata_requests" in vars(self):
-            twin._metadata_requests = self._metadata_requests
-        return twin
+            copy._metadata_requests = self._metadata_requests
+        return copy
 
     def __sklearn_is_fitted__(self) -> bool:
         return "_fitted" in vars(self)
@@ -169,7 +169,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     # parts of fit
 
     def _samples(self, graph: GraphStore, X: Any, targets: Array, validation: Any) -> tuple[Array, Array, Array]:
-        """(nodes, targets, which of them validate) of `fit` and of `validation` together."""
+        """(nodes, targets, is_valid) of `fit` and of `validation` together."""
         nodes = _numbers(graph, X)
         _check_lengths(nodes, targets, "y")
         is_valid = np.zeros(len(nodes), dtype=bool)
@@ -192,9 +192,9 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _config(self, store: GraphStore, seed: int) -> Config:
-        """The recipe with what the constructor was given on top; `settings` have the last word."""
+        """The recipe with the parameters of the constructor on top, and `settings` on top of those."""
         overrides = ["prepare.local_nodes.target_nodes=all", f"train.seed={seed}"]
-        if isinstance(self.random_state, int | np.integer):  # else each fit would have to be prepared anew
+        if isinstance(self.random_state, int | np.integer):  # otherwise every fit would need a new preparation
             overrides += [f"prepare.local_nodes.seed={seed}", f"prepare.positional_encoding.seed={seed}"]
         for name, setting in _SETTINGS.items():
             if getattr(self, name) is not None:
@@ -216,7 +216,7 @@ class _LargeGTEstimator(BaseEstimator):  # type: ignore[misc]
     # predict
 
     def _outputs(self, X: Any) -> Array:
-        """[n, w] what the model says of these nodes: probabilities, or values."""
+        """[n, w] probabilities or values of these nodes."""
         check_is_fitted(self)
         with console_progress(quiet=not self.verbose) as show:
             cache, run = self._fitted.opened(show)
@@ -354,8 +354,8 @@ def _numbers(graph: GraphStore, X: Any) -> Array:
     except OverflowError:
         raise SampleError("X holds infinity, which is no node") from None
     except InputError as error:
-        said = str(error).replace(graph.place, "the graph").partition(": largegt inspect")[0]
-        raise SampleError(f"X: {said}") from None
+        reason = str(error).replace(graph.place, "the graph").partition(": largegt inspect")[0]
+        raise SampleError(f"X: {reason}") from None
 
 
 def _check_lengths(nodes: Array, targets: Array, what: str) -> None:
@@ -365,23 +365,23 @@ def _check_lengths(nodes: Array, targets: Array, what: str) -> None:
         raise SampleError("X names no node")
 
 
-def _once(nodes: Array, values: Array, is_valid: Array) -> tuple[Array, Array]:
-    """(distinct nodes, where each stands first); a node that is named twice must be told the same."""
-    distinct, first, place = np.unique(nodes, return_index=True, return_inverse=True)
-    same = (values == values[first][place]).reshape(len(nodes), -1).all(axis=1)
-    if not same.all():
-        raise SampleError(f"node {int(nodes[~same][0])} is named twice with different labels")
-    if (is_valid != is_valid[first][place]).any():
+def _deduplicated(nodes: Array, values: Array, is_valid: Array) -> tuple[Array, Array]:
+    """(distinct nodes, index of the first occurrence of each); repeated nodes must have equal labels."""
+    distinct, first, inverse = np.unique(nodes, return_index=True, return_inverse=True)
+    is_same = (values == values[first][inverse]).reshape(len(nodes), -1).all(axis=1)
+    if not is_same.all():
+        raise SampleError(f"node {int(nodes[~is_same][0])} is named twice with different labels")
+    if (is_valid != is_valid[first][inverse]).any():
         raise SampleError("a node is in X and in validation: each may be in one only")
     return distinct, first
 
 
 def _split_off(encoded: Encoded, fraction: float, seed: int) -> Array:
-    """The split of these nodes: a share of each class validates, but never all that there is of one."""
-    everyone = np.ones(len(encoded.values), dtype=bool)
-    by_class = encoded.task in ("multiclass", "binary")
-    split = made_split(encoded.values, everyone, (1 - fraction, fraction, 0.0), seed, stratify=by_class)
-    if by_class:
+    """The split of these nodes: a fraction of each class for validation, never a whole class."""
+    is_labelled = np.ones(len(encoded.values), dtype=bool)
+    stratify = encoded.task in ("multiclass", "binary")
+    split = made_split(encoded.values, is_labelled, (1 - fraction, fraction, 0.0), seed, stratify=stratify)
+    if stratify:
         train = split == SPLIT_CODES["train"]
         unseen = np.setdiff1d(encoded.values, encoded.values[train])
         split[np.isin(encoded.values, unseen)] = SPLIT_CODES["train"]

@@ -1,12 +1,12 @@
-"""StoreCache: a graph that someone holds in Python, as a store that is prepared once and labelled many times.
+"""StoreCache: an in-memory graph as a store that is prepared once and labelled many times.
 
 Enters: a SciPy adjacency, an `edge_index`, a PyG `Data` or a store, and features. Leaves: `StoreCache.labelled(…)`, a
-version of that store with these labels and this split: it shares the graph's arrays, and the stages of a preparation
-that do not read labels.
+version of that store with given labels and split. Versions share the graph's arrays and the preparation stages that do
+not read labels.
 
-The store is in a temporary folder that is removed with its last user, or in `work_dir`, where it stays. A user's own
-store gets the labelled versions itself; they are released with their users. Cost: the graph is read once for its name
-and once for the store; a labelled version is the labels, the split and a manifest.
+The store is in a temporary folder that is removed with its last user, or in `work_dir`, where it stays. For a user's
+own store, labelled versions are written into that store, and released with their users. Cost: one pass over the graph
+for its digest and one for the store; a labelled version is the labels, the split and a manifest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WITHOUT_LABELS = ("local_nodes", "tokens", "positions")
 
 
 def read_graph(graph: Any, features: Any = None, edge_weights: bool = False) -> tuple[str, GraphStore | Source]:
-    """A name that graphs with other edges or features do not have, and the graph: a store, or what becomes one.
+    """A digest of the edges and features, and the graph as a store or a source of one.
 
     `graph` is a sparse matrix whose entry (i, j) is an edge from i to j, an `edge_index` [2, E], a PyG `Data`, a
     GraphStore or the path of one; the last two have their features already. With `edge_weights`, the values of a matrix
@@ -67,7 +67,7 @@ def read_graph(graph: Any, features: Any = None, edge_weights: bool = False) -> 
         num_nodes = int(graph.shape[0])
         if not edge_weights or (weights == 1).all():
             weights = None
-    elif hasattr(graph, "num_nodes"):  # a Data, or what looks like one; sources.pyg says what is amiss
+    elif hasattr(graph, "num_nodes"):  # a Data or a similar object; sources.pyg validates it
         sources.pyg(graph, edge_weights=False, edge_features=False)
         edges, num_nodes = as_numpy(graph.edge_index), graph.num_nodes
         weights = getattr(graph, "edge_weight", None) if edge_weights else None
@@ -85,7 +85,7 @@ def read_graph(graph: Any, features: Any = None, edge_weights: bool = False) -> 
 
 
 def _entries(matrix: Any) -> tuple[Array, Array]:
-    """(edge_index, values) of a sparse matrix; a stored zero is no edge."""
+    """(edge_index, values) of a sparse matrix without explicit zeros."""
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"graph= has shape {list(matrix.shape)}, an adjacency is square: a row and a column per node")
     found = matrix.tocoo()
@@ -120,22 +120,22 @@ def _named(edges: Array, features: Any, num_nodes: int | None, weights: Array | 
 
 
 class StoreCache:
-    """One graph as a store, with its preparations. `StoreCache.of(…)` finds the one that there is."""
+    """One graph as a store, with its preparations. `StoreCache.of(…)` reuses an existing one."""
 
     def __init__(self, name: str, given: GraphStore | Source, work_dir: Path | None, progress: Progress | None) -> None:
         own = given.path if isinstance(given, GraphStore) else None
         self.is_kept = work_dir is not None
         self._shared: dict[str, ArrayFolder] = {}
-        """Stages that do not read labels, open so that they stay for the next labels."""
+        """Stages that do not read labels, held open so that the next labels can reuse them."""
         with disk_errors(tempfile.gettempdir()):
             self.folder = work_dir or Path(tempfile.mkdtemp(prefix="largegt-"))
         folder = None if self.is_kept else self.folder
-        weakref.finalize(self, _forget, os.getpid(), folder, own, shared=self._shared)
+        weakref.finalize(self, _clean_up, os.getpid(), folder, own, shared=self._shared)
         if isinstance(given, GraphStore):
             self.graph = given
             return
         path = self.folder / f"graph-{name}"
-        with Lock(path.with_name(f"{path.name}.cache"), wait=True):  # another process may be making it
+        with Lock(path.with_name(f"{path.name}.cache"), wait=True):  # another process may be writing it
             self.graph = GraphStore.open(path) if path.exists() else ingest(given, path, progress=progress)
 
     @classmethod
@@ -143,7 +143,7 @@ class StoreCache:
         cls, graph: Any, features: Any = None, edge_weights: bool = False, work_dir: PathLike | None = None,
         progress: Progress | None = None,
     ) -> StoreCache:  # fmt: skip
-        """In `work_dir`, or in a temporary folder: the same one while somebody holds it, and the one used last."""
+        """A cache in `work_dir`, or in a temporary folder that is reused while it has users and after its last use."""
         global _last
         name, given = read_graph(graph, features, edge_weights)
         if work_dir is not None:
@@ -184,15 +184,15 @@ class StoreCache:
             fits.mkdir(parents=True, exist_ok=True)
             run = Path(tempfile.mkdtemp(prefix="fit-", dir=fits)) / "run"
         if not self.is_kept:
-            weakref.finalize(owner, _forget, os.getpid(), run.parent, self.graph.path, run)
+            weakref.finalize(owner, _clean_up, os.getpid(), run.parent, self.graph.path, run)
         return run
 
 
-def _forget(
+def _clean_up(
     owner: int, folder: Path | None, store: Path | None, run: Path | None = None,
     shared: Mapping[str, ArrayFolder] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Remove a temporary folder, and what nothing else needs of the store."""
+    """Remove a temporary folder and unused versions of the store."""
     if os.getpid() != owner:  # a forked child has a copy of the object, but does not own the folder
         return
     for stage in shared.values():
@@ -208,4 +208,4 @@ def _forget(
 
 _caches: weakref.WeakValueDictionary[str, StoreCache] = weakref.WeakValueDictionary()
 _last: StoreCache | None = None
-"""Between two fits of a cross-validation nobody else holds it."""
+"""Keeps the cache alive between the fits of a cross-validation."""

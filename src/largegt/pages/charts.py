@@ -1,10 +1,10 @@
-"""Charts as inline SVG: lines, dots with error bars, bars, and maps of cells.
+"""Charts as inline SVG: lines, dots with error bars, bars, heat maps.
 
 Enters: numbers and names. Leaves: one `<svg>` per chart that scales with the page, takes its colours from the page's
-style (so it follows dark mode and print), and carries what the page's script needs to answer a hover. Cost: a few bytes
-per point; a long line is thinned.
+style (so it follows dark mode and print), and has the data that the page's script shows on hover. Cost: a few bytes per
+point; long lines are thinned.
 
-Lines differ in colour, dashes and marker, so that none needs to be told by colour alone.
+Lines differ in colour, dashes and marker, so readers do not depend on colour alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 from .markup import Html, clipped, percent, short, tag
 
 COLORS = ("#0063a8", "#c8520a", "#00775f", "#a8327d", "#806000", "#3b86c6", "#4b5563", "#8c2d04")
-"""Told apart by people who see red and green alike, and dark enough on white."""
+"""Distinguishable with red-green colour blindness, and dark enough on white."""
 DARK_COLORS = ("#6cb4ff", "#ff9d5c", "#3fd0a8", "#f08bc9", "#e3c04a", "#a9d8ff", "#c3c9d1", "#d99a80")
 NUM_COLORS, GRAY = len(COLORS), 6
 WIDTH = 460.0
@@ -29,18 +29,18 @@ _MANY, _MAX_POINTS = 30, 150
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says, and how values lie on it."""
+    """The label and the scale of an axis."""
 
     label: str
     log: bool = False
     whole: bool = False
-    """Only whole numbers have ticks."""
+    """Ticks are whole numbers."""
     low: float | None = None
     high: float | None = None
     names: tuple[str, ...] = ()
-    """Places 0, 1, … have these names instead of numbers."""
+    """Tick labels of 0, 1, …"""
     at: tuple[float, ...] = ()
-    """Ticks are here."""
+    """Positions of the ticks."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Line:
     style: int
     errors: Sequence[float] = ()
     rings: Sequence[int] = ()
-    """Points to mark by a ring."""
+    """Indices of the points with a ring."""
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A value in a row of dots, with half the width of its error bar. Open ones lie lower."""
+    """A value in a row of dots, with half the width of its error bar. Open dots are lower in the row."""
 
     what: str
     value: float | None
@@ -69,7 +69,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of its own, with its value in words."""
+    """A bar with its value as text."""
 
     name: str
     value: float
@@ -80,7 +80,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places on the picture."""
+    """A map from values to pixels."""
 
     low: float
     high: float
@@ -94,7 +94,7 @@ class Scale:
 
     @property
     def data(self) -> str:
-        """What the script needs to go back from places to values."""
+        """The scale as text, for the script to convert pixels to values."""
         return " ".join(f"{part:.10g}" for part in (self.low, self.high, self.start, self.end, int(self.log)))
 
 
@@ -104,7 +104,7 @@ class Scale:
 def line_chart(
     lines: Sequence[Line], x: Axis, y: Axis, title: str, diagonal: bool = False, is_named: bool = False
 ) -> Html:
-    """Lines over a numeric axis, or over named places. `diagonal` draws where y = x; `is_named` puts a legend below."""
+    """Lines over a numeric or a named axis. `diagonal` adds the line y = x, `is_named` a legend below."""
     lines = [line for given in lines if (line := _drawable(given, x, y)).xs]
     if not lines:
         return nothing(title)
@@ -127,7 +127,7 @@ def line_chart(
 
 
 def dot_chart(rows: Sequence[tuple[str, Sequence[Dot]]], x: Axis, title: str) -> Html:
-    """A row per name, its values as dots with error bars; the axis need not begin at zero."""
+    """A row per name, its values as dots with error bars; the axis may start above zero."""
     reach = _reach((dot.value, dot.error) for _, dots in rows for dot in dots if dot.value is not None)
     if not reach:
         return nothing(title)
@@ -148,7 +148,7 @@ def dot_chart(rows: Sequence[tuple[str, Sequence[Dot]]], x: Axis, title: str) ->
 
 
 def bar_chart(bars: Sequence[Bar], x: Axis, title: str) -> Html:
-    """Bars from zero; one to the left is open, and of another colour."""
+    """Bars from zero; negative bars are open and of another colour."""
     if not bars:
         return nothing(title)
     low, high = (pick(0.0, *(bar.value + bar.error for bar in bars)) for pick in (min, max))
@@ -171,7 +171,7 @@ def bar_chart(bars: Sequence[Bar], x: Axis, title: str) -> Html:
 def _row_chart(
     names: Sequence[tuple[str, str]], step: float, sx: Scale, x: Axis, title: str, marks: Sequence[Html]
 ) -> Html:
-    """Rows one below the other, each with a name and some words at its end, over one axis."""
+    """Rows over one axis, each with a name on the left and a text on the right."""
     bottom = step * len(names) + 4.0
     grid = "".join(path("M", sx(value), 4, "V", bottom) for value, _ in _ticks_of(sx, x, 6))
     parts = [tag("path", d=grid, class_="grid"), *_x_ticks(sx, x, bottom)]
@@ -183,7 +183,7 @@ def _row_chart(
 
 
 def confusion_chart(cells: Sequence[Sequence[int]], names: Sequence[str], title: str) -> Html:
-    """Nodes by true class (row) and predicted class (column); the ink of a cell is its share of the row."""
+    """Nodes by true class (row) and predicted class (column); the shade of a cell is its share of the row."""
     left, top, right, num = 128.0, 26.0, WIDTH - _RIGHT, len(names)
     side = (right - left) / num
     inks = [[value / max(1, sum(line)) for value in line] for line in cells]
@@ -201,7 +201,7 @@ def confusion_chart(cells: Sequence[Sequence[int]], names: Sequence[str], title:
 
 
 def density_chart(cells: Sequence[Sequence[int]], x: Axis, y: Axis, title: str) -> Html:
-    """Nodes by two values of one range, the first row of cells at the bottom; the darker, the more nodes."""
+    """Nodes by two values over the same range, the first row of cells at the bottom; darker cells have more nodes."""
     left, top, right, bottom = 62.0, 28.0, WIDTH - _RIGHT, 328.0
     sx, sy = scale(x, [], left, right, 0.0), scale(y, [], bottom, top, 0.0)
     edges = [sx.low + (sx.high - sx.low) * at / len(cells) for at in range(len(cells) + 1)]
@@ -214,7 +214,7 @@ def density_chart(cells: Sequence[Sequence[int]], x: Axis, y: Axis, title: str) 
 
 
 def nothing(title: str) -> Html:
-    """In place of a chart that has nothing to draw."""
+    """A note in place of an empty chart."""
     return tag("p", "Nothing to draw here: no such numbers in these runs.", class_="note", aria_label=title)
 
 
@@ -222,12 +222,12 @@ def nothing(title: str) -> Html:
 
 
 def legend(keys: Iterable[tuple[str, Html]]) -> Html:
-    """What each line or dot stands for, as text that wraps."""
+    """A legend of (name, key) pairs that wraps."""
     return tag("ul", *(tag("li", key, name) for name, key in keys), class_="legend")
 
 
 def line_legend(names: Iterable[tuple[str, int]]) -> Html:
-    """Of (name, style) of each line."""
+    """A legend of (name, style) pairs of lines."""
     return legend(
         (name, tag("svg", *_line_key(style, 1, 7), viewBox="0 0 34 14", class_=f"key {shape_class(style)}",
                    aria_hidden="true"))
@@ -249,7 +249,7 @@ def dot_key(style: int, is_open: bool = False) -> Html:
 
 
 def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers in [low, high]: 1, 2 or 5 times a power of ten apart."""
+    """Round numbers in [low, high] with a step of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / wanted
     if not 1e-300 < raw < math.inf:
         return [low]
@@ -262,7 +262,7 @@ def ticks(low: float, high: float, wanted: int = 5, whole: bool = False) -> list
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in [low, high], with 2 and 5 between them where those are few."""
+    """Powers of ten in [low, high], with 2 and 5 times them if they are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     parts = (1, 2, 5) if len(powers) <= 3 else (1,)
     every = 1 if len(powers) <= 7 else 2
@@ -271,7 +271,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def scale(axis: Axis, values: Sequence[float], start: float, end: float, room: float) -> Scale:
-    """A scale that holds the values with some room around them."""
+    """A scale over the values with a margin of `room`."""
     if axis.names:
         return Scale(-room, len(axis.names) - 1 + room, start, end)
     low = min(values) if axis.low is None else axis.low
@@ -316,12 +316,12 @@ def _y_ticks(sy: Scale, y: Axis, left: float) -> list[Html]:
 
 
 def path(*parts: str | float) -> str:
-    """The `d` of a path: letters and lengths, of which one digit behind the point is shown, none where that is 0."""
+    """The `d` of a path: commands, and lengths with at most one decimal."""
     return " ".join(part if isinstance(part, str) else f"{part:.1f}".removesuffix(".0") for part in parts)
 
 
 def marker(style: int, x: float, y: float, r: float) -> str:
-    """A path around (x, y); styles differ in shape: a circle, a square, a diamond, triangles."""
+    """A path around (x, y), by style a circle, a square, a diamond or a triangle."""
     wide = 1.3 * r
     return path(*(
         ("M", x - r, y, "a", r, r, "0 1 0", 2 * r, "0a", r, r, "0 1 0", -2 * r, "0z"),
@@ -339,7 +339,7 @@ def svg(title: str, height: float, *parts: Html, **data: object) -> Html:
 
 
 def _drawable(line: Line, x: Axis, y: Axis) -> Line:
-    """Without points that have no place, and at most so many of them, first, last and ringed ones among them."""
+    """The line without points off the scale, thinned to at most `_MAX_POINTS` with the first, last and ringed ones."""
     keep = [
         at
         for at, point in enumerate(zip(line.xs, line.ys, strict=True))
@@ -373,7 +373,7 @@ def _cells(
     cells: Sequence[Sequence[int]], inks: Sequence[Sequence[float]], rows: tuple[str, Sequence[str]],
     columns: tuple[str, Sequence[str]], place: tuple[float, float, float, float],
 ) -> list[Html]:  # fmt: skip
-    """A frame and the cells that have nodes; rows and columns are (what they are, their names) for a hover."""
+    """A frame and the non-empty cells; rows and columns are (axis title, names) for the tooltip."""
     left, top, right, bottom = place
     wide, tall = (right - left) / len(columns[1]), (bottom - top) / len(rows[1])
     parts = [tag("path", d=path("M", left, top, "H", right, "V", bottom, "H", left, "z"), class_="frame")]
@@ -406,5 +406,5 @@ def _dash(style: int) -> str | None:
 
 
 def shape_class(style: int, is_open: bool | None = None) -> str:
-    """Colour of a style, and whether its shapes are full or open, where they are either."""
+    """The CSS classes of a style: its colour, and full or open shapes."""
     return f"c{style % NUM_COLORS}" + ("" if is_open is None else " open" if is_open else " full")

@@ -1,4 +1,4 @@
-"""Figures: a chart under its title, and below it the same numbers as a table, for those who cannot hover."""
+"""Figures: a chart under its title, and below it the same numbers as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def figure(title: str, chart: Html, table: PageTable, legend: Html = Html()) -> 
 
 
 def figures(items: Iterable[Html]) -> Html:
-    """Figures side by side where there is room."""
+    """Figures side by side on wide screens."""
     return tag("div", *items, class_="figures")
 
 
@@ -45,12 +45,12 @@ def line_figure(
     title: str, lines: Sequence[Line], x: Axis, y: Axis, table: PageTable | None = None,
     more: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Html:  # fmt: skip
-    """`more` are columns of the table that are not drawn."""
+    """A line chart and its table; `more` are columns of the table only."""
     return figure(title, line_chart(lines, x, y, title), table or _line_table(title, lines, x, more or {}))
 
 
 def _line_table(title: str, lines: Sequence[Line], x: Axis, more: Mapping[str, Sequence[Cell]]) -> PageTable:
-    """A column per line, a row per place where it has values; of an axis that is continuous, the last value by then."""
+    """A column per line, a row per x; on a continuous axis, the last value up to each of a few evenly spaced x."""
     every = sorted({at for line in lines for at in line.xs})
     is_exact = bool(x.names or x.at or x.whole)
     if is_exact:

@@ -1,7 +1,7 @@
-"""Pieces of a page: tags, figures, sections, numbers.
+"""Pieces of a page: tags, sections, numbers.
 
-Enters: plain strings and numbers. Leaves: `Html`, text in which everything that came from outside is escaped. What is
-not `Html` is escaped wherever it is put in, so a name can only be shown.
+Enters: plain strings and numbers. Leaves: `Html`, escaped text. All functions escape their arguments, except those of
+type `Html`, so text from data cannot inject markup.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NONE = "–"
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def safe(text: object) -> Html:
-    """The text itself where it is Html, escaped where it is not."""
+    """The text, escaped unless it is Html."""
     return text if isinstance(text, Html) else Html(escape(printable(text, keep="\n\t")))
 
 
@@ -34,13 +34,13 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
-    """`<name …>content</name>`; `class_` stands for class, `aria_label` for aria-label, None leaves one out."""
-    written = "".join(
+    """`<name …>content</name>`; `class_` means class, `aria_label` means aria-label, attributes of None are omitted."""
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{safe(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(f"<{name}{written}>{join(content)}</{name}>")
+    return Html(f"<{name}{text}>{join(content)}</{name}>")
 
 
 def note(text: str) -> Html:
@@ -49,7 +49,7 @@ def note(text: str) -> Html:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a place in its contents."""
+    """A part of the page with an entry in the table of contents."""
 
     id: str
     title: str
@@ -69,24 +69,24 @@ def section(id: str, title: str, lead: str, *body: Html) -> Section:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """With so many decimals; a dash for none."""
+    """A number with `digits` decimals; a dash for None."""
     if value is None or not math.isfinite(value):
         return NONE
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def mean_and_spread(mean: float | None, spread: float) -> str:
-    """`0.8090 ± 0.0011`; one value alone has no ±."""
+    """`0.8090 ± 0.0011`; no ± for a spread of 0."""
     return number(mean) + (f" ± {number(spread)}" if spread else "")
 
 
 def mean_of(values: Sequence[float]) -> tuple[float | None, float]:
-    """Mean, and standard deviation: 0 of one."""
+    """Mean and standard deviation; the deviation of a single value is 0."""
     return (fmean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
 
 
 def short(value: float | None) -> str:
-    """Four significant digits at most, thousands apart: for ticks, tips and counts of any size."""
+    """A number with at most four significant digits and thousands separators: for ticks, tips and counts."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == int(value) and abs(value) < 1e7:
@@ -101,7 +101,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In the unit a person would say."""
+    """A duration in ms, s, min or h."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds < 120:

@@ -1,6 +1,6 @@
-"""Tables: one kind for pages, terminals, CSV, Markdown and LaTeX.
+"""Tables: one class for pages, terminals, CSV, Markdown and LaTeX.
 
-Enters: cells, of which those that are no `Html` may hold anything. Leaves: text in which they can only be shown.
+Enters: cells; those that are not `Html` may hold any text. Leaves: text with the cells escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .markup import NONE, Html, join, note, safe, tag
 
 PLACES = {"first": 1, "second": 2, "third": 3}
 PLACE = "place"
-"""The last column of a CSV file whose table has ranks: a number in bold would be none."""
+"""Name of the last column in the CSV file of a ranked table, as CSV has no bold text."""
 _MARKDOWN = {1: "**{}**", 2: "*{}*", 3: "{} (3rd)"}
 _LATEX = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}", 3: r"\textit{{{}}}"}
 _WIDEST = 28
@@ -26,7 +26,7 @@ _WIDEST = 28
 
 @dataclass(frozen=True)
 class Ranked:
-    """A value and its rank in its column: 1, 2, 3, or one that is not shown."""
+    """A value and its rank in its column; ranks above 3 are not shown."""
 
     text: str
     rank: int | None = None
@@ -36,7 +36,7 @@ class Ranked:
 
     @property
     def html(self) -> Html:
-        """With a small 1, 2 or 3 before a value that is among the best."""
+        """The value, marked with a small 1, 2 or 3 if it is among the best."""
         words = {1: "best", 2: "second", 3: "third"}.get(self.rank or 0)
         if words is None:
             return safe(self.text)
@@ -58,12 +58,12 @@ class PageTable:
     note: str = ""
 
     def html(self) -> Html:
-        """Wide ones scroll by themselves."""
+        """A table element that scrolls if it is wide."""
         heads = (tag("th", name, scope="col", class_="l" if at < self.left else None)
                  for at, name in enumerate(self.head))  # fmt: skip
         body = (tag("tr", *(self._html(cell, at) for at, cell in enumerate(row))) for row in self.rows)
         made = tag("table", tag("caption", self.caption), tag("thead", tag("tr", *heads)), tag("tbody", *body))
-        # a region that scrolls must be reachable by keyboard
+        # a scrolling region needs keyboard focus
         region = tag("div", made, class_="scroll", tabindex=0, role="region", aria_label=self.caption)
         return join((region, note(self.note)))
 
@@ -73,7 +73,7 @@ class PageTable:
         return tag(name, shown, scope=scope, class_="l" if at < self.left else None)
 
     def text(self, most: int) -> str:
-        """The first rows, columns side by side."""
+        """The first `most` rows as aligned text."""
         some = [self.head, *self.rows[:most]]
         lines = [[clipped(printable(NONE if cell is None else cell), _WIDEST) for cell in row] for row in some]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -125,6 +125,6 @@ def _marked(cell: Cell, escaped: Callable[[object], str], marks: dict[int, str])
 
 
 def ranks(values: Sequence[float | None], sign: float = 1) -> list[int | None]:
-    """1 for the best, and so on; equal values share a rank. `sign` is -1 where a smaller value is better."""
+    """1 for the best, and so on; equal values share a rank. `sign` is -1 if smaller values are better."""
     known = [sign * value for value in values if value is not None]
     return [None if value is None else 1 + sum(other > sign * value for other in known) for value in values]

@@ -1,7 +1,7 @@
 """The template of every page: a title, facts, contents, sections, one style sheet and one script.
 
-Enters: sections, in which everything from outside is escaped. Leaves: one HTML file that needs no network. Its policy
-lets no other script run and nothing be fetched. `standalone` makes a file of one chart.
+Enters: escaped sections. Leaves: one HTML file that needs no network. Its content security policy blocks other scripts
+and all requests. `standalone` makes an SVG file of charts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .charts import COLORS, DARK_COLORS
 from .markup import Html, Section, join, tag
 
 Fact = tuple[str, str]
-"""A number, and what it is."""
+"""A value and its caption."""
 
 
 def _read(name: str) -> str:
@@ -42,7 +42,7 @@ _POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_
 
 
 def page_of(title: str, lead: str, facts: Iterable[Fact], sections: Iterable[Section | None]) -> str:
-    """A page of these sections, with facts and contents above them."""
+    """A page of these sections, with facts and a table of contents at the top."""
     shown = [part for part in sections if part is not None]
     links = (tag("li", tag("a", part.title, href=f"#{part.id}")) for part in shown)
     body = join((
@@ -61,7 +61,7 @@ def page_of(title: str, lead: str, facts: Iterable[Fact], sections: Iterable[Sec
 
 
 def standalone(*charts: Html) -> str:
-    """Charts side by side as a file of its own, which browsers and editors of SVG open."""
+    """Charts side by side as a standalone SVG file, for browsers and editors."""
     sizes = [re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', chart)[0] for chart in charts]
     width, height = sum(float(size[0]) for size in sizes), max(float(size[1]) for size in sizes)
     left, placed = 0.0, []
@@ -75,7 +75,7 @@ def standalone(*charts: Html) -> str:
 
 
 def write_file(out: PathLike, text: str) -> Path:
-    """Write a page or a picture; its folder is made."""
+    """Write a page or a picture, and create its folder."""
     with disk_errors(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(out, text)

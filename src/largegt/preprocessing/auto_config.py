@@ -1,8 +1,8 @@
-"""`--recipe auto`: settings for a graph one has just met, from its size, density, features, labels and what they tell.
+"""`--recipe auto`: settings for a new graph from its size, density, features and labels.
 
 Enters: a store, and whether a GPU will train. Leaves: settings on top of the default recipe, each with its reason.
-Cost: features of a thousand nodes, and a sample of 16 local nodes for 20,000 training nodes at most. Rules are few and
-coarse: docs/accuracy.md has what they were made from, and `largegt tune` goes on from there.
+Cost: the features of 1,000 nodes and 16 local nodes for at most 20,000 training nodes. The rules are few and coarse:
+docs/accuracy.md has the experiments behind them, and `largegt tune` improves on them.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from .sampling.local_nodes import local_nodes
 _SAMPLED, _LOCAL, _FEATURE_ROWS = 20_000, 16, 1000
 _FEW, _MANY = 10_000, 100_000
 """Training nodes: below the first a model overfits soon, above the second it hardly does."""
-_TELLING, _NEARER, _DENSE, _SPARSE = 0.02, 1.3, 20.0, 0.5
+_INFORMATIVE, _ONE_HOP_RATIO, _DENSE, _SPARSE = 0.02, 1.3, 20.0, 0.5
 _STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 2400, 10, 40
 _TINY, _TINY_STEPS, _TINY_EPOCHS, _SMALLEST_BATCH = 1000, 4, 60, 8
-"""Training nodes of which whole batches would be too few steps; then steps an epoch, and epochs."""
+"""Below so many training nodes, batches of 256 give too few steps: then steps per epoch, epochs, smallest batch."""
 _SCARCE, _MOST_OTHERS = 50, 1_000_000
-"""Labels a class below which nodes without one are to teach, and how many of those are prepared for it at most."""
+"""Consistency training needs fewer labels per class than this, and at most so many nodes without a training label."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules look at."""
+    """Measurements of a graph that the rules use."""
 
     num_train: int
     mean_degree: float
-    """Neighbours of a node, whatever the direction."""
-    told: float | None = None
-    """How much the label of a local node tells of a node's own, 0 nothing to 1 all: `label_information` over samples
-    of both hops. None: no classes."""
-    label_information_near: float | None = None
-    """The same of direct neighbours."""
+    """Edges in both directions count."""
+    label_information: float | None = None
+    """The share of the label entropy that the label of a local node explains, over samples of both hops. None: no
+    classes."""
+    label_information_one_hop: float | None = None
+    """The same over samples of direct neighbours."""
     num_classes: int = 0
     """Among training nodes; 0: no classes."""
     num_others: int = 0
     """Nodes without a training label."""
     zeros: float = 0.0
-    """Share of zeros in the features of nodes that have any."""
+    """Share of zeros in the features, over nodes with any non-zero feature."""
 
     @classmethod
     def of(cls, store: GraphStore) -> Facts:
@@ -62,19 +62,20 @@ class Facts:
         if store.task not in ("multiclass", "binary") or not len(train):
             return facts
         return replace(
-            facts, told=label_information(store, train), label_information_near=label_information(store, train, 1.0),
-            num_classes=len(np.unique(np.asarray(store.labels[train]))), num_others=store.num_nodes - len(train),
+            facts, num_classes=len(np.unique(np.asarray(store.labels[train]))), num_others=store.num_nodes - len(train),
+            label_information=label_information(store, train),
+            label_information_one_hop=label_information(store, train, 1.0),
         )  # fmt: skip
 
     @property
     def is_scarce(self) -> bool:
-        """Whether labels are few, and there are nodes without one to make up for it."""
+        """Whether there are few labels per class and enough nodes without a training label."""
         return self.num_train < _SCARCE * self.num_classes and self.num_train <= self.num_others <= _MOST_OTHERS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting and why it is so."""
+    """A setting and the reason for it."""
 
     name: str
     value: str
@@ -148,28 +149,28 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
     epochs = min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch / max(1, facts.num_train))))
     if facts.num_train < _TINY:
         batch, epochs = small_batch(facts.num_train), _TINY_EPOCHS
-    near = facts.label_information_near or 0.0
-    nearer = near >= _TELLING and near >= _NEARER * (facts.told or 0.0)
-    share = 0.75 if nearer or facts.mean_degree >= _DENSE else 0.5
+    one_hop, both_hops = facts.label_information_one_hop or 0.0, facts.label_information or 0.0
+    prefers_one_hop = one_hop >= _INFORMATIVE and one_hop >= _ONE_HOP_RATIO * both_hops
+    hop1_fraction = 0.75 if prefers_one_hop or facts.mean_degree >= _DENSE else 0.5
     wide = gpu and not few
     device = "on a GPU" if gpu else "on a CPU"
     found = [
-        Choice("prepare.local_nodes.hop1_fraction", f"{share}", _of_neighbors(facts)),
+        Choice("prepare.local_nodes.hop1_fraction", f"{hop1_fraction}", _of_neighbors(facts)),
         Choice("model.hidden_dim", "256" if wide else "128", f"{device}, {nodes}"),
         Choice("model.num_layers", "2" if wide else "1", f"{device}, {nodes}"),
         Choice("model.dropout", "0.4" if few else "0.1" if many else "0.2", nodes),
         Choice("train.batch_size", f"{batch}", nodes),
         Choice("train.epochs", f"{epochs}", f"{nodes}, {epochs * -(-facts.num_train // batch):,} steps"),
     ]
-    tells = (facts.told or 0.0) >= _TELLING
-    if facts.told is not None:
-        reason = f"labels around a node tell {100 * facts.told:.0f}% of its own, {nodes}"
-        found.append(Choice("model.label_embeddings", "true" if tells and not few else "false", reason))
-    can_drop = facts.zeros >= _SPARSE and tells
+    is_informative = both_hops >= _INFORMATIVE
+    if facts.label_information is not None:
+        reason = f"labels around a node tell {100 * facts.label_information:.0f}% of its own, {nodes}"
+        found.append(Choice("model.label_embeddings", "true" if is_informative and not few else "false", reason))
+    can_drop = facts.zeros >= _SPARSE and is_informative
     if can_drop:
         reason = f"{100 * facts.zeros:.0f}% of the features are 0, and what is around a node tells of it"
         found.append(Choice("model.input_dropout", "0.5", reason))
-    if facts.is_scarce and can_drop and alone:  # views differ enough where words are dropped
+    if facts.is_scarce and can_drop and alone:  # input dropout makes the two views differ enough
         reason = f"{facts.num_train / facts.num_classes:.0f} labels a class, {facts.num_others:,} nodes without one"
         found.append(Choice("train.consistency_weight", "1", reason))
         found.append(Choice("prepare.local_nodes.target_nodes", "all", "nodes without a label take part"))
@@ -177,43 +178,43 @@ def choose(facts: Facts, gpu: bool, alone: bool = True) -> list[Choice]:
 
 
 def small_batch(num_train: int) -> int:
-    """Nodes a step where there are few of them."""
+    """The batch size for few training nodes."""
     return max(_SMALLEST_BATCH, -(-num_train // _TINY_STEPS))
 
 
 def _of_neighbors(facts: Facts) -> str:
     words = f"{facts.mean_degree:.1f} neighbours a node"
-    if facts.told is None or facts.label_information_near is None:
+    if facts.label_information is None or facts.label_information_one_hop is None:
         return words
-    near, both = 100 * facts.label_information_near, 100 * facts.told
-    return f"{words}, whose labels tell {near:.0f}% of its own, those of both hops {both:.0f}%"
+    one_hop, both_hops = 100 * facts.label_information_one_hop, 100 * facts.label_information
+    return f"{words}, whose labels tell {one_hop:.0f}% of its own, those of both hops {both_hops:.0f}%"
 
 
 def label_information(store: GraphStore, train: Array, hop1_fraction: float | None = None) -> float:
-    """I(Y; Y') / H(Y) for the label Y of a training node and Y' of a training node among its local nodes: 1 where they
-    are always the same or one follows from the other, 0 where they are independent, or there are none."""
-    some = train[:: max(1, -(-len(train) // _SAMPLED))]
-    near = local_nodes(store, some, _LOCAL, hop1_fraction=hop1_fraction)[:, 1:]
+    """I(Y; Y') / H(Y) for the label Y of a training node and the label Y' of a training node among its local nodes: 1
+    if Y' determines Y, 0 if they are independent or there are no such pairs."""
+    sampled = train[:: max(1, -(-len(train) // _SAMPLED))]
+    neighbors = local_nodes(store, sampled, _LOCAL, hop1_fraction=hop1_fraction)[:, 1:]
     is_train = np.zeros(store.num_nodes, dtype=np.bool_)
     is_train[train] = True
-    pairs = is_train[near] & (near != some[:, None])
+    pairs = is_train[neighbors] & (neighbors != sampled[:, None])
     labels = np.asarray(store.labels).astype(np.int64)
-    own, other = np.broadcast_to(labels[some][:, None], near.shape)[pairs], labels[near[pairs]]
+    own, other = np.broadcast_to(labels[sampled][:, None], neighbors.shape)[pairs], labels[neighbors[pairs]]
     num_classes = int(labels.max()) + 1
-    together = np.bincount(own * num_classes + other, minlength=num_classes**2).reshape(num_classes, num_classes)
-    if not together.any():
+    counts = np.bincount(own * num_classes + other, minlength=num_classes**2).reshape(num_classes, num_classes)
+    if not counts.any():
         return 0.0
-    joint = together / together.sum()
-    by_own, by_other = joint.sum(axis=1), joint.sum(axis=0)
-    there = joint > 0
-    information = (joint[there] * np.log(joint[there] / np.outer(by_own, by_other)[there])).sum()
-    entropy = -(by_own[by_own > 0] * np.log(by_own[by_own > 0])).sum()
+    joint = counts / counts.sum()
+    p_own, p_other = joint.sum(axis=1), joint.sum(axis=0)
+    positive = joint > 0
+    information = (joint[positive] * np.log(joint[positive] / np.outer(p_own, p_other)[positive])).sum()
+    entropy = -(p_own[p_own > 0] * np.log(p_own[p_own > 0])).sum()
     return float(information / entropy) if entropy > 0 else 0.0
 
 
 def share_of_zeros(store: GraphStore, train: Array) -> float:
-    """Of the features of some training nodes, leaving out nodes that have none at all."""
-    some = train[:: max(1, -(-len(train) // _FEATURE_ROWS))]
-    is_there = np.asarray(store.features[some]) != 0
-    is_there = is_there[is_there.any(axis=1)]
-    return float(1 - is_there.mean()) if is_there.size else 0.0
+    """The share of zeros in the features of a sample of training nodes, without nodes whose features are all zero."""
+    sampled = train[:: max(1, -(-len(train) // _FEATURE_ROWS))]
+    is_nonzero = np.asarray(store.features[sampled]) != 0
+    is_nonzero = is_nonzero[is_nonzero.any(axis=1)]
+    return float(1 - is_nonzero.mean()) if is_nonzero.size else 0.0

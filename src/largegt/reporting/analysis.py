@@ -1,8 +1,8 @@
-"""Analyse: a run's best weights → what they get right and wrong on the test nodes.
+"""Analyse: a run's best weights → their errors on the test nodes, and what the model uses.
 
-Enters: a run whose store and preparation are at hand. Leaves: a dict of plain numbers, kept as `analysis.json` in the
-run's folder and taken from there while the weights are the same. Cost: a prediction of at most `max_nodes` nodes, and
-the neighbours of those; the test split is read after training, to look at, never to choose by.
+Enters: a run with its store and preparation. Leaves: a dict of plain numbers, cached as `analysis.json` in the run's
+folder as long as the weights stay the same. Cost: a prediction of at most `max_nodes` nodes, and their neighbours. The
+analysis reads the test split after training; no choice depends on it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COLUMN_NODES = 32
 def analyse(
     run: PathLike | Run, max_nodes: int = MAX_NODES, progress: Progress | None = None, device: str | None = None
 ) -> dict[str, Any]:
-    """What the run's weights do on (a sample of) its test nodes, or its validation nodes where there are no others."""
+    """Analyse predictions for (a sample of) the test nodes, or for validation nodes if there are no test nodes."""
     opened = Run.open(run)
     weights = opened.path / "model.safetensors"
     if not weights.is_file():
@@ -62,15 +62,15 @@ def analyse(
         if all(known.get(key) == value for key, value in identity.items()):
             return known
     made = json.dumps(_analysis(opened, max_nodes, progress, device))
-    # six digits are enough to look at, and keep the file small
+    # six digits are enough for a chart and keep the file small
     found = json.loads(made, parse_float=lambda text: float(f"{float(text):.6g}"), parse_constant=lambda _: None)
-    with suppress(DiskError):  # a run folder that cannot be written to is analysed anew next time
+    with suppress(DiskError):  # a read-only run folder has no cached analysis
         write_text_atomically(opened.path / FILE, sealed({**identity, **found}))
     return {**identity, **found}
 
 
 def codebook_use(run: PathLike | Run) -> dict[str, Any] | None:
-    """Nodes per centroid, most first, of a run with a GlobalModule: from the weights alone. None without one."""
+    """Nodes per centroid, largest first, from the weights of a run with a GlobalModule; None without one."""
     from safetensors import safe_open
 
     weights = Run.open(run).path / "model.safetensors"
@@ -130,7 +130,7 @@ def _analysis(run: Run, max_nodes: int, progress: Progress | None, device: str |
 
 
 def _answers(store: GraphStore, nodes: Array, truth: Array, probability: Array) -> dict[str, Any]:
-    """What was said of each node against what is true: by class or value, by degree, by neighbourhood."""
+    """Predictions against labels: by class or value, by degree, by neighbourhood."""
     lists = MappedCSR.of_store(store, "both")
     degree = lists.degrees(nodes)
     if store.task == "regression":
@@ -164,14 +164,14 @@ def _answers(store: GraphStore, nodes: Array, truth: Array, probability: Array) 
 
 
 def _largest(names: list[str], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The scores with the names of their classes, those with most nodes first."""
+    """The scores with the names of their classes, largest class first."""
     named = [{"name": name, **score} for name, score in zip(names, scores, strict=True)]
     return sorted(named, key=lambda one: -int(one["support"]))[:_MOST_CLASSES]
 
 
 @torch.no_grad()
 def _attention(store: GraphStore, prepared: Prepared, model: LargeGT, loader: Any, rows: Array) -> dict[str, Any]:
-    """Weights of the readout, each local node standing for itself, repeated ones too."""
+    """Readout weights, without deduplication of local nodes."""
     module = model.local_module
     if module is None:
         return {}
@@ -188,7 +188,7 @@ def _attention(store: GraphStore, prepared: Prepared, model: LargeGT, loader: An
 
 
 def _columns(store: GraphStore, prepared: Prepared, scorer: Scorer, rows: Array) -> dict[str, Any]:
-    """What the columns of tables carry; nothing where there are none, or where the model reads no features."""
+    """Attributions of table columns; nothing if there are none or the model reads no features."""
     model, head, loader, columns = scorer.model, scorer.head, scorer.loader, token_columns(store, prepared.config)
     assert isinstance(model, LargeGT)
     assert isinstance(loader, TokenLoader)
@@ -199,5 +199,5 @@ def _columns(store: GraphStore, prepared: Prepared, scorer: Scorer, rows: Array)
 
 
 def _spread(rows: Array, most: int) -> Array:
-    """At most so many of the rows, spread evenly."""
+    """At most `most` of the rows, spread evenly."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64))]

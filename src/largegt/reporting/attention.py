@@ -1,5 +1,5 @@
-"""Where a LargeGT looks: the weights of the LocalModule's readout, by hop and by whose token it is: the node's own, a
-neighbour's, or that of a node farther away.
+"""Attention of a LargeGT: the readout weights of the LocalModule by hop and by the token's node: the node itself, a
+neighbour, or a node farther away.
 
 Axes: b nodes, k local nodes, h tokens of each (H and its contexts), t = h·k tokens.
 """
@@ -18,15 +18,15 @@ KINDS = ("its own", "of its neighbours", "of farther nodes")
 
 
 def attention_use(weight_bt: Array, kind_bk: Array, names: list[str]) -> dict[str, Any] | None:
-    """Mean weights by whose token and hop, how many tokens share the weight, and how much the heaviest ones have.
-    `names` are those of a node's h tokens; None where a node has one token and no choice."""
+    """Mean weights by kind of node and hop, the effective number of tokens, and the weight of the largest ones. `names`
+    are those of a node's h tokens. None if a node has a single token."""
     b, t = weight_bt.shape
     if t < 2 or not b:
         return None
     is_kind_cbk = kind_bk == np.arange(len(KINDS))[:, None, None]
     share_ch = np.einsum("cbk,bkh->ch", is_kind_cbk, weight_bt.reshape(b, -1, len(names))) / b
     count_ch = np.repeat(is_kind_cbk.sum(axis=(1, 2))[:, None] / b, len(names), axis=1)
-    count_ch[0, 0] -= 1  # the first token has no weight to get
+    count_ch[0, 0] -= 1  # the first token is added in full, without a weight
     heaviest_bt = np.sort(weight_bt, axis=1)[:, ::-1].cumsum(axis=1)
     return {
         "num_nodes": b,
@@ -41,7 +41,7 @@ def attention_use(weight_bt: Array, kind_bk: Array, names: list[str]) -> dict[st
 
 
 def kinds(lists: NeighborLists, nodes_bk: Array) -> Array:
-    """[b, k] 0 where a local node is the node itself (column 0), 1 where it is a neighbour, 2 elsewhere."""
+    """[b, k] 0 for the node itself (column 0), 1 for a neighbour, 2 for any other local node."""
     own_bk = np.broadcast_to(nodes_bk[:, :1], nodes_bk.shape)
     kind_bk = np.where(lists.has(own_bk.ravel(), nodes_bk.ravel()).reshape(nodes_bk.shape), 1, 2)
     kind_bk[:, 0] = 0

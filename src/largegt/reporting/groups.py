@@ -1,8 +1,8 @@
-"""Runs, put in order: which belong together, what tells them apart, which is best.
+"""Groups of runs: which runs are repetitions, how groups differ, which run is best.
 
-Enters: run folders. Leaves: datasets → groups of runs that differ in nothing but the seed → runs, with means and
-standard deviations over the seeds. A group is named by its model, and by the settings in which it differs from the
-other groups of that model.
+Enters: run folders. Leaves: datasets → groups of runs that differ only in the seed → runs, with means and standard
+deviations over the seeds. The name of a group is its model and the settings in which it differs from the other groups
+of that model.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from largegt.types import PathLike
 
 T = TypeVar("T")
 K = "prepare.local_nodes.k"
-_NO_MATTER = (
+_IGNORED = (
     "train.seed", "prepare.local_nodes.seed", "prepare.positional_encoding.seed", "train.device", "train.wandb_project",
     "train.checkpoint_every_n_epochs", "train.token_table",
 )  # fmt: skip
-"""Settings in which runs of one group may differ: the seeds, and those that change no result."""
+"""Settings in which runs of one group may differ: the seeds, and settings without an effect on scores."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A finished run and what its files say."""
+    """A finished run and the contents of its files."""
 
     run: Run
     name: str
@@ -42,7 +42,7 @@ class Opened:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its full name; preparation as the model takes it."""
+        """Every setting by its full name, with the preparation that the model needs."""
         config = self.run.config
         return flatten(config.model_copy(update={"prepare": config.preparation}).model_dump(mode="json"))
 
@@ -54,14 +54,14 @@ class Opened:
         value = self.metrics[split].get(metric)
         return None if value is None else float(value)
 
-    def key(self, but: Sequence[str]) -> str:
-        """Its settings without some; equal for runs that differ in nothing else."""
-        return repr([(name, value) for name, value in sorted(self.settings.items()) if name not in but])
+    def key(self, ignored: Sequence[str]) -> str:
+        """All settings but the ignored ones, to compare runs by."""
+        return repr([(name, value) for name, value in sorted(self.settings.items()) if name not in ignored])
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs alike but for their seeds."""
+    """Runs that differ only in their seeds."""
 
     name: str
     style: int
@@ -76,7 +76,7 @@ class Group:
         return int(self.runs[0].settings[K])
 
     def mean(self, of: Callable[[Opened], float | None]) -> tuple[float | None, float]:
-        """Mean and standard deviation (0 of one) over the runs that have this number, a finite one."""
+        """Mean and standard deviation (0 for one run) over the runs in which this number is finite."""
         return mean_of([value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)])
 
     def score(self, split: str, metric: str) -> tuple[float | None, float]:
@@ -100,39 +100,39 @@ class DatasetRuns:
         return 1 if larger_is_better(self.metric) else -1
 
     def best_of_each_model(self) -> list[tuple[Group, Opened]]:
-        """The run of each model that was best on validation (on test, where there was none)."""
+        """The run of each model with the best validation score (test score, if there is no validation)."""
 
         def score(pair: tuple[Group, Opened]) -> float:
             scores = (pair[1].score(split, self.metric) for split in ("valid", "test"))
             return next((self.sign * score for score in scores if score is not None), -math.inf)
 
         pairs = [(group, run) for group in self.groups for run in group.runs]
-        return [max(of, key=score) for of in _by(pairs, lambda pair: pair[0].model).values()]
+        return [max(members, key=score) for members in _group_by(pairs, lambda pair: pair[0].model).values()]
 
 
 def open_runs(paths: Iterable[PathLike]) -> list[Opened]:
-    """Open them all; the same folder given twice counts once."""
+    """Open all runs, each folder once."""
     runs = {Path(os.path.abspath(path)): Run.open(path) for path in paths}
     return [Opened(run, _short_name(path, runs), run.metrics, run.history) for path, run in runs.items()]
 
 
 def _short_name(path: Path, others: Iterable[Path]) -> str:
-    """The last part of the path, with as much before it as tells it from the others."""
+    """The shortest end of the path that no other path has."""
     ends = ["/".join(path.parts[at:]) for at in range(len(path.parts) - 1, 0, -1)]
     unique = (end for end in ends if not any(str(other).endswith(f"/{end}") for other in others if other != path))
     return next(unique, str(path))
 
 
 def datasets_of(runs: Sequence[Opened]) -> list[DatasetRuns]:
-    """The runs by store, and there by what they have in common."""
-    stores = _by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
+    """The runs by store, and within a store by settings."""
+    stores = _group_by(runs, lambda run: (str(run.metrics["dataset"]), run.run.store_fingerprint))
     names = [name for name, _ in stores]
     styles: dict[str, int] = {}
     found = []
     for (name, fingerprint), members in stores.items():
         shown = name if names.count(name) == 1 else f"{name} ({fingerprint[:6]})"
         models = list(dict.fromkeys(run.model for run in members))
-        groups = [Group(label, 0, tuple(alike)) for label, alike in _alike(members).items()]
+        groups = [Group(label, 0, tuple(repeats)) for label, repeats in _repeats(members).items()]
         groups.sort(key=lambda group: (models.index(group.model), group.k))
         styled = tuple(Group(one.name, styles.setdefault(one.name, len(styles)), one.runs) for one in groups)
         found.append(DatasetRuns(shown, _main_metric(members), styled))
@@ -140,7 +140,7 @@ def datasets_of(runs: Sequence[Opened]) -> list[DatasetRuns]:
 
 
 def _main_metric(runs: Sequence[Opened]) -> str:
-    """The metric the runs were stopped by where they name one, otherwise the first that is not the loss."""
+    """The metric that the runs monitor, or the first usual one that they have."""
     known = next((scores for run in runs if (scores := run.metrics["test"] or run.metrics["valid"])), None)
     if known is None:
         raise InputError("these runs have no validation or test nodes, so there is nothing to report")
@@ -149,34 +149,34 @@ def _main_metric(runs: Sequence[Opened]) -> str:
     return next(str(name) for name in wanted if name in known)
 
 
-def differing(runs: Sequence[Opened], but: Sequence[str] = ()) -> list[str]:
+def differing(runs: Sequence[Opened], ignored: Sequence[str] = ()) -> list[str]:
     """Settings that are not the same in all of these runs."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if name not in but and len({repr(run.settings.get(name)) for run in runs}) > 1]
+    return [name for name in names if name not in ignored and len({repr(run.settings.get(name)) for run in runs}) > 1]
 
 
 def sensitivity(dataset: DatasetRuns) -> list[list[Group]]:
-    """Groups that differ in K alone, by rising K; only where there are several K."""
-    families = _by(dataset.groups, lambda group: group.runs[0].key((*_NO_MATTER, K)))
+    """Families of groups that differ only in K, by rising K."""
+    families = _group_by(dataset.groups, lambda group: group.runs[0].key((*_IGNORED, K)))
     return [sorted(family, key=lambda one: one.k) for family in families.values() if len({g.k for g in family}) > 1]
 
 
-def _alike(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
-    """Groups of runs that differ in nothing that matters, by a name of their own."""
-    by_key = _by(runs, lambda run: run.key(_NO_MATTER))
+def _repeats(runs: Sequence[Opened]) -> dict[str, list[Opened]]:
+    """Runs with the same settings (but the ignored ones), by a unique name."""
+    by_key = _group_by(runs, lambda run: run.key(_IGNORED))
     named: dict[str, list[Opened]] = {}
-    for alike in by_key.values():
-        model, settings = alike[0].model, alike[0].settings
-        changed = differing([run for run in runs if run.model == model], but=_NO_MATTER)
+    for repeats in by_key.values():
+        model, settings = repeats[0].model, repeats[0].settings
+        changed = differing([run for run in runs if run.model == model], _IGNORED)
         words = [f"{name.rsplit('.', 1)[1]}={_plain(settings.get(name))}" for name in changed]
         label = f"{model} ({', '.join(words[:3])}{', …' if len(words) > 3 else ''})" if words else model
         names = (label, *(f"{label} #{number}" for number in range(2, 2 + len(by_key))))
-        named[next(name for name in names if name not in named)] = alike
+        named[next(name for name in names if name not in named)] = repeats
     return named
 
 
-def _by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """The items with the same key together, in their order."""
+def _group_by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items of each key, in their order."""
     found: dict[Any, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

@@ -1,4 +1,4 @@
-"""Sections of the page that need a look at the weights: classes, calibration, degree, homophily, columns, codebook,
+"""Sections of the page from the analysis of weights: classes, calibration, degree, homophily, columns, codebook,
 attention, the map.
 
 Enters: the analysis of the best run of every model (see analysis.py), or the reason why there is none.
@@ -26,16 +26,16 @@ _MOST_BARS = 15
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of one model's best run."""
+    """The analysis of one model's best run."""
 
     dataset: str
     label: str
-    """The model's name, with the dataset's where there are several."""
+    """The model's name, with the dataset's if there are several."""
     group: Group
     run: Opened
     codebook: dict[str, Any] | None
     found: dict[str, Any] | None
-    """Its analysis; None where there could be none."""
+    """The result of `analyse`; None if that failed."""
     why_not: str = ""
 
     @property
@@ -48,16 +48,16 @@ class Look:
 
 
 Known = Sequence[tuple[Look, dict[str, Any]]]
-"""Looks, each with its analysis or a part of it."""
+"""Looks, each with its analysis or one part of the analysis."""
 
 
 def _known(looks: Sequence[Look], key: str) -> Known:
-    """The looks whose analysis has this part, and the part."""
+    """The looks whose analysis has this part, each with the part."""
     return [(look, part) for look in looks if look.found and (part := look.found.get(key))]
 
 
 def predictions(datasets: Sequence[DatasetRuns], looks: Sequence[Look]) -> Section:
-    """What the models get right and wrong."""
+    """Correct and wrong predictions of the models."""
     parts = (_of_dataset([(one, one.found) for one in looks if one.dataset == dataset.name and one.found is not None])
              for dataset in datasets)  # fmt: skip
     body = headed(datasets, parts)
@@ -117,15 +117,15 @@ def _by_bins(title: str, known: Known, key: str, what: str) -> Html:
              look.style)
         for look, found in known
     ]  # fmt: skip
-    aside = known[0][1]["no_neighbours"] if key == "by_homophily" else 0
+    num_left_out = known[0][1]["no_neighbours"] if key == "by_homophily" else 0
     more = {"nodes": [counts[name] for name in names]}
     made = line_figure(title, lines, Axis(_BINS[key], names=tuple(names)), Axis(what), more=more)
-    said = note(f"{aside:,} nodes have no labelled neighbour and are not here." if aside else "")
-    return tag("div", made, said)
+    remark = note(f"{num_left_out:,} nodes have no labelled neighbour and are not here." if num_left_out else "")
+    return tag("div", made, remark)
 
 
 def _first(name: str) -> float:
-    """Where a bin begins, from its name."""
+    """The lower bound of a bin, from its name."""
     text = name.split("–")[0].rstrip("+")
     return float(text.rstrip("kM")) * {"k": 1e3, "M": 1e6}.get(text[-1], 1.0)
 
@@ -195,7 +195,7 @@ def _tenths(known: Known) -> PageTable:
 
 
 def column_use(looks: Sequence[Look]) -> Section | None:
-    """What each column carries of the predictions; None where no model could be asked."""
+    """The mean attribution of each column; None without any such analysis."""
     made = []
     for look, found in _known(looks, "columns"):
         bars = [Bar(column_words(one["column"], one["table"]), one["carried"], short(one["carried"]), look.style)
@@ -217,7 +217,7 @@ def column_use(looks: Sequence[Look]) -> Section | None:
 
 
 def codebook(looks: Sequence[Look]) -> Section | None:
-    """How many centroids live, and their sizes; None where no model has a codebook."""
+    """The number of live centroids and their sizes; None if no model has a codebook."""
     lines, rows = [], []
     for look in looks:
         if not (use := look.codebook):
@@ -243,7 +243,7 @@ def codebook(looks: Sequence[Look]) -> Section | None:
 
 
 def attention(looks: Sequence[Look]) -> Section | None:
-    """Where the readout of a LocalModule looks; None where no model has one that was looked into."""
+    """Readout weights of LocalModules; None without any such analysis."""
     made = []
     for look, use in _known(looks, "attention"):
         bars, rows = [], []
@@ -271,16 +271,16 @@ def attention(looks: Sequence[Look]) -> Section | None:
 
 
 def node_maps(looks: Sequence[Look]) -> Section | None:
-    """Test nodes by their vectors, in two dimensions; None where no LargeGT was looked into."""
+    """Embeddings of test nodes in two dimensions; None without any such analysis."""
     known, made = _known(looks, "map"), []
     for look, found in known:
         groups, xs, ys = found["groups"], found["x"], found["y"]
         most = MAX_POINTS // len(known)
         rows = []
         for at, name in enumerate(groups):
-            members = [place for place, group in enumerate(found["group"]) if group == at]
-            middle = (short(sum(axis[place] for place in members) / max(1, len(members))) for axis in (xs, ys))
-            rows.append([name, f"{len(members):,}", *middle])
+            members = [member for member, group in enumerate(found["group"]) if group == at]
+            means = (short(sum(axis[member] for member in members) / max(1, len(members))) for axis in (xs, ys))
+            rows.append([name, f"{len(members):,}", *means])
         first, second = found["share"]
         remark = f"Of the differences between vectors, {percent(first)} lie along x and {percent(second)} along y."
         table = PageTable(

@@ -1,10 +1,9 @@
-"""The map: test nodes in the plane in which a LargeGT's vectors differ most, by their true label.
+"""The map: test nodes at the first two principal components of a LargeGT's embeddings, by true label.
 
 Axes: n nodes, d width of a vector.
 
-Enters: vectors [n, d] and labels. Leaves: places, groups and ids, ready for JSON, and from those a chart. The plane is
-that of the first two principal components; how much of the differences lies in it is told. Cost: O(n·d²) time; some 25
-bytes of the page per node.
+Enters: vectors [n, d] and labels. Leaves: coordinates, explained variance, groups and ids, ready for JSON, and a chart
+of them. Cost: O(n·d²) time; some 25 bytes of the page per node.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _HEIGHT, _EDGE = 400.0, 12.0
 _LONGEST_ID = 24
 _SHAPES = (("M7 7", "h0"), ("M7 4", "l3 3-3 3-3-3z"), ("M7 7", "h0"), ("M7 4", "l3.4 6h-6.8z"),
            ("M7 10", "l-3.4-6h6.8z"))  # fmt: skip
-"""Of a key, where a point begins; what follows the place of a point. The first and third are lines of no length with
+"""Start of the path in a legend key; path after a point's coordinates. The first and third are zero-length lines with
 round and square ends."""
 
 
 def node_map(store: GraphStore, nodes: Array, vectors_nd: Array) -> dict[str, Any]:
-    """Where each node lies, and to which group of labels it belongs."""
+    """The coordinates and the label group of each node."""
     places_n2, shares = _principal_plane(vectors_nd)
     groups, group_n = _groups(store, nodes)
     return {
@@ -47,8 +46,8 @@ def node_map(store: GraphStore, nodes: Array, vectors_nd: Array) -> dict[str, An
 
 
 def _principal_plane(vectors_nd: Array) -> tuple[Array, list[float]]:
-    """[n, 2] places along the two directions in which vectors differ most, and each one's share of the differences. A
-    direction's sign is that of its largest entry, so that a page is the same again."""
+    """[n, 2] coordinates along the first two principal components, and their shares of the variance. The largest entry
+    of a component is positive, so that results are reproducible."""
     centred_nd = vectors_nd.astype(np.float64) - vectors_nd.mean(axis=0, dtype=np.float64)
     _, lengths, directions = np.linalg.svd(centred_nd, full_matrices=False)
     plane_2d, shares_2 = np.zeros((2, vectors_nd.shape[1])), np.zeros(2)
@@ -59,12 +58,12 @@ def _principal_plane(vectors_nd: Array) -> tuple[Array, list[float]]:
 
 
 def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
-    """The places as points: one colour and shape for each group, ids on a hover."""
+    """A scatter plot: one colour and shape per group, ids on hover."""
     xs, ys, group_n = (np.array(found[key]) for key in ("x", "y", "group"))
     if not len(xs):
         return nothing(title)
     shown = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), most)).round().astype(int))
-    # both axes alike: distances in the plane are those of the vectors
+    # one scale for both axes preserves distances in the plane
     scale = min((WIDTH - 2 * _EDGE) / (np.ptp(xs) or 1.0), (_HEIGHT - 2 * _EDGE) / (np.ptp(ys) or 1.0))
     left = WIDTH / 2 + (xs - (xs.max() + xs.min()) / 2) * scale
     top = _HEIGHT / 2 - (ys - (ys.max() + ys.min()) / 2) * scale
@@ -78,7 +77,7 @@ def map_chart(found: dict[str, Any], most: int, title: str) -> Html:
 
 
 def point_legend(names: list[str]) -> Html:
-    """Which colour and shape is which group."""
+    """The colour and shape of each group."""
     return legend(
         (name, tag("svg", tag("path", d="".join(_SHAPES[at % len(_SHAPES)]), class_=_class(at)), viewBox="0 0 14 14",
                    class_="key dot", aria_hidden="true"))
@@ -91,8 +90,8 @@ def _class(at: int) -> str:
 
 
 def _groups(store: GraphStore, nodes: Array) -> tuple[list[str], Array]:
-    """Names of the groups and each node's: its class, the commonest ones apart and the rest as one; of the labels of a
-    multi-label node the commonest; of a value, which fifth it lies in."""
+    """Names of the groups, and each node's group: its class, with rare classes merged; the commonest of its labels in a
+    multi-label task; its quintile in a regression."""
     labels = np.asarray(store.labels[nodes])
     if store.task == "regression":
         cuts = np.unique(np.quantile(labels, np.linspace(0, 1, 6)))

@@ -1,8 +1,8 @@
 """Report: run folders → one HTML page that needs no network and no other file.
 
-Enters: run folders; for what the weights get right and wrong, also their stores. Leaves: a page that works on a phone,
-in the dark and on paper. Every string from a run is escaped, and the page's policy lets no request leave it.
-Cost: the page is some 10 KB per run; looking into weights is a prediction per model, kept in the run's folder.
+Enters: run folders; for an analysis of errors, also their stores. Leaves: a page that works on a phone, in dark mode
+and on paper. Every string from a run is escaped, and the page's content security policy blocks all requests.
+Cost: some 10 KB of page per run; an analysis predicts once per model and is cached in the run's folder.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def report(
 def _looks(
     dataset: DatasetRuns, is_one_of_several: bool, look_at: Callable[[Run], dict[str, Any] | None]
 ) -> Iterable[insight.Look]:
-    """The analysis of each model's best run, or why there is none: a page without it is better than no page."""
+    """The analysis of each model's best run, or the reason why there is none."""
     for group, run in dataset.best_of_each_model():
         label = f"{group.model} on {dataset.name}" if is_one_of_several else group.model
         look = insight.Look(dataset.name, label, group, run, None, None, "it was not asked for")
@@ -106,7 +106,7 @@ def _looks(
             look = replace(look, found=look_at(run.run))
         except (LargeGTError, OSError) as error:
             look = replace(look, why_not=first_line(error))
-        try:  # it may come from an analysis.json that a stranger wrote
+        try:  # analysis.json may be damaged or hostile
             insight.predictions([dataset], [look])
             for made in (insight.attention, insight.node_maps, insight.column_use):
                 made([look])

@@ -1,4 +1,4 @@
-"""Sections of the page that the run folders alone can fill: scores, learning curves, cost, sensitivity to K."""
+"""Sections of the page from run folders alone: scores, learning curves, cost, sensitivity to K."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def cost(datasets: Sequence[DatasetRuns]) -> Section:
 
 
 def local_nodes(datasets: Sequence[DatasetRuns]) -> Section | None:
-    """Score and epoch time against K; None where no model was run with several K."""
+    """Score and epoch time against K; None unless a model was run with several K."""
     parts = [_k_of(one) for one in datasets]
     lead = "The same model with another number K of local nodes, everything else alike."
     return section("k", "Number of local nodes", lead, *headed(datasets, parts)) if any(parts) else None
 
 
 def headed(datasets: Sequence[DatasetRuns], parts: Iterable[Html]) -> list[Html]:
-    """What there is of each dataset, under its name where there are several."""
+    """The non-empty parts, each under the name of its dataset if there are several."""
     return [
         join((tag("h3", dataset.name), part)) if len(datasets) > 1 else part
         for dataset, part in zip(datasets, parts, strict=True)
@@ -90,16 +90,16 @@ def _scores_of(dataset: DatasetRuns, baselines: Baselines) -> Html:
 
 
 def _in_words(dataset: DatasetRuns) -> str:
-    """The result in one sentence: chosen on validation, told on test."""
+    """The result in one sentence: the group with the best validation score, and its test score."""
     metric = dataset.metric
     known = [(dataset.sign * value, group) for group in dataset.groups
              if (value := group.score("valid", metric)[0]) is not None]  # fmt: skip
     if not known:
         return f"Nothing was validated on {dataset.name}, so no model is called best."
     best = max(known, key=lambda one: one[0])[1]
-    said = f"Best on validation: {best.name}, valid {metric} {number(best.score('valid', metric)[0])}"
+    text = f"Best on validation: {best.name}, valid {metric} {number(best.score('valid', metric)[0])}"
     test = best.score("test", metric)
-    return said + ("." if test[0] is None else f", test {mean_and_spread(*test)}.")
+    return text + ("." if test[0] is None else f", test {mean_and_spread(*test)}.")
 
 
 # learning curves -------------------------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ def _curves_of(dataset: DatasetRuns) -> Html:
 
 
 def _curve(group: Group, run: Opened, split: str, name: str, x: Axis) -> Line:
-    """One number where it is known, over epochs or minutes."""
+    """One metric over epochs or minutes, where it is finite."""
     known = [one for one in run.history if math.isfinite(one.get(split, {}).get(name, math.nan))]
     xs = [one["epoch"] if x.whole else one["elapsed_s"] / 60 for one in known]
-    kept = [at for at, one in enumerate(known) if split == "valid" and one["epoch"] == run.metrics["best_epoch"]]
-    return Line(run.name, xs, [float(one[split][name]) for one in known], group.style, rings=kept)
+    best = [at for at, one in enumerate(known) if split == "valid" and one["epoch"] == run.metrics["best_epoch"]]
+    return Line(run.name, xs, [float(one[split][name]) for one in known], group.style, rings=best)
 
 
 # time, memory, K -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sections of the page that say what went in: columns of tables, settings that differ, folders, commands."""
+"""Sections of the page about the inputs of runs: columns of tables, settings that differ, folders, commands."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _MOST_ROWS = 500
 
 
 def columns(datasets: Sequence[DatasetRuns]) -> Section | None:
-    """What became of each column of the tables of nodes and edges, as `largegt inspect` shows it; None where features
-    were arrays."""
+    """The columns of node and edge tables, as `largegt inspect` shows them; None if features come from arrays."""
     body = headed(datasets, map(_columns_of, datasets))
     lead = "What became of each column: its kind, how it is used or why it is not, and what to look at."
     return section("columns", "Columns of the tables", lead, *body) if body else None
 
 
 def _columns_of(dataset: DatasetRuns) -> Html:
-    """Those of the first run whose store is at hand: all runs of a dataset have the same one."""
+    """The columns of the first run with an available store; all runs of a dataset share one."""
     for run in dataset.runs:
         try:
             store = run.run.store()
@@ -52,7 +51,7 @@ def _column_table(title: str, columns: Columns) -> Html:
 
 
 def differences(datasets: Sequence[DatasetRuns], runs: Sequence[Opened]) -> Section:
-    """Settings that are not the same in every run, a column per group."""
+    """Settings that differ between runs, a column per group."""
     if len(runs) == 1:
         return section("settings", "Settings", "One run, so there is nothing to compare; it is listed below.")
     names = differing(runs)
@@ -74,7 +73,7 @@ def differences(datasets: Sequence[DatasetRuns], runs: Sequence[Opened]) -> Sect
 
 
 def listing(runs: Sequence[Opened]) -> Section:
-    """Every run: its folder, its numbers, the command that makes it again, its whole configuration."""
+    """Every run: its folder, its metrics, the command that repeats it, its whole configuration."""
     head = [
         "run",
         "model",
@@ -100,7 +99,7 @@ def listing(runs: Sequence[Opened]) -> Section:
 
 
 def command(run: Opened) -> str:
-    """The command that trains it again."""
+    """The command that repeats the run."""
     folder, store = run.run.path, quoted(shown(run.run.store_path))
     return f"largegt train {store} --recipe {quoted(folder / 'config.toml')} --out {quoted(f'{folder}-again')}"
 

@@ -1,7 +1,7 @@
-"""Counts of what a model got right: by class, by confidence, by degree, by neighbourhood.
+"""Counts of correct predictions: by class, by confidence, by degree, by neighbourhood.
 
 Axes: n nodes, c classes or labels. Enters: NumPy arrays of truths and predictions. Leaves: plain lists and dicts, ready
-for JSON. Cost: O(n) and what the matrices take; homophily reads the neighbours of n nodes.
+for JSON. Cost: O(n) and the matrices; homophily reads the neighbours of n nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NODES_AT_ONCE = 1024
 OTHERS = "all others"
 
 Bin = tuple[str, int, float]
-"""What the nodes have in common, how many they are, their mean score."""
+"""The bin's name, its number of nodes, their mean score."""
 
 
 def confusion(truth_n: Array, predicted_n: Array, num_classes: int) -> Array:
@@ -33,34 +33,34 @@ def confusion(truth_n: Array, predicted_n: Array, num_classes: int) -> Array:
 
 
 def class_scores(confusion_cc: Array) -> list[dict[str, float]]:
-    """Of each class its nodes, precision, recall and F1; 0 where nothing was there to be found."""
+    """Support, precision, recall and F1 of each class; 0 where undefined."""
     each = zip(confusion_cc.diagonal(), confusion_cc.sum(axis=1), confusion_cc.sum(axis=0), strict=True)
-    return [_score(int(hits), int(support), int(said)) for hits, support, said in each]
+    return [_score(int(hits), int(support), int(predicted)) for hits, support, predicted in each]
 
 
 def label_scores(truth_nc: Array, probability_nc: Array) -> list[dict[str, Any]]:
-    """Of each label of a multi-label task the same and its ROC-AUC, None without a node that has it and one that has
-    not; NaN is not known."""
+    """The same for each label of a multi-label task, and its ROC-AUC, None unless some nodes have the label and some do
+    not. NaN labels are unknown."""
     found = []
     for truth_n, probability_n in zip(truth_nc.T, probability_nc.T, strict=True):
         known = ~np.isnan(truth_n)
         true, probability = truth_n[known] > 0.5, probability_n[known]
-        said = probability >= 0.5
+        predicted = probability >= 0.5
         is_mixed = true.any() and not true.all()
         area = float(roc_auc(torch.from_numpy(probability), torch.from_numpy(true))) if is_mixed else None
-        found.append(_score(int((true & said).sum()), int(true.sum()), int(said.sum())) | {"roc_auc": area})
+        found.append(_score(int((true & predicted).sum()), int(true.sum()), int(predicted.sum())) | {"roc_auc": area})
     return found
 
 
-def _score(hits: int, support: int, said: int) -> dict[str, Any]:
+def _score(hits: int, support: int, predicted: int) -> dict[str, Any]:
     return {
-        "support": support, "precision": hits / max(1, said), "recall": hits / max(1, support),
-        "f1": 2 * hits / max(1, support + said),
+        "support": support, "precision": hits / max(1, predicted), "recall": hits / max(1, support),
+        "f1": 2 * hits / max(1, support + predicted),
     }  # fmt: skip
 
 
 def folded(confusion_cc: Array, names: list[str], most: int) -> tuple[list[str], list[list[int]]]:
-    """The same for the `most` classes with most nodes, in that order, and the rest as one."""
+    """The confusion matrix of the `most` largest classes, largest first; the last one merges all other classes."""
     order = np.argsort(-confusion_cc.sum(axis=1), kind="stable")
     num = min(most, len(order))
     place = np.full(len(order), num - 1)
@@ -72,21 +72,21 @@ def folded(confusion_cc: Array, names: list[str], most: int) -> tuple[list[str],
 
 
 def calibration(confidence_n: Array, right_n: Array, num_bins: int = CONFIDENCE_BINS) -> dict[str, Any]:
-    """Expected calibration error, and (low, high, nodes, mean confidence, share right) of every bin that has nodes."""
+    """Expected calibration error, and (low, high, nodes, mean confidence, accuracy) of every bin with nodes."""
     bin_n = np.minimum((confidence_n * num_bins).astype(np.int64), num_bins - 1)
-    count, sure, right = (
+    count, confidence, right = (
         np.bincount(bin_n, weights, num_bins) for weights in (None, confidence_n, right_n.astype(float))
     )
     bins = [
-        [b / num_bins, (b + 1) / num_bins, int(count[b]), sure[b] / count[b], right[b] / count[b]]
+        [b / num_bins, (b + 1) / num_bins, int(count[b]), confidence[b] / count[b], right[b] / count[b]]
         for b in np.flatnonzero(count).tolist()
     ]
-    return {"ece": float(np.abs(sure - right).sum() / max(1, len(bin_n))), "bins": bins}
+    return {"ece": float(np.abs(confidence - right).sum() / max(1, len(bin_n))), "bins": bins}
 
 
 def by_degree(degree_n: Array, score_n: Array) -> list[Bin]:
-    """Mean score of nodes of degree 0, 1, 2 to 3, 4 to 7, and so on; the highest degrees together, where they are
-    few."""
+    """Mean score of nodes of degree 0, 1, 2 to 3, 4 to 7, and so on; the highest bins are merged if they have few
+    nodes."""
     bin_n = np.where(degree_n > 0, np.floor(np.log2(np.maximum(degree_n, 1))).astype(np.int64) + 1, 0)
     count_b = np.bincount(bin_n)
     last = len(count_b) - 1
@@ -99,7 +99,7 @@ def by_degree(degree_n: Array, score_n: Array) -> list[Bin]:
 
 
 def by_share(share_n: Array, score_n: Array) -> list[Bin]:
-    """Mean score of nodes whose share lies in [0, 0.1), [0.1, 0.2), … [0.9, 1]; those without a share (NaN) aside."""
+    """Mean score of nodes whose share lies in [0, 0.1), [0.1, 0.2), … [0.9, 1]; ignores nodes without a share (NaN)."""
     known = ~np.isnan(share_n)
     bin_n = np.minimum(np.floor(share_n[known] * _SHARE_BINS + 1e-9).astype(np.int64), _SHARE_BINS - 1)
     names = [f"{b / _SHARE_BINS:.1f}–{(b + 1) / _SHARE_BINS:.1f}" for b in range(_SHARE_BINS)]
@@ -107,21 +107,21 @@ def by_share(share_n: Array, score_n: Array) -> list[Bin]:
 
 
 def homophily(lists: NeighborLists, labels: Array, nodes_n: Array) -> Array:
-    """[n] share of each node's labelled neighbours that have its label; NaN for a node that has none."""
+    """[n] the share of each node's labelled neighbours with its label; NaN without labelled neighbours."""
     share_n = np.full(len(nodes_n), np.nan)
     for low in range(0, len(nodes_n), _NODES_AT_ONCE):
         nodes = nodes_n[low : low + _NODES_AT_ONCE]
         indptr, indices = lists.neighbors(nodes)
-        owner, theirs = np.repeat(np.arange(len(nodes)), np.diff(indptr)), np.asarray(labels[indices])
-        known = np.bincount(owner[theirs >= 0], minlength=len(nodes))
-        same = np.bincount(owner[theirs == np.asarray(labels[nodes])[owner]], minlength=len(nodes))
+        row, neighbor_label = np.repeat(np.arange(len(nodes)), np.diff(indptr)), np.asarray(labels[indices])
+        known = np.bincount(row[neighbor_label >= 0], minlength=len(nodes))
+        same = np.bincount(row[neighbor_label == np.asarray(labels[nodes])[row]], minlength=len(nodes))
         np.divide(same, known, out=share_n[low : low + len(nodes)], where=known > 0)
     return share_n
 
 
 def value_cells(truth_n: Array, predicted_n: Array) -> dict[str, Any]:
-    """Regression: nodes by true value (across) and predicted value (up), in square cells of one range; what lies
-    outside the middle 99 % is counted at the border."""
+    """Regression: nodes by true value (across) and predicted value (up), in square cells over one range; values outside
+    the middle 99 % count at the border."""
     low, high = (float(value) for value in np.quantile(np.concatenate([truth_n, predicted_n]), [0.005, 0.995]))
     if not high > low:
         low, high = low - 0.5, high + 0.5
@@ -131,7 +131,7 @@ def value_cells(truth_n: Array, predicted_n: Array) -> dict[str, Any]:
 
 
 def by_value(truth_n: Array, predicted_n: Array, parts: int = 10) -> list[list[float]]:
-    """Regression: (nodes, mean truth, mean prediction, mean absolute error) of each tenth by true value."""
+    """Regression: (nodes, mean truth, mean prediction, mean absolute error) of each decile of the true value."""
     order = np.argsort(truth_n, kind="stable")
     columns_3n = np.stack([truth_n, predicted_n, np.abs(predicted_n - truth_n)])
     return [

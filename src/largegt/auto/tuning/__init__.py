@@ -1,1 +1,1 @@
-"""Tuning: settings of a model searched on one store, judged by the validation split alone."""
+"""Tuning: search of a model's settings on one store by the validation score."""

@@ -1,7 +1,7 @@
-"""What a tuning leaves to read: best.toml, trials.csv, tune.md, and tune.html with how the best score rose, which
-settings made a difference, and every trial over each of them.
+"""Output of a tuning: best.toml, trials.csv, tune.md, and tune.html with the best score by trial, the importance of
+settings, and every trial by setting.
 
-Enters: a `Tuned`, after every trial. Leaves: small files, each replaced in one step. Cost: a few KB per setting and
+Enters: a `Tuned`, after every trial. Leaves: small files, each replaced atomically. Cost: a few KB per setting and
 trial.
 """
 
@@ -23,7 +23,7 @@ from largegt.pages.template import page_of, write_file
 from largegt.runtime.text import markdown, quoted
 from largegt.training.run import Run
 
-if TYPE_CHECKING:  # it needs Optuna, which may not be there
+if TYPE_CHECKING:  # Optuna is optional
     from .space import Space, Value
 
 NUM_SHOWN = 5
@@ -33,11 +33,11 @@ _KEY = (("finished", _FINISHED), ("the best", _BEST), ("pruned: stopped early", 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known of one trial."""
+    """The state and the result of one trial."""
 
     number: int
     state: str
-    """finished, pruned (stopped early: worse than the median, or it could not be trained), failed or running."""
+    """finished, pruned (stopped early as worse than the median, or not trainable), failed or running."""
     values: dict[str, Value]
     score: float | None
     """The best validation score of its epochs."""
@@ -45,31 +45,31 @@ class Trial:
     elapsed_s: float
     folder: str
     why: str
-    """Why it was stopped, where it was."""
+    """Why it was stopped, if it was."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning has found."""
+    """The result of a tuning."""
 
     path: Path
     dataset: str
     store: Path
     metric: str
     sign: float
-    """-1 where a smaller score is better."""
+    """-1 if smaller scores are better."""
     space: Space
     trials: list[Trial]
     ranked: list[Trial]
-    """The finished ones, the best first."""
+    """Finished trials, best first."""
     importances: dict[str, float]
-    """Share of each setting in what makes trials good; empty after few trials."""
+    """PED-ANOVA importance of each setting; empty after few trials."""
     num_prepared: int
-    """Preparations that were made on the way."""
+    """Number of preparations made during the trials."""
     final: list[Run]
-    """The best settings, trained with several seeds, if that was asked for."""
+    """Runs of the best settings with several seeds, if requested."""
     stopped: str
-    """Why it ended before all trials were done, where it did."""
+    """Why it ended before all trials were done, if it did."""
 
     @property
     def best(self) -> Trial:
@@ -93,7 +93,7 @@ class Tuned:
         return sum(trial.state in ("finished", "pruned") for trial in self.trials)
 
     def differences(self, trial: Trial) -> dict[str, tuple[Value, Value]]:
-        """Settings in which a trial differs from the recipe: (its value, the recipe's)."""
+        """Settings in which a trial differs from the recipe: (the trial's value, the recipe's value)."""
         own = self.space.own
         return {name: (value, own[name]) for name, value in trial.values.items() if value != own[name]}
 
@@ -113,7 +113,7 @@ class Tuned:
         return [float(score) for score in found if score is not None]
 
     def as_dict(self) -> dict[str, Any]:
-        """What a program wants to know."""
+        """The result for JSON."""
         best = {"trial": self.best.number, "score": self.best.score, "values": self.best.values}
         return {
             "path": str(self.path), "metric": self.metric, "trials": self.num_done, "best": best,
@@ -124,7 +124,7 @@ class Tuned:
 
 
 def write_output(tuned: Tuned) -> None:
-    """Every file."""
+    """Write all files."""
     about = (
         f"Trial {tuned.best.number} of {tuned.num_done} on {tuned.dataset}: validation {tuned.metric} "
         f"{tuned.best.score:.4f}."
@@ -157,7 +157,7 @@ def _best(tuned: Tuned, caption: str) -> PageTable:
 
 
 def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> PageTable:
-    """Every trial; `text` is how values and scores are shown."""
+    """All trials; `text` formats values and scores."""
     names = list(tuned.space.axes)
     rows: list[list[Cell]] = [
         [trial.number, trial.state, text(trial.score), trial.epochs, f"{trial.elapsed_s:.3f}",
@@ -169,7 +169,7 @@ def _trials(tuned: Tuned, text: Callable[[float | str | None], str]) -> PageTabl
 
 
 def _plain(value: float | str | None) -> str:
-    """A value with four digits at most."""
+    """A value with at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else NONE if value is None else str(value)
 
 
@@ -181,7 +181,7 @@ def _short(name: str) -> str:
 
 
 def page(tuned: Tuned) -> str:
-    """The trials to look at."""
+    """The HTML page of a tuning."""
     first = next((trial for trial in tuned.trials if trial.state == "finished"), tuned.best)
     facts = [
         (number(tuned.best.score), f"best validation {tuned.metric}"),
@@ -239,7 +239,7 @@ def _by_setting(tuned: Tuned) -> Section:
 
 
 def _figure(tuned: Tuned, title: str, x: Axis, name: str = "", lines: Sequence[Line] = ()) -> Html:
-    """A mark per trial over the values of a setting, or over its number; the best is drawn last."""
+    """A mark per trial by the value of a setting or by trial number, with the best trial on top."""
     marks, rows, best = list(lines), list[list[Cell]](), tuned.best.number
     for trial in sorted(tuned.trials, key=lambda one: one.number == best):
         if trial.score is not None and (not name or name in trial.values):

@@ -1,10 +1,10 @@
-"""What a tuning searches: a table of settings per model, and what `--search` says in the same words.
+"""The search space of a tuning: a table of settings per model, and `--search` in the same syntax.
 
 Enters: a recipe with its overrides, and texts such as `train.learning_rate=1e-4..1e-2:log` (a range) or
-`model.hidden_dim=64,128` (a choice). Leaves: a `Space` of Optuna's distributions, in which every value on its own is
-one that Config takes, and the point to start from: the recipe's own values.
+`model.hidden_dim=64,128` (a choice). Leaves: a `Space` of Optuna distributions, in which Config accepts every single
+value, and the starting point: the recipe's own values.
 
-A choice is kept as the text that `--set` would take (`none`, `true`, `[20,10]`), so that a trial is overrides.
+A choice is a text in the syntax of `--set` (`none`, `true`, `[20,10]`), so a trial is a list of overrides.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OF_LOCAL_NODES = {
 
 
 def search_space(spec: ModelSpec) -> dict[str, str]:
-    """What is searched when nothing is said: the settings that a model reads and that are worth a trial."""
+    """The default search space: the settings of a model that are worth a trial."""
     own = {f"model.{name}" for name in setting_names(spec.settings)}
     space = {name: text for name, text in _COMMON.items() if name in own or not name.startswith("model.")}
     if "local_nodes" in spec.inputs:
@@ -70,7 +70,7 @@ Number = IntDistribution | FloatDistribution
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched, by the setting's full name, around a recipe."""
+    """Distributions by the full name of a setting, around a recipe."""
 
     recipe: PathLike | Config
     overrides: tuple[str, ...]
@@ -78,7 +78,7 @@ class Space:
     own: dict[str, Value]
     """The recipe's own values."""
     start: dict[str, Value]
-    """The same, brought into what `--search` allows: the first trial."""
+    """The first trial: the recipe's values, moved into the search space."""
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """The whole configuration of one trial."""
@@ -96,8 +96,8 @@ def make_space(
     recipe: PathLike | Config, overrides: Iterable[str] = (), search: Iterable[str] = (), task: Task = "multiclass",
     only: bool = False,
 ) -> Space:  # fmt: skip
-    """The table's settings for the recipe's model, widened to hold the recipe's own values, and `search` on top, as it
-    stands. What an override fixes is not searched; with `only`, nothing but `search` is."""
+    """The search space of the recipe's model, widened to include the recipe's values, with `search` on top. Settings
+    fixed by an override are not searched; with `only`, `search` is the whole space."""
     overrides = tuple(overrides)
     empty = Space(recipe, overrides, {}, {}, {})
     base = empty.config({})
@@ -126,7 +126,7 @@ def value_of(config: Config, name: str) -> Any:
 
 
 def _nearest(axis: BaseDistribution, value: Any) -> Value:
-    """The value itself where the axis has it, of numbers the closest otherwise, or its first."""
+    """The value if the axis has it, otherwise the closest number, or the first choice."""
     if isinstance(axis, Number):
         number = min(max(float(value), axis.low), axis.high) if isinstance(value, int | float) else axis.low
         return round(number) if isinstance(axis, IntDistribution) else number
@@ -152,10 +152,10 @@ def _split(item: str) -> tuple[str, str]:
 
 
 def _of_table(space: Space, base: Config, name: str, text: str) -> BaseDistribution | None:
-    """The table's entry with the recipe's value in it, and without values that do not fit the recipe."""
+    """The table's entry, with the recipe's value and without values that do not fit the recipe."""
     value, axis = value_of(base, name), _parse(base, name, text)
     if isinstance(axis, Number):
-        if axis.log and not value:  # zero has no logarithm: the powers of ten beside it
+        if axis.log and not value:  # zero has no logarithm: offer powers of ten instead
             powers = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
             return CategoricalDistribution([text_of(value), *(text_of(10.0**power) for power in powers)])
         return type(axis)(min(axis.low, value), max(axis.high, value), log=axis.log)
@@ -163,16 +163,16 @@ def _of_table(space: Space, base: Config, name: str, text: str) -> BaseDistribut
     for one in axis.choices:
         if isinstance(value, tuple) and str(one).count(",") != len(value) - 1:
             continue
-        with suppress(ConfigError):  # it does not fit the recipe
+        with suppress(ConfigError):  # the value does not fit the recipe
             values.append(text_of(value_of(space.config({name: str(one)}), name)))
     ordered = sorted(dict.fromkeys(values), key=lambda one: float(one) if _is_number(one) else -math.inf)
     return CategoricalDistribution(ordered) if len(ordered) > 1 else None
 
 
 def _of_user(space: Space, name: str, text: str) -> BaseDistribution:
-    """What `--search` says, every value of it tried on Config, whose errors name the setting that was meant."""
+    """An entry of `--search`, with every value validated by Config."""
     first = re.split(r"\.\.|,", text)[0] if not text.startswith("[") else text.partition("]")[0] + "]"
-    base = space.config({name: first})  # an unknown name is said before anything about its values
+    base = space.config({name: first})  # report an unknown name before invalid values
     axis = _parse(base, name, text)
     if isinstance(axis, CategoricalDistribution):
         values = [text_of(value_of(space.config({name: str(one)}), name)) for one in axis.choices]

@@ -5,14 +5,14 @@ Enters: a store, a recipe to start from, a Space. Leaves a folder:
 best.toml     the best trial's whole configuration, a recipe
 trials.csv    every trial: its settings, score, epochs, seconds
 tune.md       the best five and how they differ from the recipe
-tune.html     the same as pictures
+tune.html     the same as charts
 trials/       the trials' runs; the best one keeps its weights
-final/        with `final`: the best settings trained with several seeds, and only there a test score
-study.jsonl   what the same command goes on from
+final/        with `final`: runs of the best settings with several seeds, the only ones with a test score
+study.jsonl   the state for resuming
 
-A trial is a training; its score is the validation score of its best epoch. The test split is not read before `final`.
-Cost: the trainings, and a preparation for every new value of a prepare.* setting; stages that did not change are
-taken from the preparations that are there.
+A trial is a training run; its score is the validation score of its best epoch. Only `final` reads the test split.
+Cost: the training runs, and a preparation per new value of a prepare.* setting, which reuses unchanged stages of
+existing preparations.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from largegt.types import PathLike
 
 from .output import Tuned, write_output
 
-if TYPE_CHECKING:  # they need Optuna, which may not be there
+if TYPE_CHECKING:  # Optuna is optional
     import optuna
 
     from .space import Space
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # they need Optuna, which may not be there
 
 
 class _WorseThanMedian(Exception):
-    """Ends a trial from within its training."""
+    """Raised in the training of a trial to stop it."""
 
 
 def tune(
@@ -147,10 +147,10 @@ class _Tuning:
     progress: Progress
     memory: str | int | None
     num_prepared: int = 0
-    """Preparations made on the way."""
+    """Number of preparations made during the trials."""
 
     def run(self, max_time_s: float) -> str:
-        """Trials, one after the other, until there are enough or the time is up; why it ended, if by time."""
+        """Run trials one by one up to the limit of trials or time. Returns why it ended, if by time."""
         while len(self.study.done()) < self.trials:
             left_s = max_time_s - sum(trial.elapsed_s for trial in self.study.trials())
             if left_s <= 0:
@@ -159,18 +159,18 @@ class _Tuning:
             trial = self.study.ask(self.space.config({}).train.epochs)
             try:
                 self._run(trial, left_s)
-            except KeyboardInterrupt:  # it comes again, from its last checkpoint
+            except KeyboardInterrupt:  # the trial resumes later from its last checkpoint
                 self.study.retry(trial.number, attempts=0)
                 raise
             finally:
-                _tidy()
+                _free_memory()
             if self.study.ranked():
                 self.write()
         self._show()
         return ""
 
     def _run(self, trial: optuna.Trial, left_s: float) -> None:
-        """One trial to its end, however that comes."""
+        """Run one trial, and record its score or why it has none."""
         start, score, why = time.perf_counter(), None, ""
         try:
             run = self._train(trial, left_s, start)
@@ -178,7 +178,7 @@ class _Tuning:
         except _WorseThanMedian:
             why = "worse than the median of the trials before"
         except (ConfigError, torch.OutOfMemoryError) as error:
-            if not self.study.ranked():  # not one has worked: the settings are wrong, not the values tried
+            if not self.study.ranked():  # no trial has worked: the fixed settings are wrong
                 self.study.retry(trial.number, attempts=0)
                 raise
             why = first_line(error)
@@ -187,8 +187,8 @@ class _Tuning:
 
     def _train(self, trial: optuna.Trial, left_s: float, start: float) -> Run:
         config, folder = self.space.config(trial.params), self.out / str(trial.user_attrs["folder"])
-        is_begun = (folder / "config.toml").is_file()
-        if folder.exists() and not is_begun:
+        resume = (folder / "config.toml").is_file()
+        if folder.exists() and not resume:
             shutil.rmtree(folder)
         self.num_prepared += not is_prepared(self.store, config.preparation)
         prepare(self.store, config.preparation, progress=self.progress, memory=self.memory)
@@ -207,19 +207,19 @@ class _Tuning:
             if epochs < config.train.epochs and trial.should_prune():
                 raise _WorseThanMedian
 
-        # wandb identifies runs by the name of their folder, which trials of several studies share
+        # wandb identifies runs by folder name, and trials of several studies have equal names
         config = _with_train(config, wandb_project=None)
         if math.isfinite(left_s):
-            before_s = max((entry["elapsed_s"] for entry in Run.open(folder).history), default=0.0) if is_begun else 0.0
+            before_s = max((entry["elapsed_s"] for entry in Run.open(folder).history), default=0.0) if resume else 0.0
             rest_s = before_s + max(0.0, left_s - (time.perf_counter() - start))
             own_s = seconds(config.train.max_time) if config.train.max_time else math.inf
             config = _with_train(config, max_time=f"{min(rest_s, own_s):.3f}s")
         run = train(self.store, config, folder, resume=True, progress=self.progress, watch=watch, score_test=False)
-        report()  # epochs of a training that had ended before it was killed
+        report()  # epochs of a run that was already finished
         return run
 
     def final(self, num_seeds: int) -> list[Run]:
-        """The best settings with seeds from the recipe's on, scored on test; a run that is there is not made again."""
+        """Runs of the best settings with consecutive seeds, scored on test; finished ones are reused."""
         best = self.space.config(self.study.ranked()[0].values)
         runs = []
         for number in range(num_seeds):
@@ -229,13 +229,13 @@ class _Tuning:
             if not is_same or not (folder / "metrics.json").is_file():
                 self.progress(f"final: seed {config.train.seed}", number, num_seeds)
                 train(self.store, config, folder, resume=is_same, overwrite=not is_same, progress=self.progress)
-                _tidy()
+                _free_memory()
             remove_stale(folder)
             runs.append(Run.open(folder))
         return runs
 
     def write(self, final: Sequence[Run] = (), stopped: str = "") -> Tuned:
-        """What is known so far, in every form."""
+        """Write all output files with the results so far."""
         tuned = Tuned(
             self.out, self.store.name, self.store.path, self.metric, self.sign, self.space, self.study.trials(),
             self.study.ranked(), self.study.importances(), self.num_prepared, list(final), stopped,
@@ -244,12 +244,12 @@ class _Tuning:
         return tuned
 
     def _score(self, entry: dict[str, Any]) -> float:
-        """An epoch's score, as training judges it: by the loss where the metric is undefined."""
+        """An epoch's score, as in training: by the loss if the metric is undefined."""
         valid: dict[str, float] = entry["valid"]
         return valid.get(self.metric, -self.sign * valid.get("loss", math.inf))
 
     def _drop_weights(self) -> None:
-        """Only the best trial keeps its weights; none that has ended keeps its checkpoints."""
+        """Remove the weights of all trials but the best, and the checkpoints of finished trials."""
         ranked = self.study.ranked()
         for trial in self.study.done():
             shutil.rmtree(self.out / trial.folder / "checkpoints", ignore_errors=True)
@@ -267,9 +267,9 @@ def _with_train(config: Config, **changed: Any) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update=changed)})
 
 
-def _tidy() -> None:
-    """Give back what the last trial held, before the next one asks for it."""
+def _free_memory() -> None:
+    """Free the memory of the last trial before the next one."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.compiler.reset()  # code compiled for models of other shapes counts against a limit
+        torch.compiler.reset()  # the compile cache has a size limit
