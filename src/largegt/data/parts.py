@@ -140,7 +140,7 @@ class Source:
     column_names: Mapping[str, Any] = field(default_factory=dict)
     """Which columns of the tables are what, for `append` to read further tables alike."""
 
-    def opened(self, scratch: Path, config: Any, memory: int, threads: int, apart: bool = False) -> Source:
+    def opened(self, scratch: Path, config: Any, memory: int, threads: int, in_parts: bool = False) -> Source:
         """The source, ready to be read: as it is. One of tables and files is opened (sources.py)."""
         return self
 
