@@ -80,13 +80,11 @@ def fit_columns(
                 _update(scan, cells, first, where)
             first += batch.num_rows
     many = [scan for scan in scans if scan.needs_count()]
-    for scan, count in zip(
-        many, _aggregate(table, [_distinct_sql(table, scan, options) for scan in many]), strict=True
-    ):
+    for scan, count in zip(many, _counts(table, [_distinct_sql(table, scan, options) for scan in many]), strict=True):
         scan.distinct = count
     large = [scan for scan in scans if scan.kind in ("number", "log") and scan.passes("number")]
     large = [scan for scan in large if scan.trials["number"].high > _MAX_EXACT_INTEGER]
-    merged = _aggregate(table, [sql for scan in large for sql in _float32_sql(table, scan)])
+    merged = _counts(table, [sql for scan in large for sql in _float32_sql(table, scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
     if not options.text_model:
@@ -109,7 +107,7 @@ def _column_groups(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Sca
         yield scans[start : start + step], rows
 
 
-def _aggregate(table: Table, expressions: list[str]) -> list[int]:
+def _counts(table: Table, expressions: list[str]) -> list[int]:
     """The values of aggregates over all rows, with as many per statement as memory allows."""
     step = max(1, min(_STATEMENT_COLUMNS, table.memory // 4 // (64 * max(1, table.count()))))
     counts: list[int] = []
