@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from largegt.errors import InputError
-from largegt.io.remote import file_system, local_path, talking
+from largegt.io.remote import file_system, local_path, storage_errors
 from largegt.io.urls import is_url, redacted
 from largegt.types import PathLike
 
@@ -47,13 +47,13 @@ class RemoteFile:
 
     def open(self) -> Any:
         """A binary stream that can seek."""
-        with talking(self.url, "read"):
+        with storage_errors(self.url, "read"):
             fs, path = file_system(self.url)
             return fs.open(path, "rb")
 
     def info(self) -> dict[str, Any]:
         """What the storage says of it; `size` at least."""
-        with talking(self.url, "read"):
+        with storage_errors(self.url, "read"):
             fs, path = file_system(self.url)
             return dict(fs.info(path))
 
@@ -258,7 +258,7 @@ def _expand_path(path: Path) -> list[File]:
 
 
 def _expand_url(url: str) -> list[File]:
-    with talking(url, "read"):
+    with storage_errors(url, "read"):
         fs, path = file_system(url)
         if _GLOB & set(urlsplit(url).path):
             found = sorted(fs.glob(path))

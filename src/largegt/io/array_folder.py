@@ -179,7 +179,7 @@ class ArrayFolder:
         if self.url is not None and not file.is_file():
             num_bytes, url = int(entry["bytes"]), self._url_of(name)
             require_space(file, num_bytes, f"a copy of {url}")
-            remote.bring(file, url, num_bytes, lambda copy: mismatch(copy, num_bytes, entry["checksum"]))
+            remote.download(file, url, num_bytes, lambda copy: mismatch(copy, num_bytes, entry["checksum"]))
         return file
 
     def _url_of(self, name: str) -> str:

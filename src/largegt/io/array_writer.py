@@ -140,7 +140,7 @@ class ArrayWriter:
                         self.partial.unlink()
                     shutil.rmtree(self.partial, ignore_errors=True)
                     self.partial.mkdir()
-            remote.announce(self.partial)
+            remote.check_writable(self.partial)
         except BaseException:
             self._lock.release()
             raise
@@ -217,7 +217,7 @@ class ArrayWriter:
         self._rows.pop(name, None)
         self._arrays.pop(name, None)
         self.commit()  # the journal must not name a deleted file
-        remote.withdraw(self._file(name))
+        remote.unpublish(self._file(name))
         self._file(name).unlink(missing_ok=True)
 
     def reuse(self, name: str, source: ArrayFolder) -> None:
