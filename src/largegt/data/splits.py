@@ -1,6 +1,6 @@
-"""Splits: which labelled nodes are for training, validation and test.
+"""Splits: assign labelled nodes to training, validation and test.
 
-Enters: labels, and either nothing or what the user gave. Leaves: `split` [N] uint8, saved with the store.
+Enters: labels, and optionally a split of the user. Leaves: `split` [N] uint8, saved with the store.
 Cost: O(N) time and memory.
 """
 
@@ -28,12 +28,12 @@ _NO_SPLIT = ("", "none", "null", "nan", "-")
 
 
 def split_name(text: str) -> str | None:
-    """`valid` for `Val`, `validation`, …; None for a word that names no split."""
+    """The canonical split name: `valid` for `Val`, `validation`, …; None for other words."""
     return _NAMES.get(text.strip().lower())
 
 
 def given_split(num_nodes: int, parts: Mapping[str, Array], labelled: Array) -> Array:
-    """`split` from node numbers or boolean masks per name. Nodes without a label are in no split."""
+    """`split` from node numbers or boolean masks by name. Unlabelled nodes are in no split."""
     split = np.zeros(num_nodes, dtype=np.uint8)
     for key, part in parts.items():
         name = split_name(key)
@@ -64,7 +64,7 @@ def given_split(num_nodes: int, parts: Mapping[str, Array], labelled: Array) -> 
 
 
 def split_codes(words: Any, where: str) -> Array:
-    """uint8 codes of an Arrow column of words (`train`, `val`, …); nulls and empty words are no split."""
+    """uint8 codes of an Arrow column of words (`train`, `val`, …); null and empty words mean no split."""
     if pa.types.is_dictionary(words.type):
         words = words.dictionary_decode()
     if pa.types.is_null(words.type):
@@ -83,7 +83,7 @@ def split_codes(words: Any, where: str) -> Array:
 
 
 def npz_splits(path: PathLike, wanted: str | None) -> dict[str, Array]:
-    """One set of train/valid/test arrays: the only one of the file, or the one called `wanted` (`name:3`)."""
+    """The train/valid/test arrays of the file, or of the split set `wanted` (`name`, or `name:3` for mask 3)."""
     set_name, _, number = (wanted or "").partition(":")
     sets: dict[str, dict[str, Array]] = {}
     for key, array in load_npz(path).items():
