@@ -72,8 +72,8 @@ def in_memory(indptr: Array, weights: Array) -> tuple[Array, Array, Array]:
 
 
 def write_sums(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
-    """Write `SIDE_strengths` and `SIDE_weight_sums` of every side, from where an earlier run stopped; what the manifest
-    says of the weights: their range, and their mean in each view."""
+    """Write `SIDE_strengths` and `SIDE_weight_sums` of every side, resuming where an earlier run stopped. Return the
+    manifest entry of the weights: their range, and their mean per direction."""
     means = {}
     for side in sides_of(directed):
         indptr, weights = writer.array(f"{side}_indptr"), writer.array(f"{side}_weights")
