@@ -1,6 +1,6 @@
-"""Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
+"""Checkpoints: the whole state of a training between two epochs. A resumed run equals an uninterrupted one.
 
-Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
+Random number generators are not saved: shuffling and dropout of an epoch are functions of (seed, epoch).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """What training changes, and a checkpoint keeps."""
+    """Everything that training changes and a checkpoint holds."""
 
     model: NodeModel
     optimizer: torch.optim.Optimizer
@@ -50,13 +50,13 @@ class State:
 
     @classmethod
     def make(cls, model: NodeModel, config: TrainConfig, accelerator: Accelerator) -> State:
-        """The state before the first step; the model is moved to its device."""
+        """The state before the first step. Moves the model to its device."""
         accelerator.ranks.attach(model.to(accelerator.device))
         average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
         return cls(model, make_optimizer(model, config, accelerator.device), accelerator.scaler, average)
 
     def num_bytes(self) -> int:
-        """About how large a checkpoint is: weights, two moments of each parameter, and the average if there is one."""
+        """Approximate size of a checkpoint: weights, two moments per parameter, and the moving average if any."""
         moments = 2 * sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         return self.weight_bytes() * (2 if self.average is not None else 1) + moments
 
@@ -65,50 +65,50 @@ class State:
 
 
 def save_checkpoint(path: Path, state: State, progress: Progress) -> None:
-    """Write the whole state of a training to a file."""
+    """Write the whole state of a training to `path`."""
     parts: dict[str, Any] = {
         "model": state.model,
         "optimizer": state.optimizer,
         "scaler": state.scaler,
         "average": state.average,
     }
-    kept = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    contents = {name: part.state_dict() for name, part in parts.items() if part is not None}
     with disk_errors(path.parent, state.num_bytes()):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as stream:
             try:
-                torch.save(kept | {"progress": asdict(progress)}, stream)
-            except RuntimeError as error:  # of torch.save, which does not say that a disk is full
+                torch.save(contents | {"progress": asdict(progress)}, stream)
+            except RuntimeError as error:  # torch.save hides the OSError of a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
 
 
 def require_room(folder: Path, state: State) -> None:
-    """Refuse to begin where checkpoints and weights will not fit, each of them beside the one it replaces."""
-    there = sum(file.stat().st_size for file in (*folder.glob("checkpoints/*.pt"), *folder.glob("*.safetensors")))
-    needed = 2 * (state.weight_bytes() + state.num_bytes()) - there
+    """Refuse to start without disk space for weights and checkpoint, each beside the file that it replaces."""
+    existing = sum(file.stat().st_size for file in (*folder.glob("checkpoints/*.pt"), *folder.glob("*.safetensors")))
+    needed = 2 * (state.weight_bytes() + state.num_bytes()) - existing
     require_space(folder, needed, f"training (weights and checkpoints of {folder.name})")
 
 
 def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
-    """Restore the whole state; no code is run from the file. Of the optimizer only its moments are read: its settings
-    are those of the run's configuration, and how it runs is the device's."""
+    """Restore the whole state without running code from the file. The optimizer takes only its moments from the file:
+    its settings come from the run's configuration and from the device."""
     check_file(path.parents[1], path)
     optimizer = state.optimizer
     try:
-        kept: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        state.model.load_state_dict(kept["model"])
+        saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state.model.load_state_dict(saved["model"])
         own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(kept["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
         for group, settings in zip(optimizer.param_groups, own, strict=True):
             group.update(settings)
         _check_moments(optimizer)
         if state.average is not None:
-            state.average.load_state_dict(kept["average"])
-        if kept["scaler"]:  # empty where it was written in another precision
-            state.scaler.load_state_dict(kept["scaler"])
-        return TypeAdapter(Progress).validate_python(kept["progress"])
+            state.average.load_state_dict(saved["average"])
+        if saved["scaler"]:  # empty if the checkpoint was written in another precision
+            state.scaler.load_state_dict(saved["scaler"])
+        return TypeAdapter(Progress).validate_python(saved["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with --overwrite"
@@ -116,7 +116,7 @@ def load_checkpoint(path: Path, state: State, device: torch.device) -> Progress:
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse moments of another shape than their parameter: kernels do not look."""
+    """Refuse moments whose shape differs from their parameter's: the optimizer's kernels do not check."""
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if not isinstance(value, torch.Tensor) or (value.dim() and value.shape != parameter.shape):
