@@ -206,8 +206,7 @@ class Scores:
         self._batches.append((loss, weight, predicted, labels))
 
     def result(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """`{"loss": …, "accuracy": …}` over the batches of all ranks, the same on each rank; empty without a
-        batch."""
+        """`{"loss": …, "accuracy": …}` over the batches of all ranks, the same on each rank; {} without batches."""
         if ranks.size == 1:
             return self._scores_of(self._batches)
         of_ranks = ranks.collected([tuple(values.cpu() for values in batch) for batch in self._batches])
