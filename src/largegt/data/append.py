@@ -94,8 +94,8 @@ def append(
     is_repeated = existing is not None and given.identity is not None and last_source(existing) == given.identity
     if existing and is_repeated and (in_place or earlier_states(existing)[-1].fingerprint == old.fingerprint):
         remove_stale(target)
-        _log.warning(f"{there.place} has these files already, they came last: nothing is appended")
-        return there
+        _log.warning(f"{existing.place} has these files already, they came last: nothing is appended")
+        return existing
     identity = None if given.identity is None else [old.fingerprint, given.identity, update]
     with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
         if GraphStore.open(place).fingerprint != old.fingerprint:  # changed before this process locked it

@@ -145,7 +145,7 @@ class EdgeBuilder:
     def _reverse_rows(self, runs: PairRuns) -> None:
         """Write the reversed edges of all rows into `runs`, resuming where an earlier run stopped."""
         out = self._read_rows("out")
-        reverse = partial(_reverse, out, self.kind, runs.folder, new_token())
+        reverse = partial(_turned, out, self.kind, runs.folder, new_token())
         ranges = windows(out.indptr, int(self._writer.state.get("rows_turned", 0)), min(_MOST_RUN, self._most_pairs))
         for run, done in self._workers.run(reverse, ranges, self._workers.memory):
             runs.add([run], rows_turned=done)

@@ -231,7 +231,7 @@ class Table:
         """Write the result of a query over this table to the Parquet file `file`. `query` maps the table's SQL name to
         the query. Many `columns`, or lists in them, make row groups short, because one row group fits in memory."""
         with (
-            written_atomically(file) as aside,
+            written_atomically(file) as temp,
             reading(self.where),
             self._connected(memory, file.parent) as (db, rows),
         ):

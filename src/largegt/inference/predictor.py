@@ -323,7 +323,7 @@ class Predictor:
         if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
             return ConfigError(f"{error}, since its weights are not: train it again")
         return ConfigError(
-            f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
+            f"{error}: features of this node or around it are too large for the model, or damaged; mend them, or train "
             f"with `prepare.tokens.normalize=per_feature` (largegt inspect {quoted(self.store.path)} "
             "--verify looks for damage)"
         )

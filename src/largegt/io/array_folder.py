@@ -289,7 +289,7 @@ class ArrayFolder:
         """The error for a path without a manifest."""
         place, hint = self.place, ""
         if self.kind == "store":
-            made = f"; a store is made with: `lg.ingest(lg.sources.files('edges.parquet'), out={str(place)!r})`"
+            hint = f"; a store is made with: `lg.ingest(lg.sources.files('edges.parquet'), out={str(place)!r})`"
         if self.url is not None:
             return InputError(f"{place} does not exist or has no manifest.json: check the path{hint}")
         if not self.path.exists():

@@ -342,7 +342,7 @@ def _check_target(path: Path, kind: str, replace: bool) -> None:
         raise ExistsError(f"{place} already exists: choose another `out`, or say `overwrite=True` to replace it")
     try:
         with open(path / MANIFEST, "rb") as stream:
-            has_kind = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # even if the rest is damaged
+            is_ours = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # even if the rest is damaged
     except OSError:
         is_ours = False
     if not is_ours:

@@ -74,11 +74,11 @@ class Lock:
                 if holder is None:  # the lock file was removed in between
                     continue
                 said = f"another process ({holder}) is {doing} {path}"
-                if attempt >= _GLANCES and not wait:
+                if attempt >= _RETRIES and not wait:
                     raise HeldError(f"{said}: wait for it or stop it, then run the same command again")
-                if attempt == _GLANCES:
+                if attempt == _RETRIES:
                     _log.warning(f"{said}: waiting for it (`wait=False` to stop instead)")
-                time.sleep(_GLANCE_S if attempt < _GLANCES else _WAIT_S)
+                time.sleep(_RETRY_S if attempt < _RETRIES else _WAIT_S)
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""

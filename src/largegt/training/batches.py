@@ -71,8 +71,8 @@ class EpochBatches:
         self._rows_by_step = lru_cache(maxsize=2)(self._make_rows_by_step)
         self._resamplers: list[Resampler] = []
         if store is not None and isinstance(loader, TokenLoader):
-            self._fresh = [
-                Resampler(store, prepared, loader, self._rows_of, config.epochs, first_sample)
+            self._resamplers = [
+                Resampler(store, prepared, loader, self._rows_of_epoch, config.epochs, first_sample)
                 for first_sample in ((0, config.epochs) if self.num_others else (0,))
             ]
 
@@ -90,15 +90,15 @@ class EpochBatches:
             return
         rows = [torch.from_numpy(rows) for rows in self._rows_by_step(epoch)]
         assert isinstance(self._loader, TokenLoader), "check_consistency"
-        loaders = [fresh.loader_for(epoch) for fresh in self._fresh] or [self._loader, self._loader]
+        loaders = [resampler.loader_for(epoch) for resampler in self._resamplers] or [self._loader, self._loader]
         seeds = local_dropout_seed(config.seed, epoch), local_dropout_seed(config.seed, config.epochs + epoch)
-        first, second = (loader.batches_of(pieces, seed) for loader, seed in zip(loaders, seeds, strict=True))
+        first, second = (loader.batches_of(rows, seed) for loader, seed in zip(loaders, seeds, strict=True))
         with closing(first), closing(second):
             yield from zip(first, second, strict=True)
 
     def loader_for(self, epoch: int) -> AnyLoader:
         """Gathers rows as this epoch reads them; of two views, as they were prepared."""
-        return self._fresh[0].loader_for(epoch) if self._fresh and not self.num_others else self._loader
+        return self._resamplers[0].loader_for(epoch) if self._resamplers and not self.num_others else self._loader
 
     def weight(self, step: int, num_steps: int) -> float:
         """Weight of the consistency loss at step `step` of `num_steps`."""

@@ -105,10 +105,10 @@ def load_checkpoint(path: Path, state: TrainingState, device: torch.device) -> T
             group.update(settings)
         _check_moments(optimizer)
         if state.average is not None:
-            state.average.load_state_dict(kept["average"])
-        if kept["scaler"]:  # empty where it was written in another precision
-            state.scaler.load_state_dict(kept["scaler"])
-        return TypeAdapter(TrainingProgress).validate_python(kept["progress"])
+            state.average.load_state_dict(saved["average"])
+        if saved["scaler"]:  # empty where it was written in another precision
+            state.scaler.load_state_dict(saved["scaler"])
+        return TypeAdapter(TrainingProgress).validate_python(saved["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with `overwrite=True`"

@@ -104,7 +104,7 @@ class TaskHead:
         total, weight = self.loss_terms(logits, labels)
         if ranks.has_empty_batch:
             total, weight = 0.0 * total, 0.0 * weight
-        return total / ranks.all_reduce_(weight).clamp(min=_NOTHING)
+        return total / ranks.all_reduce_(weight).clamp(min=_MIN_WEIGHT)
 
     def on(self, device: torch.device) -> TaskHead:
         """A copy with the class weights on `device`."""
@@ -208,9 +208,9 @@ class Scores:
     def result(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """`{"loss": …, "accuracy": …}` over the batches of all ranks, the same on each rank; {} without batches."""
         if ranks.size == 1:
-            return self._over(self._counted)
-        every = ranks.gather_objects([tuple(values.cpu() for values in batch) for batch in self._counted])
-        return ranks.broadcast_object(self._over([batch for counted in every for batch in counted]))
+            return self._scores_of(self._batches)
+        every = ranks.gather_objects([tuple(values.cpu() for values in batch) for batch in self._batches])
+        return ranks.broadcast_object(self._scores_of([batch for counted in every for batch in counted]))
 
     def _scores_of(self, batches: list[tuple[Tensor, ...]]) -> dict[str, float]:
         if not batches:

@@ -115,7 +115,7 @@ def likely_cause(
         if largest > _HUGE:
             is_scaled = prepared.config.tokens.normalize != "none"
             mend = "scale them before ingest" if is_scaled else "train with `prepare.tokens.normalize=per_feature`"
-            return f"features of {whose} are as large as {largest:.2g}: {mend}"
+            return f"features of {nodes} are as large as {largest:.2g}: {mend}"
     if precision == "16-mixed":
         hint = f" (features are as large as {largest:.2g})" if largest > math.sqrt(_FLOAT16_MAX) else ""
         return (

@@ -31,7 +31,7 @@ from .setup import Accelerator
 
 _log = logging.getLogger(__name__)
 
-_STEPS_BEFORE_RECORDING = 3
+_STEPS_BEFORE_CAPTURE = 3
 
 
 class TrainingStep:

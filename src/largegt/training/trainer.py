@@ -148,7 +148,7 @@ def train(
         head = TaskHead.for_training(prepared, config.train)
         head.monitor(config.train.monitor)  # refuses what is no metric
         with ranks.rank_zero_first():
-            run = _begin(out, config, store, overwrite) if ranks.is_first else Run.open(out)
+            run = _open_run(out, config, store, overwrite) if ranks.is_first else Run.open(out)
         trainer = Trainer(run, store, prepared, head, accelerator)
         trainer.fit(show, watch)
         trainer.finish(score_test)
@@ -273,7 +273,7 @@ class Trainer:
         valid = self.scorer.scores(self.valid_rows)
         if not math.isfinite(train_loss + valid.get("loss", 0.0)):
             what = "the validation loss" if math.isfinite(train_loss) else "the training loss"
-            raise self._not_finite_error(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
+            raise self._not_a_number(what, self.scorer.loader, self.valid_rows, self.valid_rows[:0])
         if valid and self.monitor not in valid:
             if self.ranks.is_first:
                 _log.warning(

@@ -72,7 +72,7 @@ def _needed(
     neighbors: NeighborSampler, indptr: Array, wanted: Array, hops: int, block_size: int
 ) -> list[Array | range]:
     """For each hidden layer, first to last: the nodes (sorted) whose rows are needed."""
-    all_nodes, layers = range(neighbors.num_nodes), list[Array | range]([wanted])
+    everyone, found = range(neighbors.num_nodes), list[Array | range]([wanted])
     for _ in range(hops):
         nearer = found[0]
         if 2 * len(nearer) <= len(everyone):
@@ -89,8 +89,8 @@ def _needed(
 def _cut(indptr: Array, nodes: Array | range, block_size: int) -> Iterator[tuple[int, int]]:
     """Ranges of nodes with at most `block_size` edges and nodes together, or of a single node."""
     for start in range(0, len(nodes), _NODES_AT_ONCE):
-        here = node_array(nodes[start : start + _NODES_AT_ONCE])
-        end_of = np.cumsum(indptr[here + 1] - indptr[here] + 1)
+        part = node_array(nodes[start : start + _NODES_AT_ONCE])
+        ends = np.cumsum(indptr[part + 1] - indptr[part] + 1)
         low = 0
         while low < len(part):
             before = ends[low - 1] if low else 0

@@ -170,7 +170,7 @@ class Codebook(nn.Module):
         """Move dead centroids, whose size has decayed, to random nodes of the batch."""
         size = sum(counts) / len(self.ema_size)
         dead_c = self.ema_size < self.dead_code_threshold * size
-        chosen_cw = self._random_rows(z_bw, order_a, counts)
+        chosen_cw = self._drawn_rows(z_bw, order_a, counts)
         self.ema_sum.copy_(torch.where(dead_c[:, None], chosen_cw * size, self.ema_sum))
         self.ema_size.copy_(torch.where(dead_c, torch.full_like(self.ema_size, size), self.ema_size))
 
