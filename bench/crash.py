@@ -297,7 +297,7 @@ def _say_phases(file: Path, pause_s: float) -> None:
 def _die_in_commit(step: int) -> None:
     """SIGKILL before the so-manyth change of the file system after the first commit of a folder began."""
     writer: Any = import_module("largegt.io.array_writer").ArrayWriter
-    place, count, began = writer._place, 0, False
+    place, count, began = writer._link_arrays, 0, False
 
     def begin(*args: Any) -> None:
         nonlocal began
@@ -314,7 +314,7 @@ def _die_in_commit(step: int) -> None:
 
         return call
 
-    writer._place = begin
+    writer._link_arrays = begin
     for name in ("link", "mkdir", "replace", "rmdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
 

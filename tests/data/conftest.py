@@ -37,5 +37,5 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def small(tiny: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """So that workers have many parts, runs and ranges of a small graph too."""
-    tiny.setattr("largegt.data.parts._LEAST_PART", 90)
+    tiny.setattr("largegt.data.parts._MIN_PART_EDGES", 90)
     return tiny

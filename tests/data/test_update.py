@@ -174,7 +174,7 @@ def test_killed_where_arrays_are_kept(tmp_path: Path) -> None:
     old = graph.begin(tmp_path)
     graph.change(features=False)
     file = graph.written(tmp_path / "l.parquet", columns=["id", "label", "split"])
-    for method, call in (("commit", 1), ("commit", 2), ("finish", 1), ("_place", 1), ("_keep_version", 1)):
+    for method, call in (("commit", 1), ("commit", 2), ("finish", 1), ("_link_arrays", 1), ("_link_old_manifest", 1)):
         with stopped_at(ArrayWriter, method, call):
             append(tmp_path / "old", file, update=True, threads=1)
         assert GraphStore.open(tmp_path / "old").fingerprint == old.fingerprint

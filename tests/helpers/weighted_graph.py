@@ -29,7 +29,7 @@ def graph() -> Weighted:
 def tinier(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A small ingest does everything that a large one does; `memory` is a number of bytes, however small."""
     small: dict[str, Any] = {
-        "parts.EDGE_CHUNK_ROWS": 50, "parts._LEAST_PART": 60,
+        "parts.EDGE_CHUNK_ROWS": 50, "parts._MIN_PART_EDGES": 60,
         "pair_runs._BUCKET_PAIRS": 60, "pair_runs._MOST_BUCKETS": 6, "csr._LEAST_RUN": 70, "csr._MOST_RUN": 150,
         "csr._LEAST_PIECE": 20, "csr._WINDOW_EDGES": 80, "edge_reading._FEW_EDGES": 50, "weights._WINDOW": 256,
     }  # fmt: skip

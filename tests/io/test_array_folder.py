@@ -178,7 +178,7 @@ def test_a_version_beside_the_newest(tmp_path: Path) -> None:
     assert beside.file("made") == newest.file("made")
 
 
-@pytest.mark.parametrize("at", ["_place", "_keep_version", "replacing"])
+@pytest.mark.parametrize("at", ["_link_arrays", "_link_old_manifest", "replacing"])
 def test_a_commit_that_stops_leaves_the_old_version_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -257,7 +257,7 @@ def test_other_work_does_not_go_on_from_it(tmp_path: Path) -> None:
 def test_after_a_restart_of_the_machine_it_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stopped):
         _count_to(tmp_path / "f", 4)
-    monkeypatch.setattr(home, "_boot", lambda: "another")
+    monkeypatch.setattr(home, "_boot_id", lambda: "another")
     assert _count_to(tmp_path / "f", None) == 0
 
 

@@ -114,7 +114,7 @@ def stored(bucket: str, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 0), (1_000,), (150, 3, 2)])
 def test_any_part_of_an_array(stored: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    for name, size in (("PART_BYTES", 256), ("_AHEAD_BYTES", 700), ("_GAP_BYTES", 64), ("_AROUND_BYTES", 50)):
+    for name, size in (("PART_BYTES", 256), ("_PREFETCH_BYTES", 700), ("_GAP_BYTES", 64), ("_NEARBY_BYTES", 50)):
         monkeypatch.setattr(remote_array, name, size)
     monkeypatch.setattr(remote, "PART_BYTES", 256)
     rng = np.random.default_rng(0)

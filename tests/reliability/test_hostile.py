@@ -222,7 +222,7 @@ def test_a_table_of_one_value_repeated(tmp_path: Path, monkeypatch: pytest.Monke
         pa.table({"source": np.zeros(10**6, np.int64), "target": np.ones(10**6, np.int64)}), tmp_path / "e.parquet"
     )
     assert SourceTable(tmp_path / "e.parquet").num_rows == 10**6
-    monkeypatch.setattr("largegt.data.limits._MOST_VALUES", 10)
+    monkeypatch.setattr("largegt.data.limits._MAX_VALUES_PER_BYTE", 10)
     monkeypatch.setattr("largegt.data.limits._FEW_VALUES", 1000)
     with pytest.raises(InputError, match="which no table does"):
         SourceTable(tmp_path / "e.parquet")

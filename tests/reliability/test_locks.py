@@ -184,7 +184,7 @@ def test_a_folder_that_appears_while_the_lock_is_taken_is_not_replaced(
 
 def test_a_folder_that_another_process_commits_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its arrays are in place and its manifest is not yet: that is no damage."""
-    graph, config, real, committed = easy_store(tmp_path / "g"), small().preparation, ArrayWriter._place, []
+    graph, config, real, committed = easy_store(tmp_path / "g"), small().preparation, ArrayWriter._link_arrays, []
 
     def place(writer: ArrayWriter, *args: Any) -> None:
         real(writer, *args)
@@ -194,7 +194,7 @@ def test_a_folder_that_another_process_commits_is_not_removed(tmp_path: Path, mo
         assert left_in(tmp_path) == before
         committed.append(writer.path)
 
-    monkeypatch.setattr(ArrayWriter, "_place", place)
+    monkeypatch.setattr(ArrayWriter, "_link_arrays", place)
     prepare(graph, config)
     assert len(committed) == 5, "four stages, and the folder that names them"
 

@@ -274,13 +274,13 @@ def test_clean_leaves_a_stage_alone_that_is_being_committed(tmp_path: Path) -> N
     stage = store.path / "prepared" / "tokens" / "0123456789abcdef"
     with ArrayWriter(stage, "stage") as writer:
         writer.save("values", np.arange(3))
-        place = writer._place
+        place = writer._link_arrays
 
         def cleaned(*args: Any) -> None:
             place(*args)
             clean(store.path)
 
-        writer._place = cleaned  # type: ignore[method-assign]
+        writer._link_arrays = cleaned  # type: ignore[method-assign]
         writer.finish({})
     assert ArrayFolder(stage, "stage").array("values").tolist() == [0, 1, 2]
     clean(store.path)

@@ -1,1 +1,1 @@
-"""Every setting, the recipes, and what a command line changes of them."""
+"""Settings, recipes, and overrides from the command line."""

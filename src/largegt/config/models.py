@@ -1,7 +1,7 @@
-"""The models: one entry each, with its class, its settings and what it reads of a preparation.
+"""The model registry: one entry per model, with its class, its settings and its inputs from a preparation.
 
-A new model is a class (models/), a settings class and an entry here, or `@register_model` in a package of its own. The
-classes are named, not imported: reading a configuration does not load torch.
+To add a model, write a class (models/), a settings class and an entry here, or use `@register_model` in your own
+package. Entries hold the names of classes and do not import them: reading a configuration does not load torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from largegt.errors import ConfigError, nearest
 from .overrides import LARGEST_COUNT, LARGEST_WIDTH, Settings, build, leaves, setting_names, several
 
 Input = Literal["local_nodes", "contexts", "positions", "neighbors"]
-"""What a model reads beside a node's features: a sample of local nodes, context features, positional encodings, or
-neighbours that it samples from the store itself."""
+"""An input of a model beside a node's features: a sample of local nodes, context features, positional encodings, or
+neighbours that the model samples from the store."""
 
 
 class UnknownModelError(ConfigError):
-    """A model of this name is not registered here."""
+    """No model with this name is registered."""
 
 
 class ModelConfig(Settings):
-    """The settings of a model. Each model has a subclass, with the settings that it reads."""
+    """Settings of a model. Each model has a subclass with the settings that it reads."""
 
     name: str
     """The model; `largegt config --models` lists them."""
@@ -42,7 +42,7 @@ class HiddenConfig(ModelConfig):
     """A model with a hidden width."""
 
     hidden_dim: int = Field(default=128, ge=1, le=LARGEST_WIDTH)
-    """Hidden width."""
+    """Width of the hidden layers."""
 
 
 class BlockConfig(HiddenConfig):
@@ -62,7 +62,7 @@ class AttentionConfig(HiddenConfig):
     head_dim: int | None = Field(default=None, ge=1, le=LARGEST_WIDTH)
     """Width of each head; hidden_dim / num_heads when not given. The published configuration has hidden_dim."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of attention weights; leaves the fast attention kernels on a CPU."""
+    """Dropout of attention weights; above 0, a CPU cannot use its fast attention kernels."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> AttentionConfig:
@@ -108,7 +108,7 @@ class CodebookConfig(Settings):
     """The GlobalModule's codebook and its attention (Algorithm 3)."""
 
     num_centroids: int = Field(default=1024, ge=1, le=2**24)
-    """Size of the codebook (the paper's B, 4096 there)."""
+    """Number of centroids (the paper's B, where it is 4096)."""
     dim: int = Field(default=64, ge=1, le=LARGEST_WIDTH)
     """Width of MLP_a's output, the feature half of a centroid."""
     num_heads: int = Field(default=2, ge=1, le=LARGEST_WIDTH)
@@ -120,7 +120,7 @@ class CodebookConfig(Settings):
     eps: float = Field(default=1e-5, gt=0)
     """Laplace smoothing of the cluster sizes."""
     dead_code_threshold: float = Field(default=0.05, ge=0)
-    """A centroid whose EMA size falls below this moves to a random node of the batch. 0, as published: never."""
+    """Centroids with an EMA size below this fraction of the mean move to random batch nodes. 0, as published: never."""
 
 
 class CodebookModelConfig(HiddenConfig):
@@ -138,7 +138,7 @@ class NodeLabelsConfig(ModelConfig):
     """Training labels around a node as an input."""
 
     neighbor_label_hops: int = Field(default=0, ge=0, le=2)
-    """Input the label distribution of the training nodes within so many hops, never the node's own label. Paper: 0."""
+    """Input the label distribution of training nodes within this many hops, never the node's own label. Paper: 0."""
 
 
 class LocalInputsConfig(ModelConfig):
@@ -243,7 +243,7 @@ class GOATCodebookConfig(CodebookConfig):
     """The codebook of GOAT."""
 
     variant: Literal["largegt", "goat"] = "largegt"
-    """goat: GOAT's own attention and start of the codebook, which never moves dead centroids."""
+    """goat: GOAT's own attention and codebook initialisation; dead centroids never move."""
 
 
 class GOATGlobalConfig(BlockConfig, CodebookModelConfig):
@@ -268,25 +268,25 @@ def _check_heads(hidden_dim: int, num_heads: int, head_dim: int | None, prefix: 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model."""
+    """A registered model."""
 
     name: str
     cls: type | str
-    """The class, a NodeModel, or where it is: "package.module:Class"."""
+    """The class, a NodeModel, or its path: "package.module:Class"."""
     settings: type[ModelConfig]
-    """Its settings: each field is `model.FIELD`."""
+    """The settings class: each field is `model.FIELD`."""
     title: str
-    """Its name in tables."""
+    """Name in tables."""
     inputs: tuple[Input, ...] = ()
-    """What it reads beside the node's features."""
+    """Inputs beside the node's features."""
     prepare: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings of the preparation that it cannot do without: {"tokens": {"separate_directions": False}}."""
+    """Required settings of the preparation: {"tokens": {"separate_directions": False}}."""
     search: Mapping[str, str] = field(default_factory=dict)
-    """What a tuning searches beside the common settings: {"model.my_setting": "1,2,3"}."""
+    """Settings for tuning to search beside the common ones: {"model.my_setting": "1,2,3"}."""
     new_nodes: bool = True
-    """Whether it predicts nodes that are not in the store."""
+    """Whether the model can predict nodes that are not in the store."""
     about: str = ""
-    """One line for lists of models."""
+    """One-line description for lists of models."""
 
     def load(self) -> Any:
         """The class."""
@@ -297,8 +297,8 @@ class ModelSpec:
 
     @property
     def needs(self) -> dict[str, dict[str, Any]]:
-        """What of a preparation is not free: without local nodes nothing is sampled, and a model that samples
-        neighbours itself needs the features of all nodes."""
+        """The preparation settings that the model requires: without local nodes nothing is sampled, and a model that
+        samples neighbours from the store needs the features of all nodes."""
         needs: dict[str, dict[str, Any]] = {name: dict(settings) for name, settings in self.prepare.items()}
         for is_needed, table, setting, value in (
             ("local_nodes" not in self.inputs, "local_nodes", "k", 1),
@@ -350,16 +350,16 @@ Model = TypeVar("Model", bound=type)
 def register_model(
     name: str, settings: type[ModelConfig], *, title: str = "", inputs: tuple[Input, ...] = (), **more: Any
 ) -> Callable[[Model], Model]:
-    """A class decorator that makes a `NodeModel` known by this name, in every verb and function.
+    """A class decorator that registers a `NodeModel` under this name for all commands and functions.
 
     Args:
-        name: its name, for `--model` and `model.name`.
-        settings: its settings, a subclass of `ModelConfig`: each field is `model.FIELD`.
-        title: its name in tables; `name` when not given.
-        inputs: what it reads beside the node's features: local_nodes, contexts, positions, neighbors.
+        name: the model's name, for `--model` and `model.name`.
+        settings: the settings class, a subclass of `ModelConfig`: each field is `model.FIELD`.
+        title: the name in tables; `name` when not given.
+        inputs: the inputs beside the node's features: local_nodes, contexts, positions, neighbors.
         more: other fields of `ModelSpec`: prepare, search, new_nodes, about.
 
-    A package makes its models known by an entry point of the group `largegt.models` that names the module.
+    A package registers its models through an entry point of the group `largegt.models` with the module's name.
     """
 
     def register(cls: Model) -> Model:
@@ -370,7 +370,7 @@ def register_model(
 
 
 def model_specs() -> Iterator[ModelSpec]:
-    """Every model: those of this package, and registered ones."""
+    """All models: those of this package, then registered ones."""
     load_plugins()
     yield from _MODELS.values()
 
@@ -380,7 +380,7 @@ def model_names() -> list[str]:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """The model of this name."""
+    """The registry entry of a model."""
     if name not in _MODELS:
         load_plugins()
     if name not in _MODELS:
@@ -392,18 +392,18 @@ def model_spec(name: str) -> ModelSpec:
 
 
 def load_plugins() -> None:
-    """Import the modules that packages name in the entry points `largegt.models`; they register models and metrics."""
+    """Import the modules of all entry points `largegt.models`, which register models and metrics."""
     for plugin in entry_points(group="largegt.models"):
         plugin.load()
 
 
 def model_config(name: str, **settings: Any) -> ModelConfig:
-    """The settings of a model; what is not given has its default."""
+    """The settings of a model; settings that are not given have their defaults."""
     return read_model({"name": name, **settings})
 
 
 def read_model(tree: Mapping[str, Any]) -> ModelConfig:
-    """The settings of the model that `tree` names. A setting that this model does not read is refused."""
+    """The settings of the model `tree["name"]`. Refuses settings that this model does not read."""
     name = tree.get("name", LargeGTConfig().name)
     spec = model_spec(str(name))
     own = setting_names(spec.settings)
@@ -416,13 +416,13 @@ def read_model(tree: Mapping[str, Any]) -> ModelConfig:
 
 
 def settings_read(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Those settings of another model's `tree` that the model `name` reads too."""
+    """The settings in another model's `tree` that the model `name` also reads."""
     own = setting_names(model_spec(name).settings)
 
-    def read(below: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    def read(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         return {
             key: read(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-            for key, value in below.items()
+            for key, value in table.items()
             if any(one == prefix + key or one.startswith(f"{prefix}{key}.") for one in own)
         }
 
@@ -430,7 +430,7 @@ def settings_read(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def overrides_read(overrides: Iterable[str], name: str) -> list[str]:
-    """The `a.b=c` overrides, without settings that other models read and `name` does not."""
+    """The `a.b=c` overrides without settings that only models other than `name` read."""
     own = setting_names(model_spec(name).settings, "model.")
     every = {setting for spec in model_specs() for setting in setting_names(spec.settings, "model.")}
     return [one for one in overrides if one.partition("=")[0].strip() not in every.difference(own)]

@@ -1,6 +1,6 @@
-"""How settings are read and written: trees of plain values to frozen models and back, `a.b=c` overrides, durations.
+"""Reads and writes settings: trees of plain values to frozen models and back, `a.b=c` overrides, durations.
 
-An unknown key is refused with the nearest known name, and the first thing wrong is one line.
+The error for an unknown key suggests the nearest known name. Only the first error is reported, in one line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .renamed import RENAMED
 
 _LONGEST_S = 1e10
 LARGEST_WIDTH, LARGEST_COUNT = 1 << 16, 1 << 20
-"""The most that a width and a count may be: a larger one is a slip of the finger, and would end for lack of memory."""
+"""Largest allowed width and count: a larger one is most likely a typing error and would run out of memory."""
 
 
 class Settings(BaseModel):
-    """Frozen, strict about names, and documented field by field."""
+    """Base of all settings classes: frozen, without unknown fields, and with a docstring per field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -40,7 +40,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_none(cls, tree: Any) -> Any:
-        """TOML has no null: `"none"` is how a recipe or an override says it, where the field can be empty."""
+        """Read `"none"` as None for optional fields, since TOML has no null."""
         if not isinstance(tree, dict):
             return tree
         can_be_none = [key for key, field in cls.model_fields.items() if type(None) in get_args(field.annotation)]
@@ -49,8 +49,8 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _keep_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic or a later stage would take for something else: a flag for a number, a whole number that
-        no array can count to, text that cannot be written to a file."""
+        """Refuse values that pydantic or a later stage would misread: true or false for a number, an integer beyond 64
+        bits, text that is not valid Unicode."""
         annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
         takes_flags = annotation is bool or bool in get_args(annotation)
         for one in value if isinstance(value, list | tuple) else (value,):
@@ -67,7 +67,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def several(values: Any) -> Any:
-    """`20,10` or `[20,10]` as on a command line, one value alone, or a list."""
+    """A tuple or list from `20,10` or `[20,10]` as on a command line, from a single value, or from a list."""
     if isinstance(values, str):
         listed = values[1:-1] if values.startswith("[") and values.endswith("]") else values
         return tuple(listed.split(",")) if listed else ()
@@ -75,8 +75,8 @@ def several(values: Any) -> Any:
 
 
 def build(cls: type[SettingsT], tree: Mapping[str, Any], prefix: str = "") -> SettingsT:
-    """Validate a plain tree; the first thing wrong becomes a one-line `ConfigError`. `prefix` is what the settings'
-    names begin with."""
+    """Validate a plain tree; the first error becomes a one-line `ConfigError`. `prefix` is the prefix of the settings'
+    names in this error."""
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
@@ -106,7 +106,7 @@ def _config_error(cls: type[Settings], error: ValidationError, prefix: str) -> C
 
 
 class Setting(NamedTuple):
-    """One setting, to be listed."""
+    """The description of one setting."""
 
     name: str
     """Its dotted name."""
@@ -129,13 +129,13 @@ def describe_settings(cls: type[Settings], prefix: str = "") -> list[Setting]:
             found += describe_settings(type(field.default), f"{prefix}{name}.")
         else:
             bases = (base.model_fields.get(name) for base in cls.__mro__ if issubclass(base, Settings))
-            text = next((base.description for base in bases if base and base.description), "")  # its own, or inherited
+            text = next((base.description for base in bases if base and base.description), "")  # own or inherited
             found.append(Setting(prefix + name, field.get_default(), text, field.annotation))
     return found
 
 
 def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT:
-    """A `cls` from its defaults and `a.b=c` overrides alone."""
+    """A `cls` from its defaults and `a.b=c` overrides."""
     tree: dict[str, Any] = {}
     for override in overrides:
         apply_override(tree, override)
@@ -143,7 +143,7 @@ def parse_overrides(cls: type[SettingsT], overrides: Iterable[str]) -> SettingsT
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Put `a.b=c` into the tree. The value is read as TOML; a bare word is a string."""
+    """Set `a.b=c` in the tree. The value is parsed as TOML; a bare word is a string."""
     name, equals, text = override.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"override {override!r} is not of the form section.name=value")
@@ -163,7 +163,7 @@ def _override_value(text: str) -> Any:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # RecursionError: thousands of brackets
         return text
-    return tree["value"] if len(tree) == 1 else text  # a second line is no part of a value
+    return tree["value"] if len(tree) == 1 else text  # a second line is not part of the value
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -181,7 +181,7 @@ def as_overrides(tree: Mapping[str, Any]) -> list[str]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` on top of `below`, table by table."""
+    """`below` with the values of `above`, table by table."""
     both = {
         key: merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -190,7 +190,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def text_of(value: Any) -> str:
-    """A value as `--set` takes it."""
+    """A value in the notation of `--set`."""
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()
     if isinstance(value, float):

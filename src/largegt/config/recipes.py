@@ -1,4 +1,4 @@
-"""Recipes: settings in TOML, by name from the package's files or by path, each on top of the one that it extends."""
+"""Recipes: settings in TOML, by name from the package's files or by path; a recipe can extend another one."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .models import model_names, settings_read
 from .overrides import merged
 
 AUTO = "auto"
-"""The recipe that is made for a store when it is asked for (auto/choose.py)."""
+"""The recipe that is generated for a store (auto/choose.py)."""
 _OWN = "your own graph"
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """The recipes included in the package."""
     return list(recipe_about())
 
 
 def recipe_about() -> dict[str, str]:
-    """Each included recipe and the line it says of itself."""
+    """Each included recipe with its one-line description."""
     return {name: about for recipes in recipes_by_dataset().values() for name, about in recipes.items()}
 
 
 def recipes_by_dataset() -> dict[str, dict[str, str]]:
-    """The same in groups: recipes for a graph of one's own first, then those for each dataset."""
+    """The included recipes by group: recipes for the user's own graphs first, then those for each dataset."""
     return {
         dataset: {name: tree["about"] for name, tree in recipes.items() if not name.startswith("_")}
         for dataset, recipes in _included().items()
@@ -41,8 +41,8 @@ def recipes_by_dataset() -> dict[str, dict[str, str]]:
 
 @cache
 def _included() -> dict[str, dict[str, Any]]:
-    """The recipes of the package: a file for each dataset, a table for each recipe. A name with an underscore is no
-    recipe but a beginning that others extend."""
+    """The recipes of the package: one file per dataset, one table per recipe. A name with a leading underscore is not a
+    recipe, but a base that others extend."""
     files = [
         file for file in (resources.files("largegt") / "config" / "recipes").iterdir() if file.name.endswith(".toml")
     ]
@@ -52,8 +52,8 @@ def _included() -> dict[str, dict[str, Any]]:
 
 
 def recipe_for(model: str, original: bool = False) -> str:
-    """The recipe to train a model by when none is named: its own, in the form of two hops or in its authors' original
-    one. LargeGT has the default recipe, a registered model `base`."""
+    """The recipe for training a model when none is given: the recipe with the model's name, limited to two hops or in
+    the authors' original form. LargeGT uses `default`, a registered model `base`."""
     known, models = recipe_names(), model_names()
     if model not in models:
         form = model.lower().removesuffix("-original")
@@ -69,11 +69,11 @@ def recipe_for(model: str, original: bool = False) -> str:
 
 
 def read_recipe(recipe: PathLike) -> dict[str, Any]:
-    """A recipe as a plain tree, from its name or from a file: its values on top of those of the recipe it `extends`."""
+    """A recipe as a plain tree, by name or from a file; its values override those of the recipe that it `extends`."""
     chain, trees = [_find_recipe(str(recipe), Path())], list[dict[str, Any]]()
     while True:
-        here = chain[-1]
-        tree = _load_recipe(here)
+        last = chain[-1]
+        tree = _load_recipe(last)
         base = tree.pop("extends", None)
         tree.pop("about", None)
         tree.pop("data", None)  # a run's config.toml is a recipe too
@@ -83,16 +83,16 @@ def read_recipe(recipe: PathLike) -> dict[str, Any]:
         try:
             if not isinstance(base, str):
                 raise ConfigError("give one name of a recipe or one .toml file")
-            chain.append(_find_recipe(base, here.parent if isinstance(here, Path) else Path()))
+            chain.append(_find_recipe(base, last.parent if isinstance(last, Path) else Path()))
         except ConfigError as error:
-            raise ConfigError(f"recipe {here} extends {base!r}: {error}") from None
+            raise ConfigError(f"recipe {last} extends {base!r}: {error}") from None
         if len({_identity(one) for one in chain}) < len(chain):
             raise ConfigError(f"recipes extend each other in a circle: {' → '.join(map(str, chain))}")
 
 
 def on_top(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` on top of a recipe. Where they name another model, only what that model reads is kept of the settings
-    of the recipe's model."""
+    """A recipe with `changes`. If they set another model, only those model settings of the recipe remain that the other
+    model also reads."""
     model, other = tree.get("model"), changes.get("model")
     if (
         isinstance(model, dict)
@@ -104,7 +104,7 @@ def on_top(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_recipe(recipe: str, folder: Path) -> str | Path:
-    """The name of an included recipe, or a file; one that another recipe names lies beside it."""
+    """The name of an included recipe, or a file. `folder`: where relative paths start."""
     file, known = folder / recipe, recipe_names()
     if any(recipe in recipes for recipes in _included().values()):
         return recipe
@@ -122,7 +122,7 @@ def _find_recipe(recipe: str, folder: Path) -> str | Path:
 
 
 def _load_recipe(recipe: str | Path) -> dict[str, Any]:
-    """The tree of one recipe alone."""
+    """The tree of one recipe, without the recipes that it extends."""
     if isinstance(recipe, str):
         return next(deepcopy(recipes[recipe]) for recipes in _included().values() if recipe in recipes)
     try:

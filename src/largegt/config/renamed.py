@@ -1,4 +1,4 @@
-"""Settings by the names that they had before, so that the error of an old name tells the new one."""
+"""Old names of settings and their new names, for the error that an old name raises."""
 
 RENAMED = {
     "prepare.positions": "prepare.positional_encoding",

@@ -1,6 +1,6 @@
-"""The settings: one frozen model per stage, and `Config` for a whole run. The line under a field is its help text.
+"""Settings: one frozen pydantic model per stage, and `Config` for a whole run. A field's docstring is its help text.
 
-Enters: a recipe's name or file (recipes.py), and `--set a.b=c` overrides. Leaves: a `Config` with every field filled.
+Enters: a recipe's name or file (recipes.py), and `--set a.b=c` overrides. Leaves: a `Config` with all fields set.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Seed = Field(default=0, ge=0, lt=2**63)
 
 
 class IngestConfig(Settings):
-    """How files become a store."""
+    """Settings of ingest, which turns files into a store."""
 
     name: str = ""
     """Name of the graph in tables; the folder's name when empty."""
     undirected: bool = False
-    """Add the inverse of every edge. Without it edges keep the direction they have in the file."""
+    """Add the reverse of every edge. Otherwise edges keep the direction they have in the file."""
     feature_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the stored features."""
     task: Literal["auto"] | Task = "auto"
-    """What the labels are. auto: several label columns are multilabel, fractions regression, two values binary."""
+    """The kind of labels. auto: several label columns are multilabel, fractions regression, two values binary."""
     split_fractions: tuple[float, float, float] = (0.5, 0.25, 0.25)
     """Fractions of train, validation and test nodes when no split is given."""
     split_seed: int = Seed
@@ -58,17 +58,17 @@ class IngestConfig(Settings):
     stratify: bool = False
     """Random splits keep the class proportions in every part."""
     unknown_ids: Literal["error", "drop"] = "error"
-    """What to do with an edge whose end is not in the node table."""
+    """What to do with edges that have an endpoint outside the node table."""
     missing_values: Literal["auto", "mean", "refuse"] = "auto"
     """Missing features: the mean of the training nodes, or an error. auto: the mean in tables, an error in arrays."""
     missing_markers: tuple[str, ...] = MISSING_MARKERS
-    """Cells that stand for a missing feature or label; empty cells always do."""
+    """Cell contents that mean a missing feature or label; empty cells always do."""
     column_kinds: tuple[str, ...] = ()
-    """Kinds of columns that override the inferred ones: city=category, zip=ignore, separated by commas."""
+    """Column kinds that override the inferred ones: city=category, zip=ignore, separated by commas."""
     text_model: str = ""
-    """Folder of a local sentence-transformers model that embeds columns of text. Empty: their words are hashed."""
+    """Folder of a local sentence-transformers model that embeds text columns. Empty: words are hashed."""
     parallel_edges: Literal["sum", "count", "last"] = "sum"
-    """Edges between the same nodes: weights are added, edges are counted as the weight, or the last one counts."""
+    """Edges between the same two nodes: sum their weights, use their count as the weight, or keep the last edge."""
 
     @field_validator("split_fractions", "missing_markers", "column_kinds", mode="before")
     @classmethod
@@ -80,32 +80,32 @@ class LocalNodesConfig(Settings):
     """The paper's LocalNodes (Algorithm 1)."""
 
     k: int = Field(default=50, ge=1, le=LARGEST_COUNT)
-    """Local nodes per node, itself included (the paper's K). 1: the node alone, nothing is sampled."""
+    """Local nodes per node, including the node itself (the paper's K). 1: only the node itself, no sampling."""
     direction: Direction = "both"
     """Which edges lead to neighbours: out, in, or both (the undirected view)."""
     hop1_fraction: float | None = Field(default=None, ge=0, le=1)
     """Fraction of the K - 1 slots for one-hop neighbours, the rest for two-hop ones. none: uniform over both."""
     target_nodes: Literal["labelled", "all"] = "labelled"
-    """Which nodes to prepare now; a prediction prepares others when it needs them."""
+    """Which nodes to prepare now; predictions prepare other nodes when they need them."""
     seed: int = Seed
-    """Seed of the sample."""
+    """Seed of the samples."""
     use_edge_weights: bool | Literal["auto"] = "auto"
     """Sample neighbours in proportion to edge weights. auto: where the store has weights."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that a sample depends on: where nothing is sampled, not those of the sample."""
+        """The settings that affect the result: with k = 1 nothing is sampled, so sampling settings do not count."""
         unused = {"hop1_fraction", "seed", "use_edge_weights"} if self.k == 1 else None
         return self.model_dump(mode="json", exclude=unused)
 
 
 class TokensConfig(Settings):
-    """The rows that tokens are gathered from."""
+    """The token table, from which tokens are gathered."""
 
     num_hops: int = Field(default=2, ge=0, le=100)
-    """A token row holds the node's features H and their contexts ÃH, Ã²H, … up to this power; the paper has 2."""
+    """A token row holds the node's features H and the contexts ÃH, Ã²H, … up to this power; 2 in the paper."""
 
     normalize: Normalization = "per_feature"
-    """per_feature: mean 0, variance 1. global: divide all by one number (bags of words). auto: decided by the data."""
+    """per_feature: mean 0, variance 1. global: divide all by one number (bags of words). auto: chosen from the data."""
     dtype: Literal["float32", "float16"] = "float32"
     """Precision of the stored token rows; sums are always float32."""
     precompute_for: Literal["sampled", "reachable", "all"] = "sampled"
@@ -124,34 +124,34 @@ class PositionalEncodingConfig(Settings):
     """Positional encodings for the GlobalModule."""
 
     method: Literal["random_projection", "node2vec", "laplacian", "none"] = "random_projection"
-    """random_projection: of adjacency powers, fast. node2vec: the paper's, slow. laplacian: eigenvectors."""
+    """random_projection: of adjacency powers, fast. node2vec: as in the paper, slow. laplacian: eigenvectors."""
     dim: int = Field(default=64, ge=1, le=LARGEST_WIDTH)
     """Width of the encoding."""
     seed: int = Seed
-    """Seed of the projection or of the walks and the skip-gram."""
+    """Seed of the projection, or of the walks and the skip-gram model."""
     projection_weights: tuple[float, ...] = (0.0, 1.0, 1.0, 1.0)
-    """random_projection: weight of each power of the adjacency, from the first on."""
+    """random_projection: weight of each power of the adjacency, starting with the first."""
     walk_length: int = Field(default=40, ge=2, le=LARGEST_COUNT)
-    """node2vec: nodes in a walk."""
+    """node2vec: nodes per walk."""
     context_size: int = Field(default=20, ge=2, le=LARGEST_COUNT)
-    """node2vec: nodes in a window of the walk."""
+    """node2vec: nodes per window of a walk."""
     walks_per_node: int = Field(default=10, ge=1, le=LARGEST_COUNT)
     """node2vec: walks that start at each node."""
     p: float = Field(default=1.0, gt=0)
-    """node2vec: return parameter; small values go back often."""
+    """node2vec: return parameter; with small values walks often step back."""
     q: float = Field(default=1.0, gt=0)
-    """node2vec: in-out parameter; small values go outwards."""
+    """node2vec: in-out parameter; with small values walks move outwards."""
     num_negative_samples: int = Field(default=1, ge=1, le=LARGEST_COUNT)
-    """node2vec: random walks contrasted with each real one."""
+    """node2vec: random (negative) walks per real walk."""
     epochs: int = Field(default=1, ge=1)
     """node2vec: passes over all walks."""
     batch_size: int = Field(default=256, ge=1, lt=2**31)
     """node2vec: start nodes per step."""
     learning_rate: float = Field(default=0.01, gt=0)
-    """node2vec: SparseAdam's step size."""
+    """node2vec: learning rate of SparseAdam."""
 
     def relevant(self) -> dict[str, Any]:
-        """The settings that the chosen method reads: changing others changes nothing."""
+        """The settings that the chosen method reads; others have no effect."""
         every = self.model_dump(mode="json")
         read_by = {
             "none": {"method"},
@@ -163,7 +163,7 @@ class PositionalEncodingConfig(Settings):
 
 
 class PrepareConfig(Settings):
-    """Everything that is computed once, offline."""
+    """The preparation, which is computed once before training."""
 
     local_nodes: LocalNodesConfig = LocalNodesConfig()
     tokens: TokensConfig = TokensConfig()
@@ -171,26 +171,26 @@ class PrepareConfig(Settings):
 
     @property
     def can_resample(self) -> bool:
-        """Whether every other sample finds its token rows."""
+        """Whether token rows exist for any new sample."""
         return self.tokens.precompute_for != "sampled" or self.local_nodes.k == 1
 
     def reachable(self) -> PrepareConfig:
-        """The same with token rows of every node in reach, so that other samples can be drawn."""
+        """The settings with token rows of all reachable nodes, so that new samples are possible."""
         return self if self.can_resample else self._with(tokens={"precompute_for": "reachable"})
 
     def for_all_nodes(self) -> PrepareConfig:
-        """The same with a row for every node."""
+        """The settings with a row for every node."""
         return self._with(local_nodes={"target_nodes": "all"})
 
     def for_model(self, spec: ModelSpec) -> PrepareConfig:
-        """What this model needs, and as set here where it can do with anything."""
+        """The settings with those that the model requires."""
         return self._with(**spec.needs)
 
     def serves(self, spec: ModelSpec) -> bool:
-        """Whether the model can be trained on what is prepared so. More local nodes or hops than it reads do no harm;
-        missing rows do."""
-        wanted = spec.needs.get("tokens", {}).get("precompute_for", self.tokens.precompute_for)
-        return bool(self.tokens.precompute_for == wanted)
+        """Whether the model can train on a preparation with these settings. It may have more local nodes or hops than
+        the model reads, but no missing rows."""
+        needed = spec.needs.get("tokens", {}).get("precompute_for", self.tokens.precompute_for)
+        return bool(self.tokens.precompute_for == needed)
 
     def _with(self, **tables: dict[str, Any]) -> PrepareConfig:
         changed = {table: getattr(self, table).model_copy(update=update) for table, update in tables.items()}
@@ -198,7 +198,7 @@ class PrepareConfig(Settings):
 
 
 class ResolvedPrepareConfig(PrepareConfig):
-    """The settings of a preparation, and the label inputs of the model that it is for."""
+    """The settings of a preparation, and the label inputs that its model reads."""
 
     neighbor_label_hops: int = Field(default=0, ge=0, le=2)
     """Count the training labels within this many hops of each prepared node, without its own."""
@@ -207,7 +207,7 @@ class ResolvedPrepareConfig(PrepareConfig):
 
     @property
     def settings(self) -> PrepareConfig:
-        """The settings alone."""
+        """The settings without the label inputs."""
         return PrepareConfig(
             local_nodes=self.local_nodes, tokens=self.tokens, positional_encoding=self.positional_encoding
         )
@@ -231,35 +231,35 @@ class TrainConfig(Settings):
     ema_decay: float = Field(default=0.0, ge=0, lt=1)
     """Validate, save and predict with a moving average of the weights, with this decay per step; 0: off."""
     consistency_weight: float = Field(default=0.0, ge=0)
-    """Weight of the consistency loss: two samples of an unlabelled node shall give the same prediction. 0: off."""
+    """Weight of the consistency loss: two samples of an unlabelled node should get the same prediction. 0: off."""
     consistency_batch_size: int = Field(default=256, ge=1, lt=2**31)
     """Unlabelled nodes per step for the consistency loss."""
     consistency_threshold: float = Field(default=0.7, ge=0, lt=1)
-    """The consistency loss counts nodes whose average prediction has at least this probability. 0: all."""
+    """The consistency loss uses nodes whose average prediction has at least this probability. 0: all nodes."""
     optimizer: Literal["adam", "adamw"] = "adamw"
-    """Which optimizer."""
+    """Adam, or AdamW with decoupled weight decay."""
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
-    """Step size; its peak under cosine and linear."""
+    """Learning rate; with the cosine and linear schedulers, its maximum."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Weight decay (decoupled with adamw)."""
     lr_scheduler: Literal["constant", "cosine", "linear"] = "cosine"
-    """cosine: linear warm-up, then cosine to zero. linear: warm-up, then linearly to min_learning_rate."""
+    """cosine: linear warm-up, then cosine decay to zero. linear: warm-up, then linear decay to min_learning_rate."""
     warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
     """cosine, linear: fraction of all steps spent warming up."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """cosine, linear: steps spent warming up; replaces warmup_ratio when given."""
     min_learning_rate: float = Field(default=0.0, ge=0)
-    """linear: step size at the last step."""
+    """linear: learning rate at the last step."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Largest norm of a gradient; none switches clipping off."""
+    """Maximum norm of the gradient, which is clipped to it; none: no clipping."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Label smoothing of the cross-entropy."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: rare classes weigh more, by nodes / (classes · nodes of the class) in the training split."""
+    """balanced: weight each class by nodes / (classes · nodes of the class), counted in the training split."""
     monitor: str = "auto"
-    """Validation metric that picks the best epoch, say f1. auto: accuracy, roc_auc for binary and multilabel, rmse."""
+    """Validation metric that picks the best epoch, e.g. f1. auto: accuracy, roc_auc for binary and multilabel, rmse."""
     patience: int | None = Field(default=None, ge=1)
-    """Stop after this many epochs without a better validation score; none trains to the end."""
+    """Stop after this many epochs without a better validation score; none: train all epochs."""
     max_time: str | None = None
     """Wall-clock limit such as 90s, 30m or 4h: training ends cleanly there with the best result kept."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
@@ -267,17 +267,17 @@ class TrainConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the model with torch.compile: a minute once, then faster steps. auto: on a GPU, for many steps."""
+    """Compile the model with torch.compile: takes a minute, then steps are faster. auto: on a GPU, for many steps."""
     deduplicate_tokens: bool | Literal["auto"] = "auto"
-    """Compute a repeated token once, with log(multiplicity) in its score; copies share dropout. auto: on a CPU."""
+    """Compute repeated tokens once, with log(multiplicity) added to the score; copies share dropout. auto: on a CPU."""
     layerwise_inference: bool = True
-    """Score message-passing baselines over all neighbours, layer by layer; false: over sampled ones, as in training."""
+    """Evaluate message-passing models layer by layer over all neighbours; false: over sampled ones, as in training."""
     checkpoint_every_n_epochs: int = Field(default=1, ge=1)
     """Epochs between checkpoints to resume from."""
     wandb_project: str | None = None
-    """Weights & Biases project to log to as well; needs the wandb extra."""
+    """Also log to this Weights & Biases project; needs the wandb extra."""
     token_table: TablePlace = "auto"
-    """Token rows in GPU memory, pinned host memory, or files. auto: the first with room. The results are the same."""
+    """Keep token rows in GPU memory, pinned host memory, or files. auto: the first with room. Same results."""
 
     @model_validator(mode="after")
     def _check_end(self) -> TrainConfig:
@@ -290,7 +290,7 @@ class TrainConfig(Settings):
     @field_validator("max_time", mode="before")
     @classmethod
     def _check_max_time(cls, max_time: Any) -> Any:
-        """A bare number is seconds; what is no duration is refused now, not after the preparation."""
+        """Refuse an invalid duration now, not after the preparation. A number means seconds."""
         if max_time is None:
             return None
         try:
@@ -301,7 +301,7 @@ class TrainConfig(Settings):
 
 
 class Config(Settings):
-    """A whole run: what to prepare, which model, how to train."""
+    """The configuration of a run: preparation, model and training."""
 
     prepare: PrepareConfig = PrepareConfig()
     model: SerializeAsAny[ModelConfig] = LargeGTConfig()
@@ -324,8 +324,8 @@ class Config(Settings):
 
     @property
     def preparation(self) -> ResolvedPrepareConfig:
-        """What to prepare: as `prepare` says, but what the model needs, and with every node in reach where training or
-        scoring samples again."""
+        """The resolved preparation: `prepare` with the settings that the model requires, and with all reachable nodes
+        if training or evaluation needs new samples."""
         model, needed = self.model, self.prepare.for_model(self.model.spec)
         if self.train.resample == "epoch" or self.train.num_eval_samples > 1:
             needed = needed.reachable()
@@ -338,12 +338,12 @@ class Config(Settings):
         )
 
     def to_toml(self) -> str:
-        """The whole configuration as TOML: enough to run it again."""
+        """The whole configuration as TOML: enough to repeat the run."""
         return to_toml(self.model_dump(mode="json"))
 
 
 def describe_config(model: str | None = None) -> list[Setting]:
-    """Every setting of a run: of one model, or of all models."""
+    """All settings of a run, with those of one model or of all models."""
     specs = model_specs() if model is None else [model_spec(model)]
     of_models: dict[str, Setting] = {}
     for spec in specs:

@@ -1,8 +1,8 @@
-"""Additions: nodes and edges that come to a store that is there.
+"""Additions: new nodes and edges for an existing store.
 
-Enters: a GraphStore and a `Source` of the new ones, or the files of one. Leaves: their ids by number (GrownIds), their
+Enters: a GraphStore and a `Source` of the additions, or their files. Leaves: node numbers of the ids (GrownIds),
 features in the store's precision, labels and split of all nodes, and edges by node number. Cost: the new ids, and the
-labels and split of all nodes in memory; features and edges are streams.
+labels and split of all nodes in memory; features and edges are streamed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ID_ARRAYS = ["node_ids", "node_id_offsets", "node_id_bytes"]
 
 
 def ingest_config(store: GraphStore) -> IngestConfig:
-    """How a store was ingested: so are additions to it."""
+    """The ingest configuration of a store, which also applies to additions."""
     return build(IngestConfig, store.folder.meta["config"])
 
 
 def refuse_payload(store: GraphStore) -> None:
-    """Refuse a store whose edges carry more than their ends, which additions do not have."""
+    """Refuse a store with edge weights or edge features, which additions do not support."""
     known = {"features", "labels", "split", *ID_ARRAYS, *EDGE_ARRAYS, *lineage_arrays(store)}
     if others := sorted(set(store.folder.manifest["arrays"]) - known):
         raise InputError(
@@ -57,8 +57,8 @@ def additions_in_files(
     store: GraphStore, nodes: Any = None, edges: Any = None, *, update: bool = False, feature_columns: Any = None,
     features: Any = None, **others: Any,
 ) -> FileSource:  # fmt: skip
-    """New nodes and edges in files, as `sources.files` reads them. Columns are those that the store has come from, by
-    name, unless others are named. With `update`, a table may lack all feature columns."""
+    """New nodes and edges in files, read by `sources.files`. Column names default to those of the store's ingest. With
+    `update`, a table may lack all feature columns."""
     by_id = [others.get("labels"), others.get("splits")] if update else []
     if all(what is None for what in (nodes, edges, features, *by_id)):
         raise InputError("nothing to add: name a table of nodes, edges, or both")
@@ -67,41 +67,41 @@ def additions_in_files(
     for role, what in (("id", nodes), ("label", nodes), ("split", nodes), ("source", edges), ("target", edges)):
         name = remembered.get(role)
         if not others.get(f"{role}_column") and name and what is not None and is_table(what, database):
-            there = Table(what, database).columns
-            known = [one for one in ([name] if isinstance(name, str) else name) if one in there]
-            if known:
-                others[f"{role}_column"] = known if role == "label" else known[0]
+            columns = Table(what, database).columns
+            present = [one for one in ([name] if isinstance(name, str) else name) if one in columns]
+            if present:
+                others[f"{role}_column"] = present if role == "label" else present[0]
     with_features = nodes if features is None else features
     fitted = store.columns
     if fitted is not None and not feature_columns and with_features is not None and is_table(with_features, database):
-        table, wanted = Table(with_features, database), fitted.input_columns
-        missing = [name for name in wanted if name not in table.columns]
-        if not update or len(missing) < len(wanted):
+        table, required = Table(with_features, database), fitted.input_columns
+        missing = [name for name in required if name not in table.columns]
+        if not update or len(missing) < len(required):
             if update and missing:
                 raise InputError(
                     f"{table.where} has no column {', '.join(map(repr, missing))}: features are updated from all their "
                     "columns, so add what is missing, or leave out the others"
                 )
-            for name in wanted:
+            for name in required:
                 table.column(name, "features")
-            feature_columns = [glob.escape(name) for name in wanted]
+            feature_columns = [glob.escape(name) for name in required]
     return sources.files(edges, nodes=nodes, features=features, feature_columns=feature_columns, **others)
 
 
 class GrownIds(NodeIds):
-    """The nodes of a store and new ones behind them, by the user's ids. An id that is in the store is refused unless
-    `update`, and one that is given twice always."""
+    """The nodes of a store followed by new nodes, by the user's ids. A known id is an error unless `update`; a repeated
+    id is always an error."""
 
     def __init__(self, store: GraphStore, given: Ids, where: str, means: Means, update: bool = False) -> None:
         super().__init__(store.num_nodes, where, means, store.id_kind)
         self.num_old = num_old = store.num_nodes
         old = NodeIds(num_old, where, means, store.id_kind)
         old.known = self.known = [] if store.own_ids is None else [store.own_ids]
-        given = _as_stored(store, given, where)
+        given = _convert_ids(store, given, where)
         self.given = NodeIds(len(given), where, means, store.id_kind)
         self.given.known = [given]
         self.nodes = old.find(given)
-        """The number of each given node."""
+        """Node number of each given node."""
         is_new = self.nodes < 0
         if not update and not is_new.all():
             raise InputError(
@@ -109,36 +109,36 @@ class GrownIds(NodeIds):
                 "that are known (edges may name them), or update them with `lg.append(..., update=True)`"
             )
         self.new: Ids = given.filter(is_new) if is_text(given) else given[is_new]
-        """Ids of the new nodes, as the store has its own: int64 or text."""
+        """Ids of the new nodes in the store's type: int64 or text."""
         self.num_nodes += len(self.new)
         self.nodes[is_new] = np.arange(num_old, self.num_nodes)
-        follows = self.kind == "row" and np.array_equal(self.new, np.arange(num_old, self.num_nodes))
-        if len(given) and not (follows and is_new.all()):
+        are_rows = self.kind == "row" and np.array_equal(self.new, np.arange(num_old, self.num_nodes))
+        if len(given) and not (are_rows and is_new.all()):
             repeat = first_repeat([given], is_text(given), means.memory, means.threads)
             if repeat is not None:
                 raise InputError(f"{where}: id {repeat[1]!r} occurs twice: each node has one row")
-        if self.kind == "row" and not follows:
+        if self.kind == "row" and not are_rows:
             self.kind, self.known = "integer", [np.arange(num_old)]
         if self.kind != "row":
             self.known = [*self.known, self.new]
 
 
-def _as_stored(store: GraphStore, ids: Ids, where: str) -> Ids:
-    """Ids in the store's kind; refused where they cannot be."""
+def _convert_ids(store: GraphStore, ids: Ids, where: str) -> Ids:
+    """Ids in the store's type; an error if they cannot be converted."""
     if store.id_kind == "string":
         return as_text(ids)
     if not is_text(ids):
         return np.asarray(ids, dtype=np.int64)
-    numbers, meant = as_numbers(ids)
-    if not meant.all():
-        odd = id_at(ids, int(np.argmin(meant)))
-        raise InputError(f"{where}: id {odd!r} is text, and the ids of {store.place} are whole numbers: give a number")
+    numbers, is_number = as_numbers(ids)
+    if not is_number.all():
+        text = id_at(ids, int(np.argmin(is_number)))
+        raise InputError(f"{where}: id {text!r} is text, and the ids of {store.place} are whole numbers: give a number")
     return numbers
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What comes to a store: new nodes and edges; with `update`, other values of nodes that are there."""
+    """New nodes and edges for a store; with `update`, new values of existing nodes."""
 
     store: GraphStore
     source: Source
@@ -172,34 +172,34 @@ class Additions:
 
     @property
     def num_nodes(self) -> int:
-        """Of the store and new."""
+        """Number of old and new nodes."""
         return self.ids.num_nodes
 
     # features
 
     @cached_property
     def features(self) -> Features | None:
-        """The features of the given nodes, in the order of their table; None where they have none."""
+        """The features of the given nodes in table order; None if they have none."""
         part, store = self.source.features, self.store
         if isinstance(part, TableFeatures):
             if store.columns is not None and not {*store.columns.input_columns} & {*part.chosen}:
                 part = None
             else:
-                part = replace(part, columns=store.columns or self._as_numbers(part))
+                part = replace(part, columns=store.columns or self._number_columns(part))
         if store.features_are_degrees:
             if part is not None and part.width:
                 raise InputError(f"{part.where} has features, and {store.place} has none but degrees: leave them out")
             return None
         if part is None and self.num_new:
-            raise InputError(f"{self.ids.where} has no features, and nodes of {store.place} have: {_wanted(store)}")
+            raise InputError(f"{self.ids.where} has no features, and nodes of {store.place} have: {_needed(store)}")
         if part is not None and part.width != store.num_features and len(self.ids.nodes):
             raise InputError(
-                f"{part.where} has {part.width} features, and {store.place} has {store.num_features}: {_wanted(store)}"
+                f"{part.where} has {part.width} features, and {store.place} has {store.num_features}: {_needed(store)}"
             )
         return part
 
     def feature_blocks(self, skip: int = 0) -> Iterator[Array]:
-        """Rows of the given nodes as the store stores them, from the `skip`-th on. None where they have none."""
+        """Features of the given nodes in the stored precision, after the first `skip` rows; empty if they have none."""
         part, count = self.features, len(self.ids.nodes)
         if part is None:
             return
@@ -214,8 +214,8 @@ class Additions:
         if done != count:
             raise InputError(f"{part.where} has {done} rows, but there are {count} new nodes")
 
-    def _as_numbers(self, part: TableFeatures) -> Columns:
-        """The columns of a table for a store whose features came from an array: numbers as they are."""
+    def _number_columns(self, part: TableFeatures) -> Columns:
+        """Columns for a store whose features came from an array: unscaled numbers."""
         if self.store.features_are_degrees:
             return Columns([])
         kinds = {name: "vector" if part.table.is_list(name) else "number" for name in part.chosen}
@@ -225,7 +225,7 @@ class Additions:
     # edges
 
     def edges(self) -> Iterator[tuple[Array, Array]]:
-        """(sources, targets) by node number, in pieces; ends that are no nodes are refused, or dropped as at ingest."""
+        """Chunks of (sources, targets) by node number; unknown ids are refused or dropped, as at ingest."""
         for found in found_edges(self.source.edges, self.ids):
             if found.dropped and self.config.unknown_ids != "drop":
                 raise self.refused_edge()
@@ -242,7 +242,7 @@ class Additions:
     # labels and split
 
     def labels(self) -> Encoded:
-        """The labels of all nodes, by the store's classes. An empty cell leaves the label that a node has."""
+        """The labels of all nodes, in the store's classes. An empty cell keeps the old label."""
         part, store = self.source.labels, self.store
         task, classes = store.task, store.classes
         values = np.concatenate([store.labels, label_encoding.unlabelled(self.num_new, task, classes).values])
@@ -254,8 +254,8 @@ class Additions:
         return label_encoding.counted(values, task, classes)
 
     def split(self, encoded: Encoded) -> Array:
-        """uint8: the split of all nodes. An empty cell leaves the one that a node has; new nodes without one, and nodes
-        without a label, are in none."""
+        """uint8: the split of all nodes. An empty cell keeps the old split; new nodes with an empty cell and unlabelled
+        nodes are in no split."""
         part = self.source.splits
         split = np.concatenate([self.store.split, np.zeros(self.num_new, dtype=np.uint8)])
         if part is not None:
@@ -267,7 +267,7 @@ class Additions:
         return split
 
     def _nodes_of(self, ids: Ids | None, count: int, where: str) -> Array:
-        """The numbers of the nodes that `count` values belong to: those of these ids, or the given nodes in order."""
+        """The node numbers of `count` values: of these ids, or of the given nodes in order."""
         if ids is None:
             if count != len(self.ids.nodes):
                 raise InputError(f"{where} has {count} rows for {len(self.ids.nodes)} new nodes")
@@ -282,8 +282,8 @@ class Additions:
         return nodes
 
 
-def _wanted(store: GraphStore) -> str:
-    """What features new nodes must have."""
+def _needed(store: GraphStore) -> str:
+    """The features that new nodes must have, for error messages."""
     if store.columns is None:
         return f"give {store.num_features} numbers for each node"
     return f"give the columns {listed(store.columns.input_columns, 8)}"

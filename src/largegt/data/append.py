@@ -1,13 +1,12 @@
-"""append: a store and what has come since become one store.
+"""append: add nodes and edges to a store.
 
-Enters: a GraphStore and `Additions` (new nodes and edges; with `update`, other values of nodes that are there). Leaves:
-the store that an ingest of everything with the same fitted columns would have made, old nodes first, byte for byte; in
-place of the old one, or elsewhere. Cost: one pass over the old store, from front to back, and a sort of the new edges
-alone; the memory of an ingest. Old edges are not sorted again: their rows are merged with the new ones. In place,
-arrays that do not change are not copied.
+Enters: a GraphStore and `Additions` (new nodes and edges; with `update`, new values of existing nodes). Leaves: a store
+in place of the old one or at another path, with the same bytes as an ingest of all data with the same fitted columns,
+old nodes first. Cost: one sequential pass over the old store and a sort of the new edges; the memory of an ingest. Old
+edges are not sorted again: their rows are merged with the new rows. An append in place does not copy unchanged arrays.
 
-In place, it is a new version of the store: a killed append leaves the old version as it was, and the same command goes
-on; readers of the old version keep it. `prepare` takes from preparations of the old version what still holds.
+An append in place writes a new version of the store. After a kill, the old version is unchanged, and the same command
+resumes; readers of the old version keep it. `prepare` reuses valid parts of preparations of the old version.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _CHUNK_ROWS = 1 << 20
 _WINDOW_EDGES = 1 << 20
 _SIDES: tuple[Direction, ...] = ("out", "in")
 _TABLE = "scratch_table"
-"""Features of updated nodes in the order of their table."""
+"""Scratch array: features of given nodes in table order."""
 
 
 def append(
@@ -69,17 +68,17 @@ def append(
     memory: str | int | None = None,
     **files: Any,
 ) -> GraphStore:
-    """Add nodes and edges to a store; the store as it is then.
+    """Add nodes and edges to a store; return the new version of the store.
 
-    `nodes` is a table, `edges` are one or more: files as `sources.files` reads them, and so are other arguments
-    (`features`, `labels`, `label`, `source`, …). `nodes` may also be a whole `Source`. The store gets a new
-    version unless `out` says where a new store goes. New nodes are numbered behind the old ones, in the order of their
-    table; without a split they are in none. Ids, classes and features are the store's; edges may join new nodes and old
-    ones. With `update`, rows of `nodes` whose ids are known replace the labels, split or features of these nodes: those
-    that the table has columns for. An empty label or split leaves what there was.
+    `nodes`, `edges` and other arguments (`features`, `labels`, `label_column`, `source_column`, …) are read as by
+    `sources.files`; `nodes` may also be a whole `Source`. The store gets a new version, unless `out` is the path of a
+    new store. New nodes follow the old ones, in the order of their table; without a split column they are in no split.
+    Ids, classes and features have the same form as in the store; edges may connect new and old nodes. With `update`,
+    rows of `nodes` with known ids replace the labels, split or features of these nodes, if the table has columns for
+    them. An empty label or split keeps the old value.
 
-    `memory` is what the work may hold. A killed append of files goes on where it stopped when it is called again; one
-    that is whole says so, and changes nothing. Runs keep the version they were trained on (`largegt clean`).
+    `memory` is the memory limit. After a kill, the same call resumes an append of files; repeating a complete append
+    warns and changes nothing. Runs keep the version that they were trained on (`largegt clean`).
     """
     place = store.place if isinstance(store, GraphStore) else store
     refuse_url(place, "a store that is appended to")
@@ -91,15 +90,15 @@ def append(
     given = nodes
     if not isinstance(nodes, Source | FileSource):
         given = additions_in_files(old, nodes, edges, update=update, **files)
-    there = old if in_place else None if overwrite else found_store(target)
-    came_last = there is not None and given.identity is not None and last_source(there) == given.identity
-    if there is not None and came_last and (in_place or earlier_states(there)[-1].fingerprint == old.fingerprint):
+    existing = old if in_place else None if overwrite else found_store(target)
+    is_repeated = existing is not None and given.identity is not None and last_source(existing) == given.identity
+    if existing and is_repeated and (in_place or earlier_states(existing)[-1].fingerprint == old.fingerprint):
         remove_stale(target)
-        _log.warning(f"{there.place} has these files already, they came last: nothing is appended")
-        return there
+        _log.warning(f"{existing.place} has these files already, they came last: nothing is appended")
+        return existing
     identity = None if given.identity is None else [old.fingerprint, given.identity, update]
     with ArrayWriter(target, KIND, replace=in_place or overwrite, identity=identity) as writer:
-        if GraphStore.open(place).fingerprint != old.fingerprint:  # before it was ours to write
+        if GraphStore.open(place).fingerprint != old.fingerprint:  # changed before this process locked it
             raise InputError(f"{place} has just been changed by another process: run the same command again")
         old.check("out", "in", "both", features=True, progress=progress)
         count, budget = num_threads(threads), memory_budget(memory)
@@ -117,7 +116,7 @@ def append(
 
 
 def found_store(path: PathLike) -> GraphStore | None:
-    """The store that is there, if one is."""
+    """The store at `path`; None if there is none."""
     with suppress(LargeGTError):
         return GraphStore.open(path)
     return None
@@ -125,7 +124,7 @@ def found_store(path: PathLike) -> GraphStore | None:
 
 @dataclass(frozen=True)
 class _Append:
-    """One append: what is there, what comes, where it goes, and with what means."""
+    """One append: the old store, the additions, the writer, and limits."""
 
     old: GraphStore
     new: Additions
@@ -135,7 +134,7 @@ class _Append:
     memory: int
 
     def run(self, identity: Any) -> bool:
-        """Write everything; False, and no new version in the same folder, where nothing changes."""
+        """Write all arrays. If nothing changes, return False and write no new version in place."""
         old, new, writer = self.old, self.new, self.writer
         require_space(writer.path, old.folder.num_bytes, f"{old.place} with what is appended")
         encoded = new.labels()
@@ -143,7 +142,7 @@ class _Append:
         self._write_ids()
         writer.save("labels", encoded.values)
         writer.save("split", split)
-        writer.commit()  # from here on there is something to go on from
+        writer.commit()  # an interrupted append resumes from here
         counts = self._write_edges(identity)
         self._write_features()
         meta = {
@@ -164,11 +163,11 @@ class _Append:
             writer.finish(meta, progress=self.report, notes=notes)
         return is_changed
 
-    def _kept(self, names: Collection[str]) -> bool:
-        """Take arrays that do not change from the old version, if it lies in the same folder; whether it does."""
+    def _reused(self, names: Collection[str]) -> bool:
+        """Reuse unchanged arrays of the old version if it is in the same folder; return whether it is."""
         if self.writer.path != self.old.path:
             return False
-        for name in self.old.folder.manifest["arrays"]:  # in their order
+        for name in self.old.folder.manifest["arrays"]:  # in manifest order
             if name in names:
                 self.writer.reuse(name, self.old.folder)
         return True
@@ -177,7 +176,7 @@ class _Append:
 
     def _write_ids(self) -> None:
         new, folder = self.new.ids, self.old.folder
-        if not len(new.new) and self._kept(ID_ARRAYS):
+        if not len(new.new) and self._reused(ID_ARRAYS):
             return
         if new.kind == "integer":
             self._grow("node_ids", "int64", (), new.known[0], lambda skip: iter([new.new[skip:]]))
@@ -196,23 +195,23 @@ class _Append:
         if old.features_are_degrees:
             write_degrees(writer, new.num_nodes, old.feature_dtype)
             return
-        if given is None and self._kept(["features"]):
+        if given is None and self._reused(["features"]):
             return
         before: Any = old.features
-        behind = new.feature_blocks
-        is_known = new.ids.nodes < old.num_nodes
-        if given is not None and is_known.any():
-            rows, places = self._read_table(), np.flatnonzero(~is_known)
-            before, step = _Replaced(old.features, new.ids.nodes, rows), chunk_rows(old.num_features)
+        new_rows = new.feature_blocks
+        is_old = new.ids.nodes < old.num_nodes
+        if given is not None and is_old.any():
+            rows, new_at = self._read_table(), np.flatnonzero(~is_old)
+            before, step = _RowReplacement(old.features, new.ids.nodes, rows), chunk_rows(old.num_features)
 
-            def behind(skip: int = 0) -> Iterator[Array]:
-                return (rows[places[at : at + step]] for at in range(skip, len(places), step))
+            def new_rows(skip: int = 0) -> Iterator[Array]:
+                return (rows[new_at[at : at + step]] for at in range(skip, len(new_at), step))
 
-        self._grow("features", old.feature_dtype, (old.num_features,), before, behind, "copy features")
+        self._grow("features", old.feature_dtype, (old.num_features,), before, new_rows, "copy features")
         writer.drop(_TABLE)
 
     def _read_table(self) -> Array:
-        """The features of all given nodes, new and old, in the order of their table: a scratch array, mapped."""
+        """The features of all given nodes, new and old, in table order: a memory-mapped scratch array."""
         old, writer = self.old, self.writer
         table = writer.grow(_TABLE, old.feature_dtype, (old.num_features,))
         for block in self.new.feature_blocks(table.rows):
@@ -223,16 +222,16 @@ class _Append:
 
     def _grow(
         self, name: str, dtype: str, row_shape: tuple[int, ...], before: Any,
-        behind: Callable[[int], Iterator[Array]], stage: str = "",
+        new_rows: Callable[[int], Iterator[Array]], stage: str = "",
     ) -> None:  # fmt: skip
-        """An array of the old store with rows behind it, from where an earlier run stopped. `behind(skip)` gives them
-        from the `skip`-th on."""
+        """Write the rows `before` of the old store and then the new rows, resuming where an earlier run stopped.
+        `new_rows(skip)` yields the new rows after the first `skip`."""
         if self.writer.has(name):
             return
         array = self.writer.grow(name, dtype, row_shape)
         step = chunk_rows(int(np.prod(row_shape))) if row_shape else _CHUNK_ROWS
         left = (before[start : start + step] for start in range(array.rows, len(before), step))
-        for rows in chain(left, behind(max(0, array.rows - len(before)))):
+        for rows in chain(left, new_rows(max(0, array.rows - len(before)))):
             array.append(rows)
             self.writer.commit()
             if stage:
@@ -243,25 +242,25 @@ class _Append:
     # edges
 
     def _write_edges(self, identity: Any) -> dict[str, Any]:
-        """Every array of edges, and what the manifest says of them."""
+        """Write all edge arrays; return their manifest entries."""
         writer, meta = self.writer, self.old.folder.meta
         with ArrayWriter(writer.partial / "today", "scratch", replace=True, identity=identity) as scratch:
-            fresh = self._read_edges(scratch)
+            added = self._read_edges(scratch)
             directed = self.old.directed
-            if self.new.num_new or fresh["pairs"] or not self._kept(EDGE_ARRAYS):
+            if self.new.num_new or added["pairs"] or not self._reused(EDGE_ARRAYS):
                 directed = self._merge_edges(scratch)
         num_edges = len(writer.array("out_indices"))
-        pairs = meta["duplicates_merged"] + self.old.num_edges + fresh["pairs"]
+        pairs = meta["duplicates_merged"] + self.old.num_edges + added["pairs"]
         return {
             "num_edges": num_edges,
             "directed": directed,
-            "self_loops_dropped": meta["self_loops_dropped"] + fresh["self_loops"],
+            "self_loops_dropped": meta["self_loops_dropped"] + added["self_loops"],
             "duplicates_merged": pairs - num_edges,
-            "unknown_edges_dropped": meta["unknown_edges_dropped"] + fresh["dropped"],
+            "unknown_edges_dropped": meta["unknown_edges_dropped"] + added["dropped"],
         }
 
     def _merge_edges(self, scratch: ArrayWriter) -> bool:
-        """Old and new edges together, in every direction; whether they are directed."""
+        """Merge old and new edges in every direction; return whether the graph is directed."""
         writer = self.writer
         self._merge("out", scratch)
         if not self.new.config.undirected and "directed" not in writer.state:
@@ -269,16 +268,18 @@ class _Append:
             writer.commit(directed=not same_rows(writer, "out", "in"))
         directed = bool(writer.state.get("directed", False))
         if directed:
-            out, into = (Rows(writer.array(f"{side}_indptr"), writer.array(f"{side}_indices")) for side in _SIDES)
-            workers, merge = Threads(self.memory, self.threads), partial(merge_rows, out, into)
-            self._write_rows("both", lambda first: workers.run(merge, windows(out.indptr, first, _WINDOW_EDGES)))
+            out_rows, in_rows = (
+                Rows(writer.array(f"{side}_indptr"), writer.array(f"{side}_indices")) for side in _SIDES
+            )
+            workers, merge = Threads(self.memory, self.threads), partial(merge_rows, out_rows, in_rows)
+            self._write_rows("both", lambda first: workers.run(merge, windows(out_rows.indptr, first, _WINDOW_EDGES)))
         else:
             for name in ("in_indptr", "in_indices"):
                 writer.drop(name)
         return directed
 
     def _read_edges(self, scratch: ArrayWriter) -> dict[str, int]:
-        """The new edges as rows of their own in the scratch folder."""
+        """Write the new edges as CSR rows into the scratch folder; return counts."""
         new = self.new
         workers, task_memory = Threads(self.memory, self.threads), self.memory // (self.threads + 2)
         kind = EdgeKind(new.num_nodes, new.config.undirected)
@@ -297,36 +298,36 @@ class _Append:
             builder.close()
 
     def _merge(self, side: Direction, scratch: ArrayWriter) -> None:
-        """Rows of the old store and of the new edges, row by row."""
+        """Merge the neighbour rows of the old store with those of the new edges."""
         if self.writer.has(f"{side}_indices"):
             return
         old_indptr, old_indices = self.old.csr(side)
-        prefix = side if scratch.has(f"{side}_indptr") else "out"  # edges that go both ways have one set of rows
+        prefix = side if scratch.has(f"{side}_indptr") else "out"  # undirected edges have one CSR
         if scratch.has("out_indptr"):
             new_indptr, new_indices = scratch.array(f"{prefix}_indptr"), scratch.array(f"{prefix}_indices")
         else:
             new_indptr, new_indices = np.zeros(self.new.num_nodes + 1, dtype=np.int64), old_indices[:0]
         num_old = self.new.ids.num_old
-        sizes: Any = _Sum(old_indptr, new_indptr)
+        sizes: Any = _IndptrSum(old_indptr, new_indptr)
         merge = partial(merge_rows, Rows(old_indptr, old_indices), Rows(new_indptr, new_indices))
 
-        def behind(first: int) -> Iterator[tuple[Array, ...]]:
+        def new_rows(first: int) -> Iterator[tuple[Array, ...]]:
             for low, high in windows(new_indptr, first, _WINDOW_EDGES):
                 yield np.diff(new_indptr[low : high + 1]), new_indices[new_indptr[low] : new_indptr[high]], NO_WEIGHTS
 
         self._write_rows(side, lambda first: chain(
             Threads(self.memory, self.threads).run(merge, windows(sizes, min(first, num_old), _WINDOW_EDGES)),
-            behind(max(first, num_old)),
+            new_rows(max(first, num_old)),
         ))  # fmt: skip
 
     def _write_rows(self, name: str, rows: Callable[[int], Iterator[tuple[Array, ...]]]) -> None:
         report = partial(self.report, f"merge edges ({name})")
         write_rows(self.writer, name, EdgeKind(self.new.num_nodes, self.new.config.undirected), rows, report)
 
-    # what changed
+    # changed nodes
 
     def _touched(self) -> Array:
-        """Old nodes that have new neighbours."""
+        """Old nodes with new neighbours."""
         old, writer = self.old, self.writer
         touched = np.zeros(old.num_nodes, dtype=np.bool_)
         for side in _SIDES:
@@ -339,7 +340,7 @@ class _Append:
         return np.flatnonzero(touched)
 
     def _updated(self, name: str) -> Array:
-        """Old nodes that have other features, another label or another split. Degrees are not updated."""
+        """Old nodes whose feature, label or split array (`name`) changed. Degrees are not updated."""
         if not self.new.update or (name == "features" and self.old.features_are_degrees):
             return np.zeros(0, dtype=np.int64)
         before, after = self.old.folder.array(name), self.writer.array(name)
@@ -353,8 +354,8 @@ class _Append:
         return np.concatenate(found)
 
 
-class _Sum:
-    """The sum of two rising arrays, as far as the shorter one goes, where it is looked at."""
+class _IndptrSum:
+    """Lazy sum of two indptr arrays, with the length of the first."""
 
     def __init__(self, a: Array, b: Array) -> None:
         self.a, self.b = a, b
@@ -366,13 +367,13 @@ class _Sum:
         return self.a[at] + self.b[at]
 
 
-class _Replaced:
-    """An array of which some rows are replaced: row `nodes[i]`, where there is such a row, by `rows[i]`."""
+class _RowReplacement:
+    """An array in which `rows[i]` replaces row `nodes[i]`, if this row exists."""
 
     def __init__(self, before: Array, nodes: Array, rows: Array) -> None:
         self.before, self.rows = before, rows
-        self.places = np.argsort(nodes)
-        self.nodes = nodes[self.places]
+        self.order = np.argsort(nodes)
+        self.nodes = nodes[self.order]
 
     def __len__(self) -> int:
         return len(self.before)
@@ -380,5 +381,5 @@ class _Replaced:
     def __getitem__(self, part: slice) -> Array:
         block = np.array(self.before[part])
         low, high = np.searchsorted(self.nodes, [part.start, part.start + len(block)])
-        block[self.nodes[low:high] - part.start] = self.rows[self.places[low:high]]
+        block[self.nodes[low:high] - part.start] = self.rows[self.order[low:high]]
         return block

@@ -1,7 +1,7 @@
-"""Cells of a table: one Arrow column, read as numbers, booleans, dates, text or vectors, whatever type it has.
+"""Cells of a table: parse an Arrow column of any type as numbers, booleans, dates, text or vectors.
 
-Enters: an Arrow array: text as CSV files have it, or typed as Parquet files have it. Leaves: NumPy arrays and which
-rows could be read. Text and typed cells of the same content give the same bits, and each cell is read on its own.
+Enters: an Arrow array of text (as in CSV files) or typed values (as in Parquet files). Leaves: NumPy arrays and masks
+of the parsed rows. Text and typed cells with the same content give the same bits; cells are parsed independently.
 Cost: a few copies of the column's rows.
 """
 
@@ -22,7 +22,7 @@ from largegt.types import Array
 from . import column_kernels as kernels
 
 BLANKS = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-"""What is trimmed from both ends of a cell."""
+"""Whitespace that is trimmed from both ends of a cell."""
 MICROS_PER_DAY = 86_400_000_000
 _YEAR_1, _YEAR_10000 = -719162 * MICROS_PER_DAY, 2932897 * MICROS_PER_DAY
 _UNITS = {"s": (1_000_000, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
@@ -32,7 +32,7 @@ _WORDS = pa.array([*_TRUE, *_FALSE], pa.large_string())
 
 
 def type_group(kind: Any) -> str:
-    """`text`, `number`, `boolean`, `date`, `vector`, `empty`, or `other` for types that cannot be a feature."""
+    """`text`, `number`, `boolean`, `date`, `vector`, `empty`, or `other` for unsupported types."""
     if isinstance(kind, pa.BaseExtensionType):
         return type_group(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -59,13 +59,13 @@ def _is_list(kind: Any) -> bool:
 
 
 def trimmed(text: Any, markers: Any) -> Any:
-    """Text without blanks around it, null where it is a missing marker."""
+    """Text without surrounding whitespace; null for a missing marker."""
     cells = pc.utf8_trim_whitespace(text.cast(pa.large_string()))
     return pc.if_else(pc.is_in(cells, value_set=markers), pa.scalar(None, pa.large_string()), cells)
 
 
 def plain(array: Any) -> Any:
-    """The array in one piece, without extension types and dictionaries."""
+    """The array as a single chunk, without extension types and dictionaries."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array.type, pa.BaseExtensionType):
@@ -74,7 +74,7 @@ def plain(array: Any) -> Any:
 
 
 class Cells:
-    """One column's rows, each read on its own."""
+    """The rows of one column, parsed independently."""
 
     def __init__(self, array: Any, markers: Any) -> None:
         self.array = plain(array)
@@ -85,7 +85,7 @@ class Cells:
         return len(self.array)
 
     def parts(self, rows: int) -> Iterator[Cells]:
-        """Cells of text in pieces of so many rows, which are read together."""
+        """Text cells, parsed together, in parts of `rows` rows."""
         (offsets, data, valid), (values, read) = self.buffers, self.numbers
         for low in range(0, len(self), rows):
             part, some = object.__new__(Cells), slice(low, low + rows)
@@ -97,21 +97,21 @@ class Cells:
 
     @cached_property
     def text(self) -> Any:
-        """Trimmed text, null where a cell is missing; typed values as canonical text."""
+        """Trimmed text, null for a missing cell; typed values as canonical text."""
         if self.group != "text":
             return _canonical(self.array)
         return trimmed(self.array, self._markers)
 
     @cached_property
     def filled(self) -> Array:
-        """Boolean [n]: the cell holds something, whether it can be read or not."""
+        """Boolean [n]: the cell has a value, valid or not."""
         if self.group == "text":
             return self.text_valid
         return ~np.asarray(pc.is_null(self.array, nan_is_null=True).to_numpy(zero_copy_only=False))
 
     @cached_property
     def buffers(self) -> tuple[Array, Array, Array]:
-        """(offsets, bytes, valid) of the text, as the kernels take it."""
+        """(offsets, bytes, valid) of the text, for the kernels."""
         _, offsets, data = self.text.buffers()
         if not len(self) or offsets is None:
             return _frozen(np.zeros(len(self) + 1, np.int64)), _frozen(np.zeros(1, np.uint8)), self.text_valid
@@ -125,7 +125,7 @@ class Cells:
 
     @cached_property
     def numbers(self) -> tuple[Array, Array]:
-        """float64 [n] and which are numbers that float32 can hold."""
+        """float64 [n], and a mask of numbers that are finite as float32."""
         if self.group == "boolean":
             values, read = _zeroed(self.array.cast(pa.uint8())).astype(np.float64), self.filled
         elif self.group == "number" and not pa.types.is_decimal(self.array.type):
@@ -142,15 +142,15 @@ class Cells:
     def _text_numbers(self) -> tuple[Array, Array]:
         states, values = np.empty(len(self), np.uint8), np.empty(len(self))
         kernels.read_numbers(*self.buffers, states, values)
-        hard = np.flatnonzero(states == kernels.LONG)
-        if hard.size:
-            cells = self.text.take(pa.array(hard)).to_pylist()
-            values[hard] = [float(cell.replace(",", "")) for cell in cells]
+        long = np.flatnonzero(states == kernels.LONG)
+        if long.size:
+            cells = self.text.take(pa.array(long)).to_pylist()
+            values[long] = [float(cell.replace(",", "")) for cell in cells]
         return values, states != kernels.NOT_A_NUMBER
 
     @cached_property
     def booleans(self) -> tuple[Array, Array]:
-        """float64 [n] (0 or 1) and which are truth values."""
+        """float64 [n] (0 or 1), and a mask of boolean cells."""
         if self.group in ("boolean", "number"):
             values, read = self.numbers
             return values, read & ((values == 0) | (values == 1))
@@ -163,7 +163,7 @@ class Cells:
 
     @cached_property
     def dates(self) -> tuple[Array, Array]:
-        """int64 [n], microseconds since 1970 in UTC, and which are dates of the years 1 to 9999."""
+        """int64 [n], microseconds since 1970 in UTC, and a mask of dates in the years 1 to 9999."""
         good, micros = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=np.int64)
         if self.group == "text":
             kernels.read_dates(*self.buffers, good, micros)
@@ -178,7 +178,7 @@ class Cells:
         return np.where(good, micros, 0), good
 
     def vectors(self) -> tuple[Array, Array]:
-        """(lengths [n], -1 for null; all their numbers as float64 [sum of lengths], NaN where one is missing)."""
+        """(lengths [n], -1 for null; concatenated values as float64 [sum of lengths], NaN for missing values)."""
         if self.group != "vector":
             return np.full(len(self), -1), np.zeros(0)
         lengths = pc.list_value_length(self.array).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -187,7 +187,7 @@ class Cells:
 
 
 def cells_of(arrays: Sequence[Any], markers: Any) -> Iterator[Cells]:
-    """The cells of each column. Many short columns of text are read as one: a call takes longer than a few cells."""
+    """The cells of each column. Short text columns are parsed together, because each call has a fixed cost."""
     short = [0 < len(array) <= _FEW_ROWS and pa.types.is_string(array.type) for array in arrays]
     parts: Iterator[Cells] = iter(())
     if any(short):
@@ -197,13 +197,13 @@ def cells_of(arrays: Sequence[Any], markers: Any) -> Iterator[Cells]:
 
 
 def _frozen(array: Array) -> Array:
-    """Read only, as the buffers of Arrow are: numba compiles one version of a kernel."""
+    """A read-only array, like Arrow buffers, so that numba compiles only one version of a kernel."""
     array.setflags(write=False)
     return array
 
 
 def _zeroed(array: Any) -> Array:
-    """The values with 0 for null."""
+    """The values, with 0 for null."""
     filled = array if array.null_count == 0 else array.fill_null(0)
     return np.asarray(filled.to_numpy(zero_copy_only=False))
 
@@ -227,5 +227,5 @@ def _canonical(array: Any) -> Any:
 
 
 def _float_text(value: Any) -> str:
-    """`5` for 5.0, else the shortest text that reads back as the same number."""
+    """`5` for 5.0, else the shortest text that parses to the same number."""
     return str(int(value)) if np.isfinite(value) and value == int(value) and abs(value) < 1e15 else str(value)

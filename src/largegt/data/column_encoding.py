@@ -1,8 +1,7 @@
-"""Fitted columns of a table and their transform into features.
+"""Fitted columns of a table and their transform to features.
 
-Enters: fitted columns (columns.py fits them, JSON brings them back) and batches of a table's rows. Leaves: float32
-[rows, width], always finite, the same bits however rows are batched. Cost: the output and a few copies of one column's
-rows; time in proportion to the cells.
+Enters: fitted columns (from columns.py or JSON) and batches of table rows. Leaves: float32 [rows, width], always
+finite, independent of the batches. Cost: the output and a few copies of one column's rows; time linear in the cells.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _MINUTES = 24 * 60
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """How columns are encoded."""
+    """Options for encoding columns."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """The kind of a column where the user names it."""
+    """Kinds that the user sets, by column name."""
     missing_values: Literal["mean", "refuse"] = "mean"
     missing_markers: tuple[str, ...] = ("", *MISSING_MARKERS)
     max_categories: int = 64
@@ -55,7 +54,7 @@ class ColumnOptions:
 
 
 def shown(cell: object) -> str:
-    """A piece of the user's text in quotes, at most 40 characters of it."""
+    """User text in quotes, truncated to 40 characters."""
     text = str(cell)
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
@@ -67,33 +66,33 @@ Mean = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]
 
 @pydantic_dataclass(frozen=True, config={"extra": "forbid"})
 class Column:
-    """One fitted column: everything that its transform needs. pydantic refuses what `fit_columns` does not make."""
+    """One fitted column, with all parameters of its transform. pydantic refuses invalid values."""
 
     name: Text
     kind: Kind
     missing: Count = 0
-    """Rows of the fitted table without a value; where there is one, a 0/1 feature says which rows lack it."""
+    """Rows of the fitted table without a value; if there are any, a 0/1 feature indicates missing values."""
     distinct: Count | None = None
-    """Different values in the fitted table; None where they were not counted."""
+    """Distinct values in the fitted table; None if not counted."""
     reason: Text = ""
     """Why the column is ignored."""
     notes: tuple[Text, ...] = ()
     means: tuple[Mean, ...] = ()
-    """Of training rows: of a number, and of its size where its logarithm is taken; of the year and the age in days of a
-    date; of each place of a vector."""
+    """Means over training rows: of a number, and for `log` also of its absolute value; of the year and the age in days
+    of a date; of each element of a vector."""
     categories: tuple[Text, ...] = ()
     words: tuple[Text, ...] = ()
-    """The most frequent words of training rows; each is a feature of a text, other words are hashed."""
+    """The most frequent words of training rows: one feature each; other words are hashed."""
     dims: Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMS)] = 0
-    """Buckets of a hashed category, features of a text, length of a vector."""
+    """Number of buckets of a hashed category, of features of a text, or of elements of a vector."""
     newest: Annotated[int, Field(strict=True, gt=-(1 << 58), lt=1 << 58)] = 0
     """The newest date, in microseconds since 1970."""
     has_time: Annotated[bool, Strict()] = False
-    """Dates have a time of day."""
+    """Whether dates have a time of day."""
     model: Text = ""
-    """The sentence-transformers folder that text goes through; words are hashed if it is empty."""
+    """Folder of the sentence-transformers model for text; if empty, words are hashed."""
     model_checksum: Text = ""
-    """Of the files in that folder."""
+    """Checksum of the files in that folder."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -121,7 +120,7 @@ class Column:
 
     @property
     def has_indicator(self) -> bool:
-        """Whether the last feature says which rows are missing."""
+        """Whether the last feature indicates missing values."""
         return self.missing > 0 and self.kind not in ("vector", "ignored")
 
     @property
@@ -143,7 +142,7 @@ class Column:
 
     @property
     def used_as(self) -> str:
-        """What becomes of the column, in a few words."""
+        """Short description of the encoding."""
         forms = {
             "number": "number", "log": "number on a log scale", "boolean": "0 or 1",
             "date": "year, cycles and age", "vector": "numbers",
@@ -201,7 +200,7 @@ def _encode_text(column: Column, cells: Cells, out: Array) -> Array:
 
 
 def _word_hashes(words: tuple[str, ...]) -> tuple[Array, Array]:
-    """(uint64 hashes of words, sorted; the place of each word)."""
+    """(sorted uint64 hashes of words; the index of each word)."""
     hashes = np.empty(len(words), np.uint64)
     kernels.hash_cells(*Cells(pa.array(words, pa.large_string()), pa.array([], pa.large_string())).buffers, hashes)
     places = np.argsort(hashes)
@@ -224,7 +223,7 @@ class _WrongVectorError(Exception):
 
 
 def _waves(steps: int) -> Array:
-    """float64 [steps, 2]: sine and cosine of a cycle. A table: the bits do not depend on vectorized library calls."""
+    """float64 [steps, 2]: sine and cosine of a cycle. A table avoids vectorized calls, whose bits can differ."""
     turns = [2 * math.pi * step / steps for step in range(steps)]
     return np.array([(math.sin(turn), math.cos(turn)) for turn in turns])
 
@@ -286,7 +285,7 @@ class Columns:
 
     @cached_property
     def spans(self) -> list[tuple[Column, slice]]:
-        """Every column that is used, and the places of its features among all."""
+        """Every used column, with the slice of its features."""
         ends = np.cumsum([column.width for column in self.columns], dtype=np.int64).tolist()
         spans = [(column, slice(end - column.width, end)) for column, end in zip(self.columns, ends, strict=True)]
         return [(column, span) for column, span in spans if column.width]
@@ -297,7 +296,7 @@ class Columns:
         return [column.name for column, _ in self.spans]
 
     def transform(self, batch: pa.RecordBatch, where: str, first_row: int = 0) -> Array:
-        """float32 [rows, width] of a batch; its first row is `first_row` of the table `where`, for messages."""
+        """float32 [rows, width] of a batch. `where` and `first_row` locate the batch in error messages."""
         out = np.zeros((batch.num_rows, self.width), dtype=np.float32)
         markers = pa.array(self.missing_markers, pa.large_string())
         places = {name: place for place, name in enumerate(batch.schema.names)}
@@ -322,12 +321,12 @@ class Columns:
         ]  # fmt: skip
 
     def to_json(self) -> Any:
-        """Plain values that JSON can hold; what is at its default is left out."""
+        """JSON-compatible values, without defaults."""
         return _COLUMNS.dump_python(self, mode="json", exclude_defaults=True)
 
     @classmethod
     def from_json(cls, data: Any) -> Columns:
-        """What `to_json` gave; anything else is a FormatError."""
+        """Inverse of `to_json`; invalid data is a FormatError."""
         try:
             return _COLUMNS.validate_python(data)
         except ValidationError as error:
@@ -342,8 +341,8 @@ _COLUMNS = TypeAdapter(Columns)
 
 
 def _encode(column: Column, cells: Cells, out: Array, at: tuple[str, int]) -> Array:
-    """Fill out [rows, width], which holds zeros; boolean [rows]: the cell is missing. `at` is the table and the row
-    that the batch begins with."""
+    """Fill `out` [rows, width], initially zeros; return a mask [rows] of missing cells. `at` is the table and the first
+    row of the batch."""
     where = f"{at[0]}, column {shown(column.name)}"
     try:
         missing = np.asarray(_ENCODERS[column.kind](column, cells, out))
@@ -358,13 +357,13 @@ def _encode(column: Column, cells: Cells, out: Array, at: tuple[str, int]) -> Ar
 
 
 def wrong_vector(where: str, row: int, length: int, expected: int) -> InputError:
-    """The error for a vector that is null (length -1) or has another length than the others."""
+    """The error for a null vector (length -1) or a vector of a different length."""
     got = "no vector" if length < 0 else f"a vector of {length} numbers"
     return InputError(f"{where}: row {row} has {got}, expected {expected} numbers in every row: mend or ignore it")
 
 
 def refuse_missing(column: Column, missing: Array, where: str, first_row: int) -> None:
-    """Refuse the first missing cell of a column that has no category or zero for it."""
+    """Raise an error for the first missing cell of a column whose kind cannot represent missing values."""
     if column.kind in ("number", "log", "boolean", "date", "vector") and missing.any():
         row = first_row + int(np.flatnonzero(missing)[0])
         raise InputError(

@@ -1,8 +1,8 @@
-"""The inner loops that read text cells: numbers, booleans, dates, word counts and hashed words.
+"""Kernels that parse text cells: numbers, dates, word counts and hashed words.
 
-Enters: UTF-8 cells as Arrow holds them, cell i is data[offsets[i] : offsets[i + 1]], trimmed, and which are valid.
-Leaves: numbers in arrays of the caller. Each kernel releases the GIL and reads each cell on its own, so that results
-do not depend on how rows are batched. Cost: O(bytes) time, no memory beside the output.
+Enters: trimmed UTF-8 cells in Arrow layout, cell i is data[offsets[i] : offsets[i + 1]], and a mask of valid cells.
+Leaves: numbers in output arrays. Each kernel releases the GIL and processes cells independently, so that results do
+not depend on batches. Cost: O(bytes) time, no memory except the output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba import njit
 from .kernels import mix
 
 NOT_A_NUMBER, READ, LONG = 0, 1, 2
-_TENS = np.array([float(10**k) for k in range(23)])  # the powers of ten that float64 holds exactly
+_TENS = np.array([float(10**k) for k in range(23)])  # powers of ten that are exact in float64
 _MOST = (1 << 53) // 10 - 1
 _MONTH_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _OFFSET, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -84,7 +84,7 @@ def _read_number(data: Any, at: Any, end: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def read_numbers(offsets: Any, data: Any, valid: Any, states: Any, values: Any) -> None:
-    """states[i] says what cell i is, values[i] is its number where the state is READ."""
+    """states[i] is the state of cell i; values[i] is its number if the state is READ."""
     for i in range(len(valid)):
         states[i], values[i] = NOT_A_NUMBER, 0.0
         if valid[i]:
@@ -93,7 +93,7 @@ def read_numbers(offsets: Any, data: Any, valid: Any, states: Any, values: Any) 
 
 @njit(nogil=True, cache=True)
 def _field(data: Any, at: Any, end: Any, digits: Any) -> Any:
-    """The number in exactly so many digits from `at` on, or -1."""
+    """The number in exactly `digits` digits from `at` on, or -1."""
     value = np.int64(0)
     for place in range(at, at + digits):
         digit = _digit(data, place, end)
@@ -167,7 +167,7 @@ def _read_date(data: Any, at: Any, end: Any) -> Any:
             if _digit(data, at, end) < 0:
                 return bad
             unit = np.int64(100_000)
-            while _digit(data, at, end) >= 0:  # digits after the microseconds are cut off
+            while _digit(data, at, end) >= 0:  # digits beyond microseconds are truncated
                 micros += _digit(data, at, end) * unit
                 unit //= 10
                 at += 1
@@ -197,8 +197,7 @@ def _add(sums: Any, place: Any, value: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def add_in_order(values: Any, used: Any, sums: Any) -> None:
-    """Add the used rows of values [n, d] to sums [2, d], row after row, so that the sums have the same bits however
-    rows are batched."""
+    """Add the used rows of values [n, d] to sums [2, d] in row order, so that the sums do not depend on batches."""
     for i in range(len(values)):
         for j in range(values.shape[1]):
             if used[i] and np.isfinite(values[i, j]):
@@ -207,7 +206,8 @@ def add_in_order(values: Any, used: Any, sums: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def add_sizes(values: Any, used: Any, sums: Any) -> Any:
-    """Add the used numbers, their sizes and their squares to sums [2, 3], row after row; how many are not zero."""
+    """Add the used numbers, their absolute values and their squares to sums [2, 3] in row order; return the number of
+    nonzero values."""
     nonzero = 0
     for i in range(len(values)):
         if used[i]:
@@ -220,7 +220,7 @@ def add_sizes(values: Any, used: Any, sums: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_read(read: Any, filled: Any, used: Any) -> Any:
-    """(rows that are read, the first that is not or -1; filled ones that are not read, their first or -1; used ones)"""
+    """(parsed rows, first row not parsed or -1, filled rows not parsed, first of these or -1, used rows)."""
     good, first_missing, odd, first_odd, num_used = 0, -1, 0, -1, 0
     for i in range(len(read)):
         good += read[i]
@@ -235,14 +235,14 @@ def count_read(read: Any, filled: Any, used: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def take_logarithms(values: Any, size: Any, out: Any) -> None:
-    """out[i] = ±log(1 + |values[i]| / size), one at a time: the same bits wherever a value stands."""
+    """out[i] = ±log(1 + |values[i]| / size), not vectorized, so that the bits do not depend on the position."""
     for i in range(len(values)):
         out[i] = math.copysign(math.log1p(abs(values[i]) / size), values[i])
 
 
 @njit(nogil=True, cache=True)
 def _letter(byte: Any) -> Any:
-    """The byte in lower case where it is part of a word (ASCII letters and digits, all of UTF-8 beyond), else 0."""
+    """The byte in lower case if it is part of a word (ASCII letters and digits, all non-ASCII bytes), else 0."""
     if 65 <= byte <= 90:
         return np.uint64(byte + 32)
     if byte >= 128 or 97 <= byte <= 122 or 48 <= byte <= 57:
@@ -252,7 +252,7 @@ def _letter(byte: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_words(offsets: Any, data: Any, valid: Any) -> Any:
-    """Words in all valid cells together."""
+    """Total number of words in valid cells."""
     words = 0
     for i in range(len(valid)):
         inside = False
@@ -266,7 +266,7 @@ def count_words(offsets: Any, data: Any, valid: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def hash_cells(offsets: Any, data: Any, valid: Any, hashes: Any) -> None:
-    """hashes[i]: 64 bits of cell i (FNV-1a, mixed)."""
+    """hashes[i]: 64-bit hash of cell i (FNV-1a, mixed)."""
     for i in range(len(valid)):
         state = _OFFSET
         if valid[i]:
@@ -277,8 +277,8 @@ def hash_cells(offsets: Any, data: Any, valid: Any, hashes: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def hash_words(offsets: Any, data: Any, valid: Any, known: Any, places: Any, out: Any) -> None:
-    """out[i]: counts of the words of cell i, of length 1. A word whose hash is known[k] (sorted) counts at places[k];
-    all others count +1 or -1 at the places from len(known) on, by their hash."""
+    """out[i]: word counts of cell i, normalized to length 1. A word with hash known[k] (sorted) counts at places[k];
+    other words count +1 or -1 at a hashed place from len(known) on."""
     num_hashed = np.uint64(out.shape[1] - len(known))
     for i in range(len(valid)):
         out[i] = 0.0

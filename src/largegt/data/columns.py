@@ -1,10 +1,10 @@
-"""Columns of a node table or an edge table: from what they hold to features.
+"""Encode the columns of a node table or an edge table as features.
 
-Enters: a staged table, rows in node order, text as CSV files have it or typed; which rows are for training.
-Leaves: `Columns`, the fitted transform of the table. The kind of a column follows from all rows; means, categories
-and the newest date come from training rows only. Labels serve for warnings about leaks and nothing else.
-Cost: one pass over the staged file; memory for a batch of rows of some columns. DuckDB counts different values of
-columns with many, and spills to a folder beside the file.
+Enters: a staged table (rows in node order; columns are text, as in CSV files, or typed) and the training rows.
+Leaves: `Columns`, the fitted transform of the table. All rows decide the kind of a column; means, categories and the
+newest date come from training rows only. Labels are used only to warn about leaks.
+Cost: one pass over the staged file; memory for a batch of rows of some columns. DuckDB counts the distinct values of
+columns that have many, and spills to a folder next to the file.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from .text_model import embeddings, given_text_model, load_text_model
 
 __all__ = ["Column", "ColumnOptions", "Columns", "Kind", "fit_columns"]
 
-_TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # the share of cells that may be odd; where the user names the kind
+_TOLERANCE, _GIVEN_TOLERANCE = 0.02, 0.5  # allowed fraction of invalid cells; if the user gives the kind
 _BATCH_ROWS, _STATEMENT_COLUMNS, _WORD_ROWS = 1 << 16, 200, 1 << 18
-_LEAST_FOR_TAIL, _HEAVY = 20, 2.5
-_EXACT = 1 << 24  # float32 holds all whole numbers up to here
+_MIN_FOR_TAIL, _HEAVY_TAIL_RATIO = 20, 2.5
+_MAX_EXACT_INTEGER = 1 << 24  # float32 represents all integers up to 2^24
 _ADDRESS = r"^(\S+@\S+|[a-z]+://\S+)$"
-_PLURALS = {"number": "numbers", "log": "numbers", "boolean": "booleans", "date": "dates"}
-_TRIALS: dict[str, tuple[Kind, ...]] = {
+_PLURAL = {"number": "numbers", "log": "numbers", "boolean": "booleans", "date": "dates"}
+_KINDS_TO_TRY: dict[str, tuple[Kind, ...]] = {
     "text": ("number", "boolean", "date"), "number": ("number",), "boolean": ("boolean",), "date": ("date",),
     "vector": (), "empty": (), "other": (),
 }  # fmt: skip
@@ -62,7 +62,7 @@ _POSSIBLE = {
 def fit_columns(
     table: Table, names: Sequence[str], options: ColumnOptions, train: Array | None, labels: Array | None = None
 ) -> Columns:
-    """Fit the columns `names` of a staged table; `train` [rows] says which rows may be learned from (None: all)."""
+    """Fit the columns `names` of a staged table on the rows where `train` [rows] is true (None: all rows)."""
     where, num_rows = table.where, table.count()
     for name in options.kinds:
         if name not in names:
@@ -73,18 +73,18 @@ def fit_columns(
     rows = _Rows(np.ones(num_rows, dtype=bool) if train is None else train.astype(bool), labels)
     scans = [_Scan(name, table.arrow_type(name), rows, options, where) for name in names]
     markers = pa.array(options.missing_markers, pa.large_string())
-    for part, batch_rows in _together(table, [scan for scan in scans if scan.is_read]):
+    for part, batch_rows in _column_groups(table, [scan for scan in scans if scan.is_read]):
         first = 0
         for batch in table.batches([scan.name for scan in part], batch_rows):
             for scan, cells in zip(part, cells_of(batch.columns, markers), strict=True):
                 _update(scan, cells, first, where)
             first += batch.num_rows
     many = [scan for scan in scans if scan.needs_count()]
-    for scan, count in zip(many, _counted(table, [_distinct_sql(table, scan, options) for scan in many]), strict=True):
+    for scan, count in zip(many, _counts(table, [_distinct_sql(table, scan, options) for scan in many]), strict=True):
         scan.distinct = count
     large = [scan for scan in scans if scan.kind in ("number", "log") and scan.passes("number")]
-    large = [scan for scan in large if scan.trials["number"].high > _EXACT]
-    merged = _counted(table, [sql for scan in large for sql in _float32_sql(table, scan)])
+    large = [scan for scan in large if scan.trials["number"].high > _MAX_EXACT_INTEGER]
+    merged = _counts(table, [sql for scan in large for sql in _float32_sql(table, scan)])
     for scan, before, after in zip(large, merged[::2], merged[1::2], strict=True):
         scan.num_merged = before - after
     if not options.text_model:
@@ -97,8 +97,8 @@ def fit_columns(
     return Columns(columns, options.missing_values, options.missing_markers)
 
 
-def _together(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
-    """(columns to read together, rows of a batch), for an eighth of the memory."""
+def _column_groups(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], int]]:
+    """Pairs (columns to read together, rows per batch) that use an eighth of the memory."""
     num_rows, memory = max(1, table.count()), table.memory // 8
     cell = max(64, 4 * table.staged_bytes // (num_rows * len(table.columns)))
     rows = min(_BATCH_ROWS, num_rows, max(1024, memory // cell))
@@ -107,8 +107,8 @@ def _together(table: Table, scans: list[_Scan]) -> Iterator[tuple[list[_Scan], i
         yield scans[start : start + step], rows
 
 
-def _counted(table: Table, expressions: list[str]) -> list[int]:
-    """The values of aggregates over all rows, several in one statement as far as the memory allows."""
+def _counts(table: Table, expressions: list[str]) -> list[int]:
+    """The values of aggregates over all rows, with as many per statement as memory allows."""
     step = max(1, min(_STATEMENT_COLUMNS, table.memory // 4 // (64 * max(1, table.count()))))
     counts: list[int] = []
     for start in range(0, len(expressions), step):
@@ -118,7 +118,7 @@ def _counted(table: Table, expressions: list[str]) -> list[int]:
 
 
 def _distinct_sql(table: Table, scan: _Scan, options: ColumnOptions) -> str:
-    """An aggregate: the different values that are not missing."""
+    """SQL aggregate that counts the distinct values that are not missing."""
     name = table.sql(scan.name)
     if scan.group != "text":
         return f"count(DISTINCT {name})"
@@ -128,18 +128,18 @@ def _distinct_sql(table: Table, scan: _Scan, options: ColumnOptions) -> str:
 
 
 def _float32_sql(table: Table, scan: _Scan) -> tuple[str, str]:
-    """Two aggregates: different whole numbers beyond 2^24, before and after they become float32."""
+    """Two SQL aggregates: the count of distinct integers beyond 2^24, before and after conversion to float32."""
     name = table.sql(scan.name)
     if scan.group == "text":
         name = f"replace(trim({name}::VARCHAR, {literal(BLANKS)}), ',', '')"
     whole = f"TRY_CAST({name} AS HUGEINT)"
-    beyond = f"FILTER (abs({whole}) > {_EXACT} AND TRY_CAST({name} AS DOUBLE) = {whole}::DOUBLE)"
+    beyond = f"FILTER (abs({whole}) > {_MAX_EXACT_INTEGER} AND TRY_CAST({name} AS DOUBLE) = {whole}::DOUBLE)"
     return f"count(DISTINCT {whole}) {beyond}", f"count(DISTINCT {whole}::DOUBLE::FLOAT) {beyond}"
 
 
 def _find_frequent_words(table: Table, scans: list[_Scan], options: ColumnOptions) -> None:
-    """Set the words that occur in the most training rows, and in two at least; of many rows, some evenly spread ones
-    are looked at. Words are those of `kernels.hash_words`."""
+    """Set the words that occur in the most training rows, and in at least two. Large tables are sampled at regular
+    intervals. Words are defined as in `kernels.hash_words`."""
     if not scans:
         return
     rows = np.flatnonzero(scans[0].rows.train)
@@ -151,12 +151,12 @@ def _find_frequent_words(table: Table, scans: list[_Scan], options: ColumnOption
         words = f"unnest(list_distinct(regexp_extract_all({lower}, '[0-9a-z\\x{{80}}-\\x{{10FFFF}}]+')))"
         expressions.append((words, f"{text} NOT IN ({markers})"))
     found = table.most_frequent(expressions, rows, options.text_dims - options.text_dims // 4)
-    for scan, words_of_it in zip(scans, found, strict=True):
-        scan.frequent_words = words_of_it
+    for scan, frequent_words in zip(scans, found, strict=True):
+        scan.frequent_words = frequent_words
 
 
 class _Rows:
-    """What is known about rows: which are for training, and their labels."""
+    """The training mask and the labels of the rows."""
 
     def __init__(self, train: Array, labels: Array | None) -> None:
         self.train, self.labels = train, labels
@@ -167,7 +167,7 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Trial:
-    """What a column is when it is read as one kind."""
+    """Statistics of a column parsed as one kind."""
 
     good: int = 0
     bad: int = 0
@@ -176,32 +176,32 @@ class _Trial:
     high: float = 0.0
     num_train: int = 0
     num_nonzero: int = 0
-    """Of training rows."""
+    """Among training rows."""
     newest: int = 0
     has_time: bool = False
     sums: Array = field(default_factory=lambda: np.zeros((2, 3)))
-    """Of training rows: a number, its size and its square; or the year and the day of a date."""
+    """Over training rows: sums of a number, its absolute value and its square; or of the year and day of a date."""
 
     def means(self, width: int) -> list[float]:
-        """Of training rows; 0 where none has a value."""
+        """Means over training rows; 0 if no training row has a value."""
         return [float(mean) for mean in (self.sums[0] + self.sums[1])[:width] / max(1, self.num_train)]
 
     @property
-    def size(self) -> float:
-        """The mean size of numbers that are not zero; 1 where there are none."""
+    def mean_size(self) -> float:
+        """Mean absolute value of the nonzero numbers; 1 if there are none."""
         return float(self.sums[:, 1].sum()) / self.num_nonzero if self.num_nonzero else 1.0
 
     @property
     def has_heavy_tail(self) -> bool:
-        """Whether few numbers are much larger than most: the mean square of an exponential distribution is twice the
-        squared mean, that of amounts of money or counts of followers ten times."""
-        if self.num_nonzero < _LEAST_FOR_TAIL:
+        """Whether a few numbers are much larger than most. The mean square is twice the squared mean for an exponential
+        distribution, and about ten times the squared mean for amounts of money or counts of followers."""
+        if self.num_nonzero < _MIN_FOR_TAIL:
             return False
-        return float(self.sums[:, 2].sum()) / self.num_nonzero > _HEAVY * self.size**2
+        return float(self.sums[:, 2].sum()) / self.num_nonzero > _HEAVY_TAIL_RATIO * self.mean_size**2
 
 
 class _Scan:
-    """All that one pass over a column's rows finds out."""
+    """Statistics of one pass over a column."""
 
     def __init__(self, name: str, kind: Any, rows: _Rows, options: ColumnOptions, where: str) -> None:
         self.name, self.type, self.rows, self.group = name, kind, rows, type_group(kind)
@@ -211,17 +211,17 @@ class _Scan:
             raise InputError(f"{where}: column {shown(name)} is {kind}, which cannot be kind {given}: choose another")
         self.is_read = self.given != "ignored" and self.group != "other"
         self.as_text = self.group == "text" or self.given in ("category", "text")
-        own = (_trial_of(self.given),) if self.given in _PLURALS else ()
-        self.to_try: tuple[str, ...] = own if self.given else _TRIALS[self.group]
+        own = (_trial_of(self.given),) if self.given in _PLURAL else ()
+        self.kinds_to_try: tuple[str, ...] = own if self.given else _KINDS_TO_TRY[self.group]
         self.trials: dict[str, _Trial] = {}
         self.tolerance = _GIVEN_TOLERANCE if self.given else _TOLERANCE if self.group == "text" else 1.0
-        self.most = options.max_categories
+        self.max_categories = options.max_categories
         self.filled = self.words = self.addresses = self.num_merged = 0
         self.frequent_words: tuple[str, ...] = ()
         self.seen: set[Any] | None = set()
         self.seen_in_training: set[Any] | None = set()
         self.distinct: int | None = None
-        self.maybe_id = True
+        self.may_be_id = True
         self.classes: dict[Any, int] | None = {} if rows.num_classes > 1 else None
         self.filled_where_labelled = rows.some_labelled
         self.length, self.vector_sums, self.vector_counts = -1, np.zeros((2, 0)), np.zeros(0, dtype=np.int64)
@@ -232,8 +232,8 @@ class _Scan:
         return self.words / max(1, self.filled)
 
     @property
-    def are_names(self) -> bool:
-        """Whether cells are a word or two, or URLs and e-mail addresses."""
+    def has_short_text(self) -> bool:
+        """Whether cells have at most two words on average, or are URLs or e-mail addresses."""
         return self.mean_words <= 2 or self.addresses > 0.95 * self.filled
 
     def passes(self, kind: str) -> bool:
@@ -241,23 +241,23 @@ class _Scan:
         return trial is not None and 0 < trial.good >= (1 - self.tolerance) * (trial.good + trial.bad)
 
     def needs_count(self) -> bool:
-        """Whether the number of different values matters and one pass could not tell."""
+        """Whether the number of distinct values is needed but not known after one pass."""
         if not self.is_read or self.seen is not None or self.group == "vector" or self.given in ("text", "category"):
             return False
         if any(map(self.passes, self.trials)):
-            return self.maybe_id and self.group == "number"
-        return self.as_text and (self.mean_words <= 4 or self.are_names)
+            return self.may_be_id and self.group == "number"
+        return self.as_text and (self.mean_words <= 4 or self.has_short_text)
 
     @cached_property
     def kind(self) -> Kind:
-        """What the column is, once all rows are seen; `ignored` where `reason` says why."""
+        """The kind of the column after all rows; `ignored` if `reason` is not empty."""
         if self.given:
             return self.given  # type: ignore[return-value]
         if self.reason():
             return "ignored"
         if self.group == "vector":
             return "vector"
-        for kind in _TRIALS[self.group]:
+        for kind in _KINDS_TO_TRY[self.group]:
             if self.passes(kind):
                 return "log" if kind == "number" and self.trials[kind].has_heavy_tail else kind
         count = self.distinct if self.seen is None else len(self.seen)
@@ -267,7 +267,7 @@ class _Scan:
         return "text" if self.mean_words > 2 else "category"
 
     def reason(self) -> str:
-        """Why the column is ignored, or an empty text."""
+        """Why the column is ignored; empty if it is not."""
         if self.given:
             return "the user says so" if self.given == "ignored" else ""
         if self.group == "other":
@@ -277,30 +277,30 @@ class _Scan:
         if self.seen is not None and len(self.seen) == 1 and self.filled == len(self.rows.train):
             return f"one value only: {shown(next(iter(self.seen)))}"
         if self.as_text and self.seen is None and self.is_id() and not any(map(self.passes, self.trials)):
-            return "every value is different: looks like an id" if self.are_names else ""
+            return "every value is different: looks like an id" if self.has_short_text else ""
         return ""
 
     def is_id(self) -> bool:
-        """Whether nearly every value is different, of text; every one, of whole numbers."""
+        """Whether nearly all values of a text column, or all values of an integer column, are distinct."""
         count = len(self.seen) if self.seen is not None and self.group == "text" else self.distinct
         least = 0.95 * self.filled if self.group == "text" else self.filled - 0.5
         return count is not None and count > least and self.filled > 1
 
 
 def _trial_of(kind: str) -> str:
-    """What cells are read as for a kind."""
+    """The kind as which cells are parsed: `log` columns hold numbers."""
     return "number" if kind == "log" else kind
 
 
 def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
-    """Take in one batch, whose rows begin at `first`."""
+    """Add the batch that starts at row `first`."""
     train = scan.rows.train[first : first + len(cells)]
     try:
         if scan.group == "vector":
             _update_vectors(scan, cells, first, where)
             return
         filled = cells.text_valid if scan.as_text else cells.filled
-        for kind in scan.to_try:
+        for kind in scan.kinds_to_try:
             trial = scan.trials.setdefault(kind, _Trial())
             if trial.bad > scan.tolerance * len(scan.rows.train):
                 continue
@@ -309,7 +309,7 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
                 filled = read[1]
                 _update_distinct(scan, pa.array(read[0]), filled, train)
             if len(cells) == len(scan.rows.train) and scan.passes(kind):
-                break  # all rows are seen: no other kind comes into question
+                break  # this batch is the whole table: no other kind is possible
         if scan.as_text:
             scan.words += int(kernels.count_words(*cells.buffers))
             _update_distinct(scan, cells.text, filled, train)
@@ -322,9 +322,9 @@ def _update(scan: _Scan, cells: Cells, first: int, where: str) -> None:
 
 
 def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple[int, Array]) -> tuple[Array, Array]:
-    """Read a batch as one kind: (values, which were read)."""
+    """Parse a batch as one kind: (values, mask of parsed cells)."""
     first, train = at
-    values, read = getattr(cells, _PLURALS[kind])
+    values, read = getattr(cells, _PLURAL[kind])
     used = read & train
     good, first_missing, bad, first_bad, num_used = kernels.count_read(read, cells.filled, used)
     if bad and not trial.bad:
@@ -347,7 +347,7 @@ def _update_trial(scan: _Scan, trial: _Trial, kind: str, cells: Cells, at: tuple
 
 
 def _update_distinct(scan: _Scan, values: Any, filled: Array, train: Array) -> None:
-    """Grow the sets of different values, up to the most categories that are told apart."""
+    """Update the sets of distinct values; None once there are more than `scan.max_categories`."""
     found: Any = None
     for name, rows in (("seen", filled), ("seen_in_training", filled & train)):
         known = getattr(scan, name)
@@ -356,14 +356,14 @@ def _update_distinct(scan: _Scan, values: Any, filled: Array, train: Array) -> N
         if found is None or not train.all():
             found = (values if rows.all() else values.filter(pa.array(rows))).unique()
         if name == "seen" and scan.group == "number":
-            scan.maybe_id = scan.maybe_id and len(found) == int(rows.sum()) and pa.types.is_integer(scan.type)
-        if len(found) <= scan.most:
+            scan.may_be_id = scan.may_be_id and len(found) == int(rows.sum()) and pa.types.is_integer(scan.type)
+        if len(found) <= scan.max_categories:
             known.update(found.to_pylist())
-        setattr(scan, name, known if len(found) <= scan.most >= len(known) else None)
+        setattr(scan, name, known if len(found) <= scan.max_categories >= len(known) else None)
 
 
 def _update_leaks(scan: _Scan, cells: Cells, filled: Array, first: int) -> None:
-    """Follow whether values tell the class, and whether cells are filled where there is a label only."""
+    """Check whether values determine the class, and whether exactly the labelled rows have values."""
     if scan.rows.labels is None:
         return
     labels = scan.rows.labels[first : first + len(cells)]
@@ -372,16 +372,16 @@ def _update_leaks(scan: _Scan, cells: Cells, filled: Array, first: int) -> None:
     if scan.classes is None or not rows.size:
         return
     pairs = (cells.text if scan.as_text else cells.array).take(pa.array(rows)).dictionary_encode()
-    values, chosen = pairs.dictionary, labels[rows].astype(np.int64)
+    values, classes = pairs.dictionary, labels[rows].astype(np.int64)
     codes = pairs.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    both = np.unique(codes << 32 | chosen) if len(values) <= scan.rows.num_classes else codes[:0]
-    agree = len(both) == len(values)
-    if agree:
+    both = np.unique(codes << 32 | classes) if len(values) <= scan.rows.num_classes else codes[:0]
+    is_leak = len(both) == len(values)
+    if is_leak:
         if pa.types.is_temporal(values.type):
             values = values.cast(pa.large_string())
         for value, label in zip(values.to_pylist(), (both & 0xFFFFFFFF).tolist(), strict=True):
-            agree = agree and scan.classes.setdefault(value, label) == label
-    scan.classes = scan.classes if agree and len(scan.classes) <= scan.rows.num_classes else None
+            is_leak = is_leak and scan.classes.setdefault(value, label) == label
+    scan.classes = scan.classes if is_leak and len(scan.classes) <= scan.rows.num_classes else None
 
 
 def _update_vectors(scan: _Scan, cells: Cells, first: int, where: str) -> None:
@@ -413,7 +413,7 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
     values: dict[str, Any] = {"missing": rows - scan.filled, "distinct": distinct}
     notes: list[str] = []
     first_missing = scan.first_missing
-    if kind in _PLURALS:
+    if kind in _PLURAL:
         first_missing = _fit_trial(scan, kind, values, notes, where)
     elif kind == "vector":
         means = (scan.vector_sums[0] + scan.vector_sums[1]) / np.maximum(1, scan.vector_counts)
@@ -438,24 +438,24 @@ def _fit(scan: _Scan, options: ColumnOptions, where: str) -> Column:
 
 
 def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str], where: str) -> int:
-    """Complete the values and notes of a number, boolean or date; the first row that has none, or -1."""
-    read_as = _trial_of(kind)
-    trial = scan.trials.get(read_as, _Trial())
-    if scan.given and scan.filled and not scan.passes(read_as):
+    """Add the values and notes of a number, boolean or date; return the first missing row, or -1."""
+    parsed_as = _trial_of(kind)
+    trial = scan.trials.get(parsed_as, _Trial())
+    if scan.given and scan.filled and not scan.passes(parsed_as):
         raise InputError(
-            f"{where}: most cells of column {shown(scan.name)} are no {_PLURALS[kind]}, yet its kind is given as {kind}"
+            f"{where}: most cells of column {shown(scan.name)} are no {_PLURAL[kind]}, yet its kind is given as {kind}"
             f"{', first ' + trial.first_bad if trial.first_bad else ''}: give another kind"
         )
     values["missing"] = len(scan.rows.train) - trial.good
     if trial.first_bad:
-        cells = f"1 cell is no {read_as}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURALS[kind]}"
+        cells = f"1 cell is no {parsed_as}" if trial.bad == 1 else f"{trial.bad} cells are no {_PLURAL[kind]}"
         notes.append(f"{cells}, first {trial.first_bad}: treated as missing")
     if not trial.num_train:
         notes.append("no training row has a value")
     if kind == "number":
         values["means"] = tuple(trial.means(1))
     elif kind == "log":
-        values["means"] = (*trial.means(1), trial.size)
+        values["means"] = (*trial.means(1), trial.mean_size)
     elif kind == "date":
         year, day = trial.means(2)
         age = trial.newest / MICROS_PER_DAY - day if trial.num_train else 0.0
@@ -464,7 +464,7 @@ def _fit_trial(scan: _Scan, kind: str, values: dict[str, Any], notes: list[str],
 
 
 def _warnings(scan: _Scan, kind: Kind) -> list[str]:
-    """Notes on leaks, ids and numbers that float32 merges."""
+    """Warnings about leaks, ids, and integers that are equal as float32."""
     notes = []
     if scan.num_merged > 0:
         notes.append(f"{scan.num_merged} whole numbers beyond 2^24 equal others as float32: use kind category for ids")

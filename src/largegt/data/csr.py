@@ -1,12 +1,12 @@
-"""Edges on disk: pairs in any order become sorted, distinct CSR rows, their transpose and their union.
+"""Build CSR arrays on disk from unsorted edges: sorted distinct rows, their transpose and their union.
 
-Enters: (source, target) node numbers, chunk by chunk, with weights where edges have them. Leaves: `out_*` and, for a
-directed graph, `in_*` and `both_*` arrays in the writer's folder, weights beside them (weights.py). Cost: memory as
-given, but at least the largest row (pair_runs.py); every file is read and written from front to back. Scratch on disk
-while it runs: 8 bytes per edge (int32), 16 with weights, gone at the end.
+Enters: chunks of (source, target) node numbers, with weights if edges have them. Leaves: `out_*` and, for a directed
+graph, `in_*` and `both_*` arrays in the writer's folder, with weights (weights.py). Cost: the given memory, but at
+least the largest row (pair_runs.py); all files are read and written sequentially. Scratch on disk: 8 bytes per edge
+(int32), 16 with weights, deleted at the end.
 
-How: an external bucket sort. Pairs are written in *runs*, each as large as memory allows and grouped by bucket, a range
-of rows. Then workers sort bucket after bucket of all runs, and the rows are appended. A killed ingest resumes.
+Method: an external bucket sort. Pairs are written in *runs*, each as large as memory allows and grouped by bucket, a
+range of rows. Workers then sort the buckets of all runs one by one, and the rows are appended. A killed ingest resumes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .weights import refuse_overflow, write_sums
 
 _LEAST_RUN, _MOST_RUN = 1 << 21, 1 << 24
 _LEAST_PIECE, _WINDOW_EDGES = 1 << 16, 1 << 20
-Made = Callable[[int], Iterator[Any]]
+RowsFrom = Callable[[int], Iterator[Any]]
 
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """What became of the edges, and facts about their weights where they have some."""
+    """Counts of edges, and statistics of their weights if they have weights."""
 
     num_edges: int
     directed: bool
@@ -44,7 +44,7 @@ class EdgeCounts:
 
 
 class Rows(NamedTuple):
-    """Rows of a CSR; no weights where edges have none."""
+    """Rows of a CSR; `weights` is empty if edges have no weights."""
 
     indptr: Array
     indices: Array
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 class EdgeBuilder:
-    """Collects pairs, then writes the rows. The scratch files live in the writer's folder and go with it."""
+    """Collects pairs, then writes the CSR rows. Scratch files are in the writer's folder."""
 
     def __init__(
         self, writer: ArrayWriter, kind: EdgeKind, expected: int | None, workers: Workers, task_memory: int,
@@ -70,12 +70,12 @@ class EdgeBuilder:
 
     @property
     def is_read(self) -> bool:
-        """Whether an earlier run has read all edges already."""
+        """Whether an earlier run has read all edges."""
         return "num_pairs" in self._writer.state
 
     @property
     def seen(self) -> int:
-        """Edges of the input that earlier runs have taken already."""
+        """Number of input edges that earlier runs have read."""
         return int(self._writer.state.get("edges_seen", 0))
 
     @property
@@ -89,19 +89,19 @@ class EdgeBuilder:
         return self._buffer.self_loops
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for pending writes."""
         self.runs.close()
 
     def forget(self) -> None:
-        """Begin again with the first edge."""
+        """Discard all pairs and start again."""
         self.runs.remove()
         for name in [name for name in self._writer.state if name.startswith("edges_") or name == "self_loops"]:
             del self._writer.state[name]
         self._buffer.self_loops = 0
-        self.runs = PairRuns(self._writer, "scratch_out", self.kind, None)  # with the buckets that it had
+        self.runs = PairRuns(self._writer, "scratch_out", self.kind, None)  # with the same buckets
 
     def add(self, sources: Array, targets: Array, weights: Array = kernels.NO_WEIGHTS, **state: Any) -> None:
-        """Take a chunk of edges; ends of -1 and self loops are left out. `state` is what to go on from after it."""
+        """Add a chunk of edges, except ends of -1 and self loops. `state` is saved for resuming after this chunk."""
         self._buffer.add(sources, targets, weights)
         self._state = {**state, "self_loops": self.self_loops}
 
@@ -111,22 +111,22 @@ class EdgeBuilder:
         self.runs.add(runs, self_loops=self.self_loops, **state)
 
     def end(self) -> None:
-        """No more edges; needs at least one pair."""
+        """Finish reading; requires at least one pair."""
         self._buffer.flush()
         self._writer.commit(num_pairs=self.num_pairs, **self._state)
 
     def finish(self) -> EdgeCounts:
-        """Write every array of edges."""
+        """Write all edge arrays."""
         writer, kind, report, num_pairs = self._writer, self.kind, self._progress, self.num_pairs
         write_rows(writer, "out", kind, partial(self._sorted, self.runs), partial(report, "sort edges"))
         self.runs.remove()
         num_edges = len(writer.array("out_indices"))
         if not kind.undirected and "directed" not in writer.state:
-            turned = PairRuns(writer, "scratch_in", kind, num_edges)
+            reversed_runs = PairRuns(writer, "scratch_in", kind, num_edges)
             if not writer.has("in_indices"):
-                self._turn_rows(turned)
-            write_rows(writer, "in", kind, partial(self._sorted, turned), partial(report, "sort turned edges"))
-            turned.remove()
+                self._reverse_rows(reversed_runs)
+            write_rows(writer, "in", kind, partial(self._sorted, reversed_runs), partial(report, "sort turned edges"))
+            reversed_runs.remove()
             writer.commit(directed=not same_rows(writer, "out", "in", kind.weighted))
         directed = bool(writer.state.get("directed", False))
         if directed:
@@ -138,21 +138,21 @@ class EdgeBuilder:
         return EdgeCounts(num_edges, directed, self.self_loops, num_pairs - num_edges, weights)
 
     def _sorted(self, runs: PairRuns, first: int) -> Iterator[Any]:
-        """Rows from `first` on, out of the pairs of `runs`."""
+        """Sorted rows from row `first` on, from the pairs in `runs`."""
         pieces = ((piece,) for piece in runs.pieces(first, self._most_pairs))
         return self._workers.run(Piece.sorted, pieces, self._workers.memory)
 
-    def _turn_rows(self, runs: PairRuns) -> None:
-        """Write the edges of all rows the other way round into `runs`, from where an earlier run stopped."""
+    def _reverse_rows(self, runs: PairRuns) -> None:
+        """Write the reversed edges of all rows into `runs`, resuming where an earlier run stopped."""
         out = self._read_rows("out")
-        turn = partial(_turned, out, self.kind, runs.folder, new_token())
+        reverse = partial(_turned, out, self.kind, runs.folder, new_token())
         ranges = windows(out.indptr, int(self._writer.state.get("rows_turned", 0)), min(_MOST_RUN, self._most_pairs))
-        for run, done in self._workers.run(turn, ranges, self._workers.memory):
+        for run, done in self._workers.run(reverse, ranges, self._workers.memory):
             runs.add([run], rows_turned=done)
             self._progress("turn edges", done, self.kind.num_nodes)
 
     def _merged(self, first: int) -> Iterator[Any]:
-        """Rows from `first` on, with neighbours in either direction."""
+        """Rows from row `first` on, with neighbours in both directions."""
         out = self._read_rows("out")
         merge = partial(merge_rows, out, self._read_rows("in"))
         return self._workers.run(merge, windows(out.indptr, first, min(_WINDOW_EDGES, self._most_pairs // 8)))
@@ -161,9 +161,11 @@ class EdgeBuilder:
         return Rows(*(self._writer.array(f"{name}_{part}") for part in _parts(self.kind.weighted)))
 
 
-def write_rows(writer: ArrayWriter, name: str, kind: EdgeKind, made: Made, report: Callable[[int, int], None]) -> None:
-    """Write the CSR `name`, unless it is whole, from where an earlier run stopped. `made(first)` gives its rows from
-    `first` on, some at a time: how many neighbours each has, the neighbours, and their weights."""
+def write_rows(
+    writer: ArrayWriter, name: str, kind: EdgeKind, rows_from: RowsFrom, report: Callable[[int, int], None]
+) -> None:
+    """Write the CSR `name`, unless it is complete, resuming where an earlier run stopped. `rows_from(first)` yields
+    blocks of rows from row `first` on: neighbour counts, neighbours, weights."""
     if writer.has(f"{name}_indices"):
         return
     dtypes = {"indptr": "int64", "indices": index_dtype(kind.num_nodes), "weights": "float32"}
@@ -171,7 +173,7 @@ def write_rows(writer: ArrayWriter, name: str, kind: EdgeKind, made: Made, repor
     indptr, indices = arrays["indptr"], arrays["indices"]
     if not indptr.rows:
         indptr.append(np.zeros(1, dtype=np.int64))
-    for counts, neighbors, weights in made(indptr.rows - 1):
+    for counts, neighbors, weights in rows_from(indptr.rows - 1):
         indptr.append(indices.rows + np.cumsum(counts))
         indices.append(neighbors)
         if kind.weighted:
@@ -185,7 +187,7 @@ def write_rows(writer: ArrayWriter, name: str, kind: EdgeKind, made: Made, repor
 
 
 def _parts(weighted: bool) -> tuple[str, ...]:
-    """What rows consist of."""
+    """Names of the arrays of a CSR."""
     return ("indptr", "indices", "weights") if weighted else ("indptr", "indices")
 
 
@@ -199,7 +201,7 @@ def _turned(rows: Rows, kind: EdgeKind, folder: RunFolder, token: str, low: int,
 
 
 def same_rows(writer: ArrayWriter, name: str, other: str, weighted: bool = False) -> bool:
-    """Whether two sets of rows are equal."""
+    """Whether two CSRs are equal."""
     step = 1 << 20
     for part in _parts(weighted):
         a, b = writer.array(f"{name}_{part}"), writer.array(f"{other}_{part}")
@@ -209,7 +211,7 @@ def same_rows(writer: ArrayWriter, name: str, other: str, weighted: bool = False
 
 
 def merge_rows(a: Rows, b: Rows, low: int, high: int) -> tuple[Array, Array, Array]:
-    """(how many neighbours each row has in a or b, the neighbours, the sums of their weights or none)."""
+    """The union of rows of a and b: (neighbour counts, neighbours, sums of weights or empty)."""
     most = int(a.indptr[high] - a.indptr[low] + b.indptr[high] - b.indptr[low])
     counts, values = np.empty(high - low, dtype=np.int64), np.empty(most, dtype=a.indices.dtype)
     weights = np.empty(most if len(a.weights) else 0, dtype=np.float32)

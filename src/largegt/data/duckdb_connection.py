@@ -1,11 +1,11 @@
-"""DuckDB connections: short-lived, bounded in memory, and without access to anything that a query does not need.
+"""DuckDB connections: short-lived, with a memory limit and minimal access.
 
-Enters: a memory limit, a number of threads, a folder for what does not fit. Leaves: a connection that is closed at the
-end of a `with` block. Cost: opening one takes about 10 ms; it holds at most the memory limit.
+Enters: a memory limit, a number of threads, a folder for spilling. Leaves: a connection that is closed at the end of a
+`with` block. Cost: about 10 ms to open; at most the memory limit.
 
-Each statement has a connection of its own: a damaged file can make a DuckDB instance unusable, and nothing is kept
-between statements but files of ours. Sums and means of floats are never computed here, because DuckDB adds in another
-order with another number of threads.
+Each statement uses a new connection, because a damaged file can make a DuckDB instance unusable; only files persist
+between statements. DuckDB never computes sums and means of floats here, because the order of its additions depends on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from largegt.errors import InputError, LargeGTError, first_line, full_disk
 from largegt.runtime.memory import available_bytes
 
 LEAST_MEMORY, _THREAD_MEMORY = 128 << 20, 96 << 20
-"""Least memory limit that DuckDB works with here: less fails on tables of a million rows. And what a thread needs."""
+"""Minimum memory limit: less fails on tables of a million rows. Memory per thread."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -32,43 +32,43 @@ _SETTINGS = {
     "preserve_insertion_order": "true",
     "TimeZone": "UTC",
 }
-_LOCATION = re.compile(r"^(?:[A-Z][A-Za-z]+ )+(?:Error|Exception): ")
+_ERROR_KIND = re.compile(r"^(?:[A-Z][A-Za-z]+ )+(?:Error|Exception): ")
 
 
 @contextmanager
 def connection(memory: int | None = None, threads: int = 1, scratch: Path | None = None) -> Iterator[Any]:
-    """A connection to an empty database in memory. `scratch` is where it puts what exceeds `memory`."""
+    """A connection to an empty in-memory database. Data beyond `memory` spills to the folder `scratch`."""
     limit = max(LEAST_MEMORY, available_bytes() // 4 if memory is None else memory)
     config: dict[str, Any] = {"memory_limit": f"{limit >> 20}MiB"}
     config["threads"] = max(1, min(threads, limit // _THREAD_MEMORY))
     config["temp_directory"] = "" if scratch is None else str(scratch)
-    found = duckdb.connect(config=config)
+    db = duckdb.connect(config=config)
     try:
         for name, value in _SETTINGS.items():
-            found.execute(f"SET {name} = {literal(value)}")
-        yield found
+            db.execute(f"SET {name} = {literal(value)}")
+        yield db
     finally:
-        found.close()
+        db.close()
 
 
 def lock(connected: Any) -> None:
-    """Refuse further changes of settings on this connection: for SQL that a user wrote."""
+    """Lock the settings of this connection before it runs SQL from a user."""
     connected.execute("SET lock_configuration = true")
 
 
 @contextmanager
 def streamed(connected: Any, name: str, schema: Any, batches: Iterator[Any]) -> Iterator[None]:
-    """Make record batches readable as the table `name`, once. An error in them is raised as it is."""
+    """Register record batches as the table `name`, readable once. Errors of the iterator are raised unchanged."""
     errors: list[BaseException] = []
 
-    def kept() -> Iterator[Any]:
+    def with_errors_kept() -> Iterator[Any]:
         try:
             yield from batches
         except BaseException as error:
             errors.append(error)
             raise
 
-    connected.register(name, pa.RecordBatchReader.from_batches(schema, kept()))
+    connected.register(name, pa.RecordBatchReader.from_batches(schema, with_errors_kept()))
     try:
         yield
     except Exception:
@@ -79,8 +79,8 @@ def streamed(connected: Any, name: str, schema: Any, batches: Iterator[Any]) -> 
 
 @contextmanager
 def reading(where: Any) -> Iterator[None]:
-    """Turn whatever goes wrong while `where` is read into one line that names it. Libraries answer to damaged bytes
-    with errors of every kind."""
+    """Turn any error while `where` is read into a one-line error that names it. Libraries raise many kinds of errors
+    for damaged files."""
     try:
         yield
     except LargeGTError:
@@ -96,22 +96,22 @@ def reading(where: Any) -> Iterator[None]:
 
 
 def explained(error: Exception) -> str:
-    """The message of an error in one line; of a CSV error, also its cause and the line."""
+    """The message of an error in one line; for a CSV error, with its cause and line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     cause = next((line for line in lines[1:] if not line.startswith(("Original Line", "Possible", "*", "file"))), "")
-    text = _LOCATION.sub("", lines[-1] if "Traceback" in lines[0] else lines[0])
+    text = _ERROR_KIND.sub("", lines[-1] if "Traceback" in lines[0] else lines[0])
     if "state machine" in text:
         return "lines end in \\n here and in \\r\\n there, or a quote is never closed"
     return f"{text.replace('CSV Error on Line:', 'line')}: {cause}" if "CSV Error" in lines[0] and cause else text
 
 
 def identifier(name: str) -> str:
-    """A column name as SQL writes it."""
+    """A quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: Any) -> str:
-    """A text as SQL writes it."""
+    """A quoted SQL string."""
     return "'" + str(text).replace("'", "''") + "'"

@@ -1,13 +1,13 @@
-"""Edge features: numbers that come with edges, as a mean over the edges at each node.
+"""Edge features, stored as means over the edges of each node.
 
-Enters: columns of the edges' table, or an array with a row per edge. Leaves, for each direction of a store:
-  out_edge_features [N, f] float32    the mean over the edges that leave a node; zeros where none does
-  in_edge_features, both_edge_features  over those that enter it, and over all at it; only when the graph is directed
-An edge that occurs several times counts each time; self loops and edges whose end is no node are left out. What is not
-directed has `out_edge_features` alone, over all edges at a node.
-Cost: the edges are read once more, from front to back, with 16·(f + 1) bytes of memory per node; where that is more
-than half of the memory, once for each range of nodes that fits. Sums are float64 and in the order of the input, so the
-means are the same bits for any memory. A killed ingest goes on with the range it was at.
+Enters: columns of the edge table, or an array with one row per edge. Leaves, for each direction of a store:
+  out_edge_features [N, f] float32    means over the outgoing edges of a node; zeros if there are none
+  in_edge_features, both_edge_features  means over incoming edges and over all edges; only if the graph is directed
+An edge that occurs several times counts each time; self loops and edges with unknown ids are ignored. An undirected
+graph has only `out_edge_features`, over all edges of a node.
+Cost: one more sequential pass over the edges, with 16·(f + 1) bytes of memory per node. If this exceeds half of the
+memory, there is one pass per range of nodes that fits. Sums are float64 in input order, so the means do not depend on
+the memory. A killed ingest resumes at its range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .parts import Edges
 def write_edge_features(
     writer: ArrayWriter, edges: Edges, nodes: NodeIds, directed: bool, memory: int, report: Progress
 ) -> dict[str, Any]:
-    """Write the means, from where an earlier run stopped; what the manifest says of them."""
+    """Write the means, resuming where an earlier run stopped; return their manifest entry."""
     sides, names = sides_of(directed), list(edges.feature_names)
     if all(writer.has(f"{side}_edge_features") for side in sides):
         return {"names": names}
@@ -56,7 +56,7 @@ def write_edge_features(
 
 
 def _refuse_missing(block: Array, first_row: int, where: str, names: list[str]) -> None:
-    """Refuse NaN and infinite numbers of an array; columns of a table have none any more."""
+    """Refuse NaN and infinite numbers in an array; encoded table columns are always finite."""
     good = np.isfinite(block)
     if not good.all():
         row, column = (int(at) for at in np.argwhere(~good)[0])
@@ -68,8 +68,8 @@ def _refuse_missing(block: Array, first_row: int, where: str, names: list[str]) 
 
 @njit(nogil=True, cache=True)
 def add_features(sources: Any, targets: Any, block: Any, low: Any, sums: Any, counts: Any) -> None:
-    """Add each edge's features to sums[0] of its source and sums[1] of its target, where these are among the rows from
-    node `low` on, and one to their counts. Ends of -1 and self loops are left out."""
+    """Add each edge's features to sums[0] of its source and sums[1] of its target, and 1 to the counts. Row 0 is node
+    `low`; nodes outside the rows, ends of -1 and self loops are ignored."""
     num_rows, width = sums.shape[1], sums.shape[2]
     for e in range(len(sources)):
         if sources[e] < 0 or targets[e] < 0 or sources[e] == targets[e]:

@@ -1,11 +1,11 @@
-"""Reading edges: every end becomes a node number, and every edge a pair in a run on disk.
+"""Read edges: map the ids of both ends to node numbers, and write the pairs in runs on disk.
 
-Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights where edges have them, in the hands of
-an `EdgeBuilder`, and how many edges were dropped. Cost: a chunk of edges and the memory of a run. For a large table,
-DuckDB joins both ends with the ids of the nodes into a scratch file (12 bytes per edge), in the memory it is given.
+Enters: the edges of a `Source`, the `NodeIds`. Leaves: the pairs, with weights if edges have them, in an `EdgeBuilder`,
+and the number of dropped edges. Cost: a chunk of edges and the memory of a run. For a large table, DuckDB joins both
+ends with the node ids into a scratch file (12 bytes per edge), within the given memory.
 
-This process reads from front to back and goes on where it was killed. Workers read parts of the files, each into
-files of pairs of its own; parts are taken in order, so that what counts is always a beginning of the edges.
+A single process reads sequentially and resumes after a kill. Workers read parts of the files and write separate files
+of pairs; parts are committed in order, so that the committed edges are always a prefix of the input.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .parts import EDGE_CHUNK_ROWS, Edges, Source, TableEdges, edge_parts, num_p
 from .table_reading import Table
 
 _MISSING = -2
-"""Stands for an end that has no id."""
+"""Node number of an end without an id."""
 _FEW_EDGES = EDGE_CHUNK_ROWS
-"""Edges of a table whose ids are looked up chunk by chunk."""
+"""Tables up to this number of edges look up ids chunk by chunk."""
 
 
 @dataclass(frozen=True)
 class FoundEdges:
-    """Some edges by node number, -1 for an end that is not a node."""
+    """Edges by node number, -1 for an end with an unknown id."""
 
     sources: Array
     targets: Array
@@ -51,13 +51,13 @@ class FoundEdges:
 
 
 Refuse = Callable[[], InputError] | None
-"""The error for an edge whose end is no node; None where such edges are dropped."""
+"""Creates the error for an edge with an unknown id; None: drop such edges."""
 
 
 def read_here(
     edges: Edges, nodes: NodeIds, builder: EdgeBuilder, dropped: int, refuse: Refuse, report: Progress
 ) -> tuple[int, int]:
-    """Read all edges that `builder` has not seen yet; (edges seen, dropped) in all."""
+    """Read the edges that `builder` has not seen; total numbers (edges seen, dropped)."""
     seen = builder.seen
     for found in found_edges(edges, nodes, seen):
         if found.dropped and refuse:
@@ -73,8 +73,8 @@ def read_in_parts(
     edges: Edges, nodes: NodeIds, builder: EdgeBuilder, refuse: Refuse, workers: Workers, state: dict[str, Any],
     report: Progress,
 ) -> tuple[int, int]:  # fmt: skip
-    """As `read_here`, by workers. `state` is what is committed: the plan, and how many parts are done."""
-    if state.get("edges_read_until") != builder.seen:  # nothing yet, or this process went on alone in between
+    """`read_here` with workers. `state` is the committed state: the number of parts, and of completed parts."""
+    if state.get("edges_read_until") != builder.seen:  # not started, or `read_here` continued in between
         builder.forget()
         if file := _scratch_file(nodes, "edges"):
             file.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def read_in_parts(
 
 @dataclass(frozen=True)
 class PartRead:
-    """What a worker tells of its part: its runs, and the counts."""
+    """Result of a worker for its part: runs and counts."""
 
     runs: list[SortedRun]
     seen: int
@@ -109,7 +109,7 @@ class PartRead:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """Reads some edges into files of pairs."""
+    """Reads edges and writes files of pairs."""
 
     nodes: NodeIds
     folder: RunFolder
@@ -134,15 +134,15 @@ class ReadPart:
 
 
 def _weights(found: FoundEdges) -> Array:
-    """The weights of edges; where they have none, each counts as one."""
+    """The weights of edges; ones if edges have no weights."""
     return np.ones(len(found.sources), dtype=np.float32) if found.weights is None else found.weights
 
 
 def found_edges(
     edges: Edges, nodes: NodeIds, skip: int = 0, features: bool = False, name: str = "edges"
 ) -> Iterator[FoundEdges]:
-    """The edges by node number, in chunks. `name` is that of the scratch file for edges of a large table."""
-    numbered = _numbered(edges, nodes, _scratch_file(nodes, name), skip)
+    """The edges by node number, in chunks. `name` is the name of the scratch file for a large table."""
+    numbered = _join_node_numbers(edges, nodes, _scratch_file(nodes, name), skip)
     for chunk in (numbered or edges).chunks(skip, features):
         sources, targets = chunk.sources, chunk.targets
         if numbered is None and nodes.kind == "row":
@@ -150,16 +150,16 @@ def found_edges(
         elif numbered is None:
             sources, targets = np.split(nodes.find(join_ids([sources, targets])), 2)
         elif len(sources) and min(sources.min(), targets.min()) == _MISSING:
-            for _ in edges.chunks():  # says which row has no id
+            for _ in edges.chunks():  # raises an error with the row without an id
                 pass
         dropped = int(np.count_nonzero((sources < 0) | (targets < 0)))
         yield FoundEdges(sources, targets, dropped, chunk.weights, chunk.features)
         del chunk, sources, targets
-        pa.default_memory_pool().release_unused()  # Arrow keeps what it has freed
+        pa.default_memory_pool().release_unused()  # Arrow caches freed memory
 
 
 def first_unknown(edges: Edges, nodes: NodeIds) -> Any:
-    """The first id in the edges that is not a node's."""
+    """The first unknown id in the edges."""
     for chunk in edges.chunks():
         places = np.stack(np.split(nodes.find(join_ids([chunk.sources, chunk.targets])), 2), axis=1)
         if (places < 0).any():
@@ -172,10 +172,9 @@ def _scratch_file(nodes: NodeIds, name: str) -> Path | None:
     return None if nodes.means.scratch is None else nodes.means.scratch / f"{name}.numbered.parquet"
 
 
-def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> TableEdges | None:
-    """The edges of a large table with node numbers for ids, -1 for an id that is no node's: one join, whose result is
-    the file. None where ids are looked up chunk by chunk: numbers close together, few edges, and where an earlier run
-    began so."""
+def _join_node_numbers(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> TableEdges | None:
+    """The edges of a large table with node numbers instead of ids (-1: unknown), joined into `file`. None if ids are
+    looked up chunk by chunk: if a lookup table fits into memory, for few edges, or if an earlier run started so."""
     if file is None or nodes.kind == "row" or not isinstance(edges, TableEdges):
         return None
     table, ends = edges.table, (edges.source, edges.target)
@@ -187,21 +186,21 @@ def _numbered(edges: Edges, nodes: NodeIds, file: Path | None, skip: int) -> Tab
         memory = max(nodes.means.memory, table.memory)
         try:
             in_order = bool(edges.feature_names)
-            table.write(file, partial(_join, table, nodes, ends, others, in_order), memory, in_order)
+            table.write(file, partial(_join_sql, table, nodes, ends, others, in_order), memory, in_order)
         except InputError:
-            for _ in edges.chunks():  # has a better word for what is wrong with an id
+            for _ in edges.chunks():  # raises a clearer error for an invalid id
                 pass
             raise
-    found = Table(file)
-    found.where = edges.where
-    found.stage(file, found.columns, (), table.memory, nodes.means.threads)
-    return replace(edges, table=found)
+    joined = Table(file)
+    joined.where = edges.where
+    joined.stage(file, joined.columns, (), table.memory, nodes.means.threads)
+    return replace(edges, table=joined)
 
 
-def _join(
+def _join_sql(
     table: Table, nodes: NodeIds, ends: Sequence[str], others: Sequence[str], in_order: bool, rows: str
 ) -> str:  # fmt: skip
-    """The query that replaces both ends in `rows` by node numbers."""
+    """SQL query that replaces both ends in `rows` by node numbers."""
     kept = [f"{identifier(name)} AS o{at}" for at, name in enumerate(others)]
     inner = [f"{id_sql(name, table.types[name], nodes.kind)} AS e{at}" for at, name in enumerate(ends)]
     inner += [f"{missing_sql(name, table.types[name])} AS m{at}" for at, name in enumerate(ends)]
@@ -219,7 +218,7 @@ def _join(
 
 
 def unknown_id(source: Source, nodes: NodeIds) -> InputError:
-    """The error for the first id in the edges that is no node's."""
+    """The error for the first unknown id in the edges."""
     unknown = first_unknown(source.edges, nodes)
     if source.node_ids is None:
         return InputError(

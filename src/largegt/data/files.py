@@ -1,8 +1,8 @@
-"""Source files: paths, folders, globs and URLs become a list of files, and a file becomes something to read from.
+"""Source files: expand paths, folders, globs and URLs to lists of files, and open files.
 
-Enters: what the user wrote: `edges.parquet`, `edges/`, `'edges/part-*.csv'`, `s3://bucket/edges/*.parquet`,
-`https://host/edges.csv.gz`. Leaves: files in a fixed order, each a `Path` or a `RemoteFile`. Cost: a listing; a file at
-a URL is read by ranges, never brought here whole. fsspec does it (the `cloud` extra) and is imported when it is needed.
+Enters: `edges.parquet`, `edges/`, `'edges/part-*.csv'`, `s3://bucket/edges/*.parquet`, `https://host/edges.csv.gz`.
+Leaves: files in a fixed order, each a `Path` or a `RemoteFile`. Cost: a listing; a file at a URL is read by ranges, not
+downloaded. This uses fsspec (the `cloud` extra), imported on demand.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from largegt.errors import InputError
-from largegt.io.remote import file_system, local_path, talking
+from largegt.io.remote import file_system, local_path, storage_errors
 from largegt.io.urls import is_url, redacted
 from largegt.types import PathLike
 
 PARQUET, JSON, ARROW, TEXT = ".parquet", ".jsonl", ".arrow", (".csv", ".tsv")
 _KINDS = (PARQUET, *TEXT, JSON, ARROW, ".npy", ".npz")
-_PACKED = (*TEXT, JSON)
+_COMPRESSIBLE = (*TEXT, JSON)
 _ALIASES = {".pq": PARQUET, ".tab": ".tsv", ".ndjson": JSON, ".feather": ARROW, ".ipc": ARROW}
-_PACKERS = (".gz", ".zst")
+_COMPRESSIONS = (".gz", ".zst")
 _GLOB = frozenset("*?[")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at a URL. As text it is the URL without its login."""
+    """A file at a URL. `str` gives the URL without its login."""
 
     url: str
 
@@ -46,14 +46,14 @@ class RemoteFile:
         return PurePosixPath(urlsplit(self.url).path).name
 
     def open(self) -> Any:
-        """A binary stream that can seek."""
-        with talking(self.url, "read"):
+        """A seekable binary stream."""
+        with storage_errors(self.url, "read"):
             fs, path = file_system(self.url)
             return fs.open(path, "rb")
 
     def info(self) -> dict[str, Any]:
-        """What the storage says of it; `size` at least."""
-        with talking(self.url, "read"):
+        """Metadata from the storage; at least `size`."""
+        with storage_errors(self.url, "read"):
             fs, path = file_system(self.url)
             return dict(fs.info(path))
 
@@ -62,22 +62,21 @@ File = Path | RemoteFile
 
 
 def as_file(path: PathLike | RemoteFile) -> File:
-    """One file as the user wrote it."""
+    """A path or URL from the user as one file."""
     if isinstance(path, RemoteFile):
         return path
-    return RemoteFile(_whole_url(path)) if is_url(path) else local_path(path)
+    return RemoteFile(_with_two_slashes(path)) if is_url(path) else local_path(path)
 
 
 def expand(paths: Any) -> list[File]:
-    """One path or URL or several, each a file, a folder of table files or a glob, as a list of files in a fixed
-    order."""
+    """Expand one or several paths or URLs (a file, a folder of table files or a glob) to files in a fixed order."""
     several = list(paths) if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     files: list[File] = []
     for path in several:
         if isinstance(path, RemoteFile):
             files.append(path)
         elif is_url(path):
-            files += _expand_url(_whole_url(path))
+            files += _expand_url(_with_two_slashes(path))
         else:
             files += _expand_path(local_path(path))
     if not files:
@@ -86,7 +85,7 @@ def expand(paths: Any) -> list[File]:
 
 
 def file_kind(path: PathLike | RemoteFile) -> str:
-    """`.parquet`, `.csv`, `.tsv`, `.npy` or `.npz`; a missing or unknown file is an `InputError`."""
+    """The canonical file extension, such as `.parquet` or `.csv`; a missing or unknown file is an `InputError`."""
     file = as_file(path)
     if isinstance(file, Path):
         if not file.exists():
@@ -104,17 +103,17 @@ def file_kind(path: PathLike | RemoteFile) -> str:
 
 
 def everywhere(file: File) -> File:
-    """The same file by a name that does not depend on where a process was started."""
+    """The file with an absolute path, which is valid in other processes."""
     return file.absolute() if isinstance(file, Path) else file
 
 
 def is_packed(file: File) -> str:
-    """The ending of a compressed file, which can only be read from its beginning; an empty text for another."""
-    return next((ending for ending in _PACKERS if file.name.lower().endswith(ending)), "")
+    """The extension of a compressed file, which is only readable sequentially; empty for other files."""
+    return next((ending for ending in _COMPRESSIONS if file.name.lower().endswith(ending)), "")
 
 
 def place_of(file: File) -> str:
-    """What DuckDB calls a whole file: a path in which nothing is a wildcard, or a name for `span_file_system`."""
+    """DuckDB's name of a whole file: a path with escaped wildcards, or a name for `span_file_system`."""
     if isinstance(file, RemoteFile):
         return Span.name_of(file)
     return re.sub(r"([*?\[])", r"[\1]", str(file))
@@ -125,12 +124,12 @@ def size_of(file: File) -> int:
 
 
 def open_file(file: File) -> Any:
-    """A binary stream of a file as it lies there."""
+    """A binary stream of the raw file."""
     return file.open() if isinstance(file, RemoteFile) else open(file, "rb")
 
 
 def open_plain(file: File) -> Any:
-    """A binary stream of a file's content."""
+    """A binary stream of the decompressed content."""
     packer = {"": None, ".gz": "gzip", ".zst": "zstd"}[is_packed(file)]
     if packer is None:
         return open_file(file)
@@ -138,7 +137,7 @@ def open_plain(file: File) -> Any:
 
 
 def facts_of(file: File) -> list[Any]:
-    """Names a file as it is now: where, how large, which version."""
+    """Identifies the current version of a file: path, size, and modification time or version."""
     if isinstance(file, RemoteFile):
         info = file.info()
         version = next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), "")
@@ -148,8 +147,8 @@ def facts_of(file: File) -> list[Any]:
 
 
 class Span(io.RawIOBase):
-    """A file at a URL, or lines of a text file as a file of their own: its first `head` bytes, and then the lines that
-    begin in bytes [low, high)."""
+    """A file at a URL, or part of a text file as a file-like object: its first `head` bytes, and the lines that start
+    in bytes [low, high)."""
 
     def __init__(self, file: File, head: int = 0, low: int = 0, high: int | None = None) -> None:
         self._stream, self._head, self._at = open_file(file), head, 0
@@ -159,7 +158,7 @@ class Span(io.RawIOBase):
 
     @staticmethod
     def name_of(file: File, *numbers: int) -> str:
-        """What `span_file_system` calls it: `numbers` are head, low and high, or none for the whole file."""
+        """The name in `span_file_system`: `numbers` are head, low and high, or empty for the whole file."""
         return f"span://{'-'.join(map(str, numbers))}/{file if isinstance(file, Path) else file.url}"
 
     @classmethod
@@ -168,7 +167,7 @@ class Span(io.RawIOBase):
         return cls(RemoteFile(place) if is_url(place) else Path(place), *map(int, filter(None, numbers.split("-"))))
 
     def _line_from(self, place: int) -> int:
-        """Where the first line begins that does not begin before `place`."""
+        """The start of the first line that starts at or after byte `place`."""
         if place == 0:
             return 0
         self._stream.seek(place - 1)
@@ -190,8 +189,8 @@ class Span(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes as there are, from where this thread has just set the position: DuckDB's threads share a file,
-        and each sets the position and reads."""
+        """Read from the position that this thread has set last: DuckDB's threads share a file, and each thread seeks
+        and then reads."""
         with self._lock:
             at = self._own.__dict__.pop("at", self._at)
             end = self.size if size < 0 else min(self.size, at + size)
@@ -203,7 +202,7 @@ class Span(io.RawIOBase):
     def _between(self, low: int, high: int) -> bytes:
         found = b""
         place = low if low < self._head else self._start + low - self._head
-        if self._stream.tell() != place:  # some web servers give a file from its beginning only
+        if self._stream.tell() != place:  # some web servers only send a file from its start
             self._stream.seek(place)
         while low + len(found) < high and (more := self._stream.read(high - low - len(found))):
             found += more
@@ -215,7 +214,7 @@ class Span(io.RawIOBase):
 
 
 def span_file_system() -> Any:
-    """Opens the names that `Span.name_of` gives."""
+    """fsspec file system that opens names from `Span.name_of`."""
     from fsspec import AbstractFileSystem
 
     class SpanFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -240,14 +239,14 @@ def span_file_system() -> Any:
 def _kind_of(name: str) -> str | None:
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
     last = suffixes[-1] if suffixes else ""
-    kind = suffixes[-2] if last in _PACKERS and len(suffixes) > 1 else last
+    kind = suffixes[-2] if last in _COMPRESSIONS and len(suffixes) > 1 else last
     kind = _ALIASES.get(kind, kind)
-    return kind if kind in _KINDS and (last not in _PACKERS or kind in _PACKED) else None
+    return kind if kind in _KINDS and (last not in _COMPRESSIONS or kind in _COMPRESSIBLE) else None
 
 
 def _expand_path(path: Path) -> list[File]:
     if path.is_dir():
-        return _tables_among([file for file in path.rglob("*") if file.is_file()], str(path))
+        return _select_tables([file for file in path.rglob("*") if file.is_file()], str(path))
     if path.exists() or not _GLOB & set(str(path)):
         return [path]
     anchor = Path(path.anchor or ".")
@@ -258,7 +257,7 @@ def _expand_path(path: Path) -> list[File]:
 
 
 def _expand_url(url: str) -> list[File]:
-    with talking(url, "read"):
+    with storage_errors(url, "read"):
         fs, path = file_system(url)
         if _GLOB & set(urlsplit(url).path):
             found = sorted(fs.glob(path))
@@ -268,12 +267,12 @@ def _expand_url(url: str) -> list[File]:
         if url.startswith("http") or not fs.isdir(path):  # a web server has no folders
             return [RemoteFile(url)]
         inside = [RemoteFile(fs.unstrip_protocol(name)) for name in fs.find(path)]
-    return _tables_among(inside, url)
+    return _select_tables(inside, url)
 
 
-def _tables_among(files: Sequence[File], where: str) -> list[File]:
-    """The table files of a folder: Parquet if there are any, else CSV and TSV, else others. Names with a dot or an
-    underscore in front are other programs' notes."""
+def _select_tables(files: Sequence[File], where: str) -> list[File]:
+    """The table files of a folder: Parquet if there are any, else CSV and TSV, else others. Names that start with a dot
+    or an underscore are metadata of other programs, and are ignored."""
     tables = [(str(file), file) for file in files if not file.name.startswith((".", "_"))]
     for kinds in ((PARQUET,), TEXT, (JSON,), (ARROW,)):
         found = [file for _, file in sorted(tables, key=lambda pair: pair[0]) if _kind_of(file.name) in kinds]
@@ -282,7 +281,7 @@ def _tables_among(files: Sequence[File], where: str) -> list[File]:
     raise InputError(f"{where} holds no Parquet, CSV, TSV, JSON lines or Arrow files")
 
 
-def _whole_url(path: PathLike) -> str:
-    """The URL, also where a `Path` made one slash of two."""
+def _with_two_slashes(path: PathLike) -> str:
+    """The URL with two slashes after the scheme: `Path` turns them into one."""
     scheme, _, rest = str(path).partition(":")
     return f"{scheme}://{rest.lstrip('/')}"

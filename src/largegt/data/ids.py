@@ -1,10 +1,10 @@
-"""Ids: the user's own names for nodes, as whole numbers or as text.
+"""Ids: the user's node identifiers, integers or text.
 
-Enters: columns in NumPy or Arrow form. Leaves: `Ids`, which are one of two things everywhere in this stage: a NumPy
-int64 array, or an Arrow large_string array. Cost: a column at a time; whole numbers of 64 bits are not copied.
+Enters: NumPy or Arrow columns. Leaves: `Ids`, which are always either a NumPy int64 array or an Arrow large_string
+array. Cost: one column at a time; 64-bit integers are not copied.
 
-The dictionary of a graph is the array of ids in its store: node numbers are its rows. `find_ids` joins ids with it,
-for ingest, append and new nodes alike; `distinct_ids` makes it where no table lists the nodes.
+The array of ids in a store maps node numbers (its rows) to ids. `find_ids` joins ids with it, for ingest, append and
+new nodes; `distinct_ids` creates it if no table lists the nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .duckdb_connection import connection, identifier, literal, reading, streame
 
 Ids = Any
 CANONICAL = "0|-?[1-9][0-9]{0,18}"
-"""A whole number as everyone writes it: text that comes back the same when the number is written."""
+"""Canonical form of an integer: parsing and formatting returns the same text."""
 _CHUNK_ROWS = 1 << 17
 
 
@@ -34,8 +34,7 @@ def is_text(ids: Ids) -> bool:
 
 
 def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
-    """Ids from an Arrow or NumPy column; `where` is named when they are neither whole numbers nor text, and so is the
-    row of an id that is missing (the column begins at `first_row`)."""
+    """Ids from an Arrow or NumPy column. Errors name `where`, and the row of a missing id, counted from `first_row`."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not isinstance(values, pa.Array):
@@ -61,23 +60,23 @@ def as_ids(values: Any, where: str, first_row: int = 0) -> Ids:
 
 
 def native(array: Array) -> Array:
-    """The same numbers in this machine's byte order."""
+    """The array in native byte order."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def as_text(ids: Ids) -> Ids:
-    """The same ids as text."""
+    """The ids as text."""
     return ids if is_text(ids) else pa.array(ids).cast(pa.large_string())
 
 
 def as_numbers(text: Ids) -> tuple[Array, Array]:
-    """(int64, which are meant): text that is a plain whole number stands for that number, other text for none."""
+    """(int64 numbers, mask): text in canonical integer form becomes a number; the mask is false for other text."""
     digits = pc.replace_substring_regex(text, "^-", "")
     most = pc.if_else(pc.starts_with(text, "-"), str(2**63), str(2**63 - 1))
     fits = pc.or_(pc.less(pc.binary_length(digits), 19), pc.less_equal(digits, most))
-    meant = pc.and_(pc.match_substring_regex(text, f"^({CANONICAL})$"), fits)
-    numbers = pc.if_else(meant, text, pa.scalar("0", pa.large_string())).cast(pa.int64())
-    return np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)), meant.to_numpy(zero_copy_only=False)
+    is_number = pc.and_(pc.match_substring_regex(text, f"^({CANONICAL})$"), fits)
+    numbers = pc.if_else(is_number, text, pa.scalar("0", pa.large_string())).cast(pa.int64())
+    return np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)), is_number.to_numpy(zero_copy_only=False)
 
 
 def id_at(ids: Ids, row: int) -> Any:
@@ -86,14 +85,14 @@ def id_at(ids: Ids, row: int) -> Any:
 
 
 def join_ids(parts: list[Ids]) -> Ids:
-    """The parts as one column: text if any of them is."""
+    """Concatenate the parts into one column; text if any part is text."""
     if any(is_text(part) for part in parts):
         return pa.concat_arrays([as_text(part) for part in parts])
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def text_buffers(text: Ids) -> tuple[Array, Array]:
-    """(offsets from 0 on, bytes) of text ids."""
+    """(offsets that start at 0, bytes) of text ids."""
     if not len(text):
         return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
     _, places, data = text.buffers()
@@ -103,13 +102,13 @@ def text_buffers(text: Ids) -> tuple[Array, Array]:
 
 
 def text_over(offsets: Array, text: Array) -> Ids:
-    """Text ids over arrays of offsets and bytes, mapped or not: nothing is copied."""
+    """Text ids from arrays of offsets and bytes, without a copy."""
     buffers = pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(text))
     return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
 
 
 def id_sql(name: str, kind: str, node_kind: str) -> str:
-    """SQL for the ids in a column of DuckDB's type `kind`, in the form of the nodes' ids; null for what cannot be."""
+    """SQL expression for a column of DuckDB type `kind`, converted to the type of node ids; null for invalid ids."""
     column = identifier(name)
     if node_kind == "string":
         return column if kind == "VARCHAR" else f"CAST({column} AS VARCHAR)"
@@ -119,32 +118,32 @@ def id_sql(name: str, kind: str, node_kind: str) -> str:
 
 
 def is_integer_sql(text: str) -> str:
-    """SQL for whether text is a canonical whole number of 64 bits."""
+    """SQL condition: the text is a canonical 64-bit integer."""
     return f"(regexp_full_match({text}, '{CANONICAL}') AND TRY_CAST({text} AS BIGINT) IS NOT NULL)"
 
 
 def missing_sql(name: str, kind: str) -> str:
-    """SQL for whether an id is missing."""
+    """SQL condition: the id is missing."""
     column = identifier(name)
     return f"({column} IS NULL OR {column} = '')" if kind == "VARCHAR" else f"({column} IS NULL)"
 
 
 def write_numbered(known: Sequence[Ids], text: bool, file: Path, memory: int, threads: int) -> None:
-    """Write ids and their rows over all columns `known` as a Parquet file with columns `id` and `node`."""
+    """Write the ids of all columns `known` and their row numbers to a Parquet file with columns `id` and `node`."""
     kind = "INTEGER" if sum(map(len, known)) < 1 << 31 else "BIGINT"
-    with _numbered(known, text, memory, threads, file.parent) as db:
+    with _known_ids(known, text, memory, threads, file.parent) as db:
         db.execute(f"COPY (SELECT id, node::{kind} AS node FROM known) TO {literal(file)} (FORMAT parquet)")
 
 
 def find_ids(
     known: Iterable[Ids], wanted: Ids, memory: int | None = None, threads: int = 1, scratch: Path | None = None
 ) -> Array:
-    """Node numbers int64 of the ids `wanted`: their rows in the columns `known`, -1 for an id that is none of them.
-    Both are whole numbers, or both are text. An id occurs once in `known`, and as often as you like in `wanted`."""
+    """Node numbers (int64) of the ids `wanted`: their rows in the columns `known`, -1 for an unknown id. Both are
+    integers or both are text. Ids are unique in `known`, but not necessarily in `wanted`."""
     found = np.full(len(wanted), -1, dtype=np.int64)
     if not len(wanted):
         return found
-    with _numbered(known, is_text(wanted), memory, threads, scratch) as db:
+    with _known_ids(known, is_text(wanted), memory, threads, scratch) as db:
         db.register("wanted", pa.table({"id": wanted, "place": np.arange(len(wanted))}))
         for batch in db.sql("SELECT place, node FROM known JOIN wanted USING (id)").to_arrow_reader(_CHUNK_ROWS):
             found[batch.column(0).to_numpy()] = batch.column(1).to_numpy()
@@ -152,12 +151,12 @@ def find_ids(
 
 
 def first_repeat(known: Sequence[Ids], text: bool, memory: int, threads: int, scratch: Path | None = None) -> Any:
-    """(row, id) of the first row whose id was there before; None where every id occurs once."""
-    with _numbered(known, text, memory, threads, scratch) as db:
+    """(row, id) of the first row with a repeated id; None if all ids are unique."""
+    with _known_ids(known, text, memory, threads, scratch) as db:
         twice = db.sql("SELECT id FROM known GROUP BY id HAVING count(*) > 1").to_arrow_table()
     if not twice.num_rows:
         return None
-    with _numbered(known, text, memory, threads, scratch) as db:
+    with _known_ids(known, text, memory, threads, scratch) as db:
         db.register("twice", twice)
         [first] = db.sql(
             "SELECT node, id FROM known SEMI JOIN twice USING (id) "
@@ -167,14 +166,14 @@ def first_repeat(known: Sequence[Ids], text: bool, memory: int, threads: int, sc
 
 
 def write_distinct(chunks: Iterable[Ids], text: bool, file: Path, scratch: Path, memory: int, threads: int) -> None:
-    """Write the distinct ids, in no order, as a Parquet file with a column `id`. Nobody else uses `scratch`."""
+    """Write the distinct ids, unordered, to a Parquet file with a column `id`. `scratch` must be a private folder."""
     scratch.mkdir(parents=True, exist_ok=True)
-    with _numbered(chunks, text, memory, threads, scratch) as db:
+    with _known_ids(chunks, text, memory, threads, scratch) as db:
         db.execute(f"COPY (SELECT DISTINCT id FROM known) TO {literal(file)} (FORMAT parquet)")
 
 
 def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, threads: int) -> Iterator[Ids]:
-    """The distinct ids in rising order. Text of which every cell is a canonical whole number becomes whole numbers."""
+    """The distinct ids in ascending order. If all text ids are canonical integers, they become integers."""
     file = scratch / "found.parquet"
     write_distinct(chunks, text, file, scratch, memory, threads)
     table = f"read_parquet({literal(file)})"
@@ -188,10 +187,10 @@ def distinct_ids(chunks: Iterable[Ids], text: bool, scratch: Path, memory: int, 
 
 
 @contextmanager
-def _numbered(
+def _known_ids(
     chunks: Iterable[Ids], text: bool, memory: int | None, threads: int, scratch: Path | None
 ) -> Iterator[Any]:
-    """A connection with a table `known` (id, node), to be read once: node is the row over all chunks."""
+    """A connection with a table `known` (id, node), readable once; `node` is the row number over all chunks."""
     schema = pa.schema([("id", pa.large_string() if text else pa.int64()), ("node", pa.int64())])
 
     def batches() -> Iterator[Any]:
@@ -208,11 +207,11 @@ def _numbered(
 
 
 def as_arrow(array: Array, where: str) -> Any:
-    """Arrow form of a NumPy array; NaN is null."""
+    """Convert a NumPy array to Arrow; NaN becomes null."""
     try:
         array = array.astype(str) if array.dtype.kind == "S" else native(array)
         values = pa.array(array.tolist() if array.dtype.kind in "UO" else array, from_pandas=True)
-        values.validate(full=True)  # NumPy's text may hold numbers that are no letters
+        values.validate(full=True)  # NumPy text may contain invalid code points
         return values
     except (pa.ArrowException, ValueError, TypeError, OverflowError, SystemError) as error:
         raise InputError(f"{where} must be all numbers or all text ({first_line(error)})") from None

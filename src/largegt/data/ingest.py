@@ -1,9 +1,8 @@
 """ingest: a Source becomes a GraphStore on disk.
 
-Enters: a `Source`, an `IngestConfig`, a folder. Leaves: the finished `GraphStore`; the folder is written aside and
-renamed when whole. Cost: the memory it is given, and labels and splits (some bytes per node); edges and features go
-from file to file. The same input gives the same bytes for any amount of memory and any number of threads, and a killed
-ingest goes on where it stopped.
+Enters: a `Source`, an `IngestConfig`, a folder. Leaves: the finished `GraphStore`; arrays are written to a partial
+folder and committed when complete. Cost: the given memory, and labels and splits (some bytes per node); edges and
+features are streamed from file to file. The output bytes do not depend on memory or threads. A killed ingest resumes.
 """
 
 from __future__ import annotations
@@ -108,12 +107,12 @@ def ingest(
 
 
 _TABLES = "tables"
-"""Folder for copies of tables; it goes when the store is finished."""
+"""Scratch folder for copies of tables, deleted at the end."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One ingest: what is read, where it goes, and with what means."""
+    """One ingest: source, writer, configuration, and limits."""
 
     source: Source
     writer: ArrayWriter
@@ -122,30 +121,30 @@ class _Work:
     threads: int
     memory: int
     workers: Workers
-    apart: bool
+    is_distributed: bool
     """Whether the workers are other processes."""
 
     @property
     def task_memory(self) -> int:
-        """What a task of sorting may hold: threads share the memory with the result that is written and the next."""
-        return self.memory // (3 if self.apart else self.threads + 2)
+        """Memory of a sort task: threads share the memory with the result being written and the next one."""
+        return self.memory // (3 if self.is_distributed else self.threads + 2)
 
     @property
     def means(self) -> Means:
-        """What looking up ids may use."""
+        """Resources for looking up ids."""
         return Means(self.memory // 4, self.threads, self.writer.partial.absolute())
 
 
 def _write(work: _Work) -> dict[str, Any]:
-    """Write every array; what the manifest says of them. Labels and the split come before the features, whose
-    transforms are fitted on training nodes."""
+    """Write all arrays; return the metadata of the manifest. Labels and the split come before features, because
+    feature transforms are fitted on training nodes."""
     source, config, writer = work.source, work.config, work.writer
-    nodes = take_nodes(source, writer, work.means, work.report, work.workers if work.apart else None)
+    nodes = take_nodes(source, writer, work.means, work.report, work.workers if work.is_distributed else None)
     encoded = _labels(source, config, nodes)
     split = _split(source, config, nodes, encoded)
     writer.save("labels", encoded.values)
     writer.save("split", split)
-    edges, dropped = _take_edges(work, nodes)
+    edges, dropped = _write_edges(work, nodes)
     edge_features = {}
     if source.edges.feature_names:
         edge_features["edge_features"] = write_edge_features(
@@ -171,13 +170,13 @@ def _write(work: _Work) -> dict[str, Any]:
         "unknown_edges_dropped": dropped,
         **({"weights": edges.weights} if edges.weights else {}),
         **edge_features,
-        "split_from": _split_from(source, encoded),
+        "split_from": _split_origin(source, encoded),
         "config": config.model_dump(mode="json"),
     }
 
 
-def _split_from(source: Source, encoded: Encoded) -> str:
-    """How the split came about."""
+def _split_origin(source: Source, encoded: Encoded) -> str:
+    """The origin of the split: given, none, or how it was made."""
     if source.splits is not None:
         return "given"
     if not encoded.num_labelled:
@@ -185,8 +184,8 @@ def _split_from(source: Source, encoded: Encoded) -> str:
     return next((f"made by {role}" for role in source.split_columns), "made")
 
 
-def _take_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
-    """Map every edge's ends to node numbers and write the rows; (counts, edges dropped as unknown)."""
+def _write_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
+    """Map edge ends to node numbers and write the CSR; (counts, number of edges dropped for unknown ids)."""
     source, state = work.source, work.writer.state
     counted = work.config.parallel_edges == "count"
     if counted and source.edges.is_weighted:
@@ -200,7 +199,7 @@ def _take_edges(work: _Work, nodes: NodeIds) -> tuple[EdgeCounts, int]:
     refuse = None if work.config.unknown_ids == "drop" else partial(unknown_id, source, nodes)
     try:
         if not builder.is_read:
-            if work.apart:
+            if work.is_distributed:
                 seen, dropped = read_in_parts(source.edges, nodes, builder, refuse, work.workers, state, work.report)
             else:
                 seen, dropped = read_here(source.edges, nodes, builder, dropped, refuse, work.report)
@@ -257,7 +256,7 @@ def _write_features(work: _Work, nodes: NodeIds, encoded: Encoded, split: Array)
 
 
 def _column_means(features: Features, train: Array) -> Array:
-    """float32: the mean of each column over the training nodes, or over all where there is none."""
+    """float32: the mean of each column over the training nodes, or over all nodes if there are none."""
     sums, counts, row = np.zeros(features.width), np.zeros(features.width), 0
     for block in features.chunks():
         rows = train[row : row + len(block)] if train.any() else np.ones(len(block), dtype=bool)
@@ -269,14 +268,14 @@ def _column_means(features: Features, train: Array) -> Array:
 
 
 def write_degrees(writer: ArrayWriter, num_nodes: int, dtype: str) -> None:
-    """Two features for a graph that has none: log1p of the out- and the in-degree."""
-    outward = writer.array("out_indptr")
-    inward = writer.array("in_indptr") if writer.has("in_indptr") else outward
+    """Write two features for a graph without features: log1p of the out-degree and the in-degree."""
+    out_indptr = writer.array("out_indptr")
+    in_indptr = writer.array("in_indptr") if writer.has("in_indptr") else out_indptr
     stored = writer.grow("features", dtype, (2,))
-    step = chunk_rows(16)  # degrees and their logarithms have 64 bits
+    step = chunk_rows(16)  # degrees and their logarithms take 64 bits
     for start in range(stored.rows, num_nodes, step):
         rows = slice(start, start + step + 1)
-        degrees = np.stack([np.diff(outward[rows]), np.diff(inward[rows])], axis=1)
+        degrees = np.stack([np.diff(out_indptr[rows]), np.diff(in_indptr[rows])], axis=1)
         stored.append(precision.encode_degrees(degrees, dtype))
     writer.close("features")
 
@@ -284,7 +283,7 @@ def write_degrees(writer: ArrayWriter, num_nodes: int, dtype: str) -> None:
 def stored_features(
     block: Array, start: int, features: Features, config: IngestConfig, nodes: NodeIds, means: Array | None
 ) -> Array:
-    """The block in its stored precision. Missing values become the means, or are refused where there are none."""
+    """The block in the stored precision. Missing values become `means`; without `means` they are an error."""
     good = np.isfinite(block)
     if not good.all():
         if means is None:
@@ -319,7 +318,7 @@ def _labels(source: Source, config: IngestConfig, nodes: NodeIds) -> Encoded:
     values = part.values
     rows = None
     if part.ids is not None:
-        rows, known = _rows_of(part.ids, part.where, config, nodes)
+        rows, known = _find_nodes(part.ids, part.where, config, nodes)
         if not known.all():
             values = values[known] if isinstance(values, np.ndarray) else values.filter(known)
     encoded = label_encoding.encode(values, part.names, config.task, part.where)
@@ -341,29 +340,29 @@ def _split(source: Source, config: IngestConfig, nodes: NodeIds, encoded: Encode
     if part.codes is not None:
         split = part.codes
         if part.ids is not None:
-            rows, known = _rows_of(part.ids, part.where, config, nodes)
+            rows, known = _find_nodes(part.ids, part.where, config, nodes)
             split = np.zeros(nodes.num_nodes, dtype=np.uint8)
             split[rows] = part.codes[known]
         return np.where(labelled, split, 0).astype(np.uint8)
     parts = part.parts
     if stated_count(source)[0] is None and nodes.kind != "row":
-        # the nodes were found in the edges, so the user cannot know their numbers: these are ids
-        parts = {key: _rows_named(array, f"{part.where}: {key}", config, nodes) for key, array in parts.items()}
+        # nodes come from the edges, so the user has no node numbers: these are ids
+        parts = {key: _split_nodes(array, f"{part.where}: {key}", config, nodes) for key, array in parts.items()}
     try:
         return given_split(nodes.num_nodes, parts, labelled)
     except InputError as error:
         raise InputError(f"{part.where}: {error}") from None
 
 
-def _rows_named(array: Array, where: str, config: IngestConfig, nodes: NodeIds) -> Array:
-    """Node numbers of the ids in a part of a split; a mask stays one."""
+def _split_nodes(array: Array, where: str, config: IngestConfig, nodes: NodeIds) -> Array:
+    """Node numbers of the ids in a part of a split; a mask is returned as it is."""
     if array.dtype == bool or array.ndim != 1 or not array.size:
         return array
-    return _rows_of(as_ids(array, where), where, config, nodes)[0]
+    return _find_nodes(as_ids(array, where), where, config, nodes)[0]
 
 
-def _rows_of(ids: Ids, where: str, config: IngestConfig, nodes: NodeIds) -> tuple[Array, Array]:
-    """(node numbers of the known ids, which ids are known); each id may occur once."""
+def _find_nodes(ids: Ids, where: str, config: IngestConfig, nodes: NodeIds) -> tuple[Array, Array]:
+    """(node numbers of the known ids, mask of known ids); a repeated id is an error."""
     rows = nodes.find(ids)
     known = rows >= 0
     if not known.all() and config.unknown_ids == "error":
@@ -373,9 +372,9 @@ def _rows_of(ids: Ids, where: str, config: IngestConfig, nodes: NodeIds) -> tupl
             f"{nodes.where}); mend it, or drop such rows with unknown_ids=drop"
         )
     rows = rows[known]
-    named = np.zeros(nodes.num_nodes, dtype=bool)
-    named[rows] = True
-    if np.count_nonzero(named) < len(rows):
+    found = np.zeros(nodes.num_nodes, dtype=bool)
+    found[rows] = True
+    if np.count_nonzero(found) < len(rows):
         twice = int(np.bincount(rows).argmax())
         raise InputError(f"{where}: node id {nodes.at(twice)!r} occurs twice")
     return rows, known

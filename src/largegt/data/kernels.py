@@ -1,11 +1,11 @@
-"""The inner loops of ingest: grouping and sorting of pairs, union of rows and sums of weights.
+"""Kernels of ingest: group and sort pairs, merge rows, sum weights.
 
-Each kernel takes plain arrays and a range of rows or pairs, releases the GIL, and writes only what is its own: a
-thread pool may run disjoint ranges side by side, and the result is the same for any number of threads.
+Each kernel takes plain arrays and a range of rows or pairs, releases the GIL, and writes only its own range. Threads
+may process disjoint ranges concurrently; the result does not depend on the number of threads.
 
-A pair is (row, value). The value is a neighbour or, where edges have weights, an *entry*: an int64 with the neighbour
-in the upper bits and the 31 bits of a positive float32 below them, which are ordered as the numbers are. So the weights
-of an edge that comes twice are always added in the same order. Without weights, their arrays have length 0.
+A pair is (row, value). The value is a neighbour or, if edges have weights, an *entry*: an int64 with the neighbour in
+the upper bits and the 31 bits of a positive float32 in the lower bits, which sort like the numbers. The weights of
+duplicate edges are therefore always added in the same order. Without weights, weight arrays have length 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba import njit
 from largegt.types import Array
 
 SUM_BLOCK = 64
-"""Weights that are summed beforehand, so that a draw from a long list passes over them in one step."""
+"""Weights per precomputed sum, with which sampling from a long list skips a block in one step."""
 NO_WEIGHTS = np.empty(0, dtype=np.float32)
 NO_WEIGHTS.flags.writeable = False
 _BITS = 31
@@ -26,7 +26,7 @@ _WEIGHT = (1 << _BITS) - 1
 
 
 def frozen(array: Array) -> Array:
-    """A read-only view: a kernel is compiled once, for mapped files and for arrays in memory."""
+    """A read-only view, so that a kernel is compiled once for mapped files and for arrays in memory."""
     view = np.asarray(array)[:]
     view.flags.writeable = False
     return view
@@ -34,7 +34,7 @@ def frozen(array: Array) -> Array:
 
 @njit(nogil=True, cache=True)
 def mix(value: Any) -> Any:
-    """A full-avalanche mix of 64 bits (the finaliser of splitmix64). One to one."""
+    """Bijective 64-bit hash: the finaliser of splitmix64."""
     x = np.uint64(value)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -43,7 +43,7 @@ def mix(value: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def keep_pairs(sources: Any, targets: Any, bits: Any, undirected: Any, pairs: Any) -> Any:
-    """Copy edges with known, different ends into `pairs`, both ways if undirected; (pairs, self loops)."""
+    """Copy edges with known, distinct ends into `pairs`, in both directions if undirected; (pairs, self loops)."""
     weighted = len(bits) > 0
     shift = _BITS if weighted else 0
     kept, loops = 0, 0
@@ -83,7 +83,7 @@ def group_pairs(pairs: Any, shift: Any, starts: Any, grouped: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def count_pairs(pairs: Any, low: Any, counts: Any) -> None:
-    """counts[i] += pairs of row low + i; other rows are passed over."""
+    """counts[i] += pairs of row low + i; other rows are skipped."""
     for e in range(len(pairs)):
         row = pairs[e, 0] - low
         if 0 <= row < len(counts):
@@ -92,7 +92,7 @@ def count_pairs(pairs: Any, low: Any, counts: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def place_pairs(pairs: Any, low: Any, cursor: Any, values: Any) -> None:
-    """Each pair's value goes to the next free place of its row."""
+    """Write each pair's value to the next free place of its row."""
     for e in range(len(pairs)):
         row = pairs[e, 0] - low
         if 0 <= row < len(cursor):
@@ -102,8 +102,8 @@ def place_pairs(pairs: Any, low: Any, cursor: Any, values: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def sort_rows(starts: Any, values: Any, counts: Any, weights: Any) -> None:
-    """Sort each row, drop its repeats and move the rows together; counts[i] is what row i keeps. Entries become
-    neighbours, and weights[place] the sum of a neighbour's weights, added in float64."""
+    """Sort each row, drop duplicates and compact the rows; counts[i] is the new length of row i. Entries become
+    neighbours, and weights[place] is the sum of a neighbour's weights, computed in float64."""
     weighted = len(weights) > 0
     shift = _BITS if weighted else 0
     bits = np.empty(1, np.int32)
@@ -128,7 +128,7 @@ def sort_rows(starts: Any, values: Any, counts: Any, weights: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _sort_row(row: Any) -> None:
-    """Sort in place; short and sorted rows cost little."""
+    """Sort in place; fast for short and sorted rows."""
     if len(row) > 24:
         if (row[1:] < row[:-1]).any():
             row.sort()
@@ -144,8 +144,8 @@ def _sort_row(row: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def union_rows(a: Any, b: Any, low: Any, high: Any, counts: Any, values: Any, weights: Any) -> Any:
-    """Merge the sorted rows [low, high) of a and b, each (indptr, indices, weights), without repeats into `values`; how
-    many. Where both have a value, their weights are added."""
+    """Merge the sorted rows [low, high) of a and b, each (indptr, indices, weights), into `values` without duplicates;
+    return the number of values. The weights of a value in both are added."""
     a_indptr, a_values, a_weights = a
     b_indptr, b_values, b_weights = b
     size = 0
@@ -169,7 +169,7 @@ def union_rows(a: Any, b: Any, low: Any, high: Any, counts: Any, values: Any, we
 
 @njit(nogil=True, cache=True)
 def sum_rows(indptr: Any, weights: Any, low: Any, strengths: Any) -> None:
-    """strengths[n] is the sum of the weights of row low + n; weights[0] is the first of them."""
+    """strengths[n] is the sum of the weights of row low + n; weights[0] is the first weight of row low."""
     begin = indptr[low]
     for n in range(len(strengths)):
         total = 0.0

@@ -1,8 +1,7 @@
-"""Labels: from the user's values to numbers, and back by `classes`.
+"""Labels: encode the user's values as numbers; `classes` maps them back.
 
-Enters: an Arrow column, or float32 [n, c]. Leaves: int32 [n] (-1: none), float32 [n] (NaN) for regression, or
-float32 [n, c] (NaN) for multi-label; the task; the classes as the user wrote them. Cost: a few copies of the
-column.
+Enters: an Arrow column, or float32 [n, c]. Leaves: int32 [n] (-1: no label), float32 [n] (NaN: no label) for
+regression, or float32 [n, c] (NaN) for multi-label; the task; the user's classes. Cost: a few copies of the column.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _DECIMAL = r"^[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
 
 
 def from_text(values: Any, markers: Sequence[str]) -> Any:
-    """A column of text as what it holds: whole numbers, fractions, true and false, or text. Missing markers are null,
-    and so are empty cells."""
+    """Convert a text column to integers, floats or booleans if all cells allow it. Missing markers and empty cells
+    become null."""
     if not is_text(values.type):
         return values
     text = trimmed(values, pa.array([*markers, ""], pa.large_string()))
@@ -48,7 +47,7 @@ def _all(flags: Any) -> bool:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Labels as numbers, with what they stand for."""
+    """Encoded labels, with the task and the classes."""
 
     values: Array
     task: Task
@@ -59,7 +58,7 @@ class Encoded:
 
 
 def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encoded:
-    """Encode a column or a matrix of labels as `task` (`auto`: as it looks)."""
+    """Encode a column or a matrix of labels for `task` (`auto`: inferred from the values)."""
     if isinstance(values, np.ndarray):
         if task not in ("auto", "multilabel"):
             raise ConfigError(
@@ -86,7 +85,7 @@ def encode(values: Any, names: list[str] | None, task: str, where: str) -> Encod
 
 
 def counted(values: Array, task: Task, classes: list[Any]) -> Encoded:
-    """Encoded values with the counts of them."""
+    """Encoded values with their counts."""
     counts: Any = []
     if task in ("multiclass", "binary"):
         counts = np.bincount(values[values >= 0], minlength=len(classes))
@@ -97,7 +96,7 @@ def counted(values: Array, task: Task, classes: list[Any]) -> Encoded:
 
 
 def unlabelled(num_nodes: int, task: Task, classes: list[Any]) -> Encoded:
-    """So many nodes without a label, in the form that a task's labels have."""
+    """Encoded labels of `num_nodes` nodes without a label."""
     if task in ("multiclass", "binary"):
         return counted(np.full(num_nodes, -1, dtype=np.int32), task, classes)
     shape = (num_nodes, len(classes)) if task == "multilabel" else (num_nodes,)
@@ -105,7 +104,7 @@ def unlabelled(num_nodes: int, task: Task, classes: list[Any]) -> Encoded:
 
 
 def encode_as(values: Any, names: list[str] | None, task: Task, classes: list[Any], where: str) -> Encoded:
-    """Encode more labels of a task whose classes are known; a value that is none of them is refused."""
+    """Encode labels of a task with known classes; a value outside the classes is an error."""
     if task == "multilabel" and not isinstance(values, np.ndarray):
         values = _floats(_plain(values, where)[0], where)[:, None]
     if isinstance(values, np.ndarray):
@@ -113,10 +112,10 @@ def encode_as(values: Any, names: list[str] | None, task: Task, classes: list[An
             raise InputError(f"{where} has {values.shape[1]} label columns, a {task} task has one: name it")
         if values.shape[1] != len(classes) or (names or classes) != classes:
             raise InputError(f"{where} has {values.shape[1]} label columns, wanted are: {', '.join(map(str, classes))}")
-        known = bool(np.any(~np.isnan(values) & (values != -1)))
-        return _multilabel(values, names, where) if known else unlabelled(len(values), task, classes)
+        has_labels = bool(np.any(~np.isnan(values) & (values != -1)))
+        return _multilabel(values, names, where) if has_labels else unlabelled(len(values), task, classes)
     values, missing = _plain(values, where)
-    if task == "regression":  # a few whole numbers, -1 among them, are values too
+    if task == "regression":  # integers, including -1, are values too
         return counted(_floats(values, where), task, [])
     if missing.all():
         return unlabelled(len(values), task, classes)
@@ -136,19 +135,19 @@ def encode_as(values: Any, names: list[str] | None, task: Task, classes: list[An
 
 
 def num_label_columns(task: str, num_outputs: int) -> int:
-    """Columns that labels are counted or looked up in: two for binary, where a model has one output."""
+    """Number of label columns for counts and lookups: two for binary tasks, although models have one output."""
     return 2 if task == "binary" else num_outputs
 
 
 def labelled(values: Array, task: str) -> Array:
-    """Boolean [n]: which encoded values are labels."""
+    """Boolean [n]: true for encoded values that are labels."""
     if task == "multilabel":
         return np.asarray(~np.isnan(values).all(axis=1))
     return np.asarray(~np.isnan(values) if task == "regression" else values >= 0)
 
 
 def scatter(encoded: Encoded, rows: Array, num_nodes: int) -> Array:
-    """The encoded values at their nodes' rows; every other node has no label."""
+    """Encoded values placed at `rows`; all other nodes have no label."""
     empty: Any = -1 if encoded.values.dtype.kind == "i" else np.nan
     spread = np.full((num_nodes, *encoded.values.shape[1:]), empty, dtype=encoded.values.dtype)
     spread[rows] = encoded.values
@@ -156,8 +155,8 @@ def scatter(encoded: Encoded, rows: Array, num_nodes: int) -> Array:
 
 
 def _plain(values: Any, where: str) -> tuple[Any, Array]:
-    """(values, which are missing), without dictionaries; floats that are all whole as whole numbers, others as float64
-    with null for NaN."""
+    """(values, mask of missing values). Dictionaries are decoded; floats without fractions become integers, other
+    floats float64 with null for NaN."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     kind = values.type
@@ -183,7 +182,7 @@ def _plain(values: Any, where: str) -> tuple[Any, Array]:
 
 
 def _codes(values: Any, missing: Array, classes: Any) -> Array:
-    """int32 [n]: the place of each value among the classes, -1 for a missing or another one."""
+    """int32 [n]: the class index of each value, -1 for a missing or unknown value."""
     places = pc.index_in(values, value_set=classes).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.where(missing, -1, places).astype(np.int32)
 

@@ -1,10 +1,10 @@
-"""Which nodes there are: the user's ids, written to the store and found again.
+"""Node ids: write the user's ids to the store, and map ids to node numbers.
 
-Enters: a `Source`, the writer of the store. Leaves: `NodeIds`, and in the store the ids themselves (`node_ids`, or
-`node_id_offsets` and `node_id_bytes`) unless they are just the rows 0..N-1. Cost: the memory it is given.
+Enters: a `Source`, the writer of the store. Leaves: `NodeIds`, and in the store the ids (`node_ids`, or
+`node_id_offsets` and `node_id_bytes`) unless they are the row numbers 0..N-1. Cost: the given memory.
 
-Ids come from a column of the source; or nobody names them and a number of nodes is stated; or they are found in the
-edges, labels and splits, and sorted. What an earlier run has finished of this is taken as it is.
+Ids come from a column of the source, or are row numbers if only the number of nodes is given, or are collected from
+the edges, labels and splits and sorted. Completed work of an earlier run is reused.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from .pair_runs import index_dtype
 from .parts import Edges, Source, TableEdges, edge_parts, num_parts
 
 _CHUNK_ROWS = 1 << 20
-_FOUND = "found"
-"""Folder for scratch files; it goes when the store is finished."""
+_SCRATCH = "found"
+"""Folder for scratch files, deleted at the end."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """What looking up ids may use."""
+    """Resources for looking up ids: memory, threads, and a scratch folder."""
 
     memory: int
     threads: int
@@ -60,21 +60,21 @@ class Means:
 
 
 class NodeIds:
-    """The nodes 0..num_nodes-1 and the user's ids of them. `kind` is `row` (their numbers), `integer` or `string`.
+    """The nodes 0..num_nodes-1 and their user ids. `kind` is `row` (node numbers), `integer` or `string`.
 
-    `folder` holds the ids as arrays; the object travels to other processes as the name of that folder.
+    `folder` holds the ids as arrays; the object is pickled as the path of this folder.
     """
 
     def __init__(self, num_nodes: int, where: str, means: Means, kind: str = "row", folder: Path | None = None) -> None:
         self.num_nodes, self.where, self.means, self.kind, self.folder = num_nodes, where, means, kind, folder
-        self.known: list[Ids] = [] if folder is None else [_ids_in(folder, kind)]
-        """The ids of all nodes in order, in one or more columns; none where they are numbers of rows."""
+        self.known: list[Ids] = [] if folder is None else [_open_ids(folder, kind)]
+        """The ids of all nodes in order, in one or more columns; empty if ids are row numbers."""
 
     def __reduce__(self) -> Any:
         return NodeIds, (self.num_nodes, self.where, self.means, self.kind, self.folder)
 
     def find(self, wanted: Ids) -> Array:
-        """Node numbers int64 of these ids, -1 where there is no such node. Ask for many at a time."""
+        """Node numbers (int64) of these ids, -1 for an unknown id. Each call has a fixed cost: pass many ids."""
         if self.kind == "string":
             wanted = as_text(wanted)
         elif is_text(wanted):
@@ -90,8 +90,8 @@ class NodeIds:
 
     @cached_property
     def by_number(self) -> tuple[int, Array] | None:
-        """(the least id; the node of each whole number from there on, -1 for none), where ids are whole numbers and
-        lie so close together that this fits into the memory."""
+        """Lookup table for integer ids: (the smallest id; the node number of each integer from this id on, -1: none).
+        None if ids are not integers, or the table does not fit into memory."""
         if self.kind != "integer" or not any(map(len, self.known)):
             return None
         least, largest = (int(end([end(ids) for ids in self.known if len(ids)])) for end in (np.min, np.max))
@@ -105,7 +105,7 @@ class NodeIds:
         return least, nodes
 
     def dictionary(self) -> Path:
-        """A Parquet file of all ids and their nodes in the scratch folder, made when it is first asked for."""
+        """A Parquet file of all ids and node numbers in the scratch folder, written on first use."""
         assert self.means.scratch is not None
         file = self.means.scratch / "ids.parquet"
         if not file.exists():
@@ -122,8 +122,8 @@ class NodeIds:
         return row
 
 
-def _ids_in(folder: Path, kind: str) -> Ids:
-    """The ids in a folder of arrays that is being written, mapped."""
+def _open_ids(folder: Path, kind: str) -> Ids:
+    """The memory-mapped ids in a partial folder of arrays."""
     names = ("node_ids",) if kind == "integer" else ("node_id_offsets", "node_id_bytes")
     try:
         arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
@@ -137,7 +137,7 @@ def _ids_in(folder: Path, kind: str) -> Ids:
 def take_nodes(
     source: Source, writer: ArrayWriter, means: Means, progress: Progress, cluster: Workers | None = None
 ) -> NodeIds:
-    """Write the ids of all nodes, unless an earlier run did, and make them ready to be looked up."""
+    """Write the ids of all nodes, unless an earlier run did; return the ids for lookup."""
     count, where = stated_count(source)
     where = where or source.edges.where
     check_num_nodes(count or 0, where)
@@ -148,7 +148,7 @@ def take_nodes(
                 kind, count = _write_ids(writer, source.node_ids.chunks())
                 _refuse_repeats(writer, kind, where, means)
             elif count is None:
-                kind, count = _write_found(source, writer, means, progress, cluster)
+                kind, count = _write_distinct_ids(source, writer, means, progress, cluster)
             writer.commit(id_kind=kind, num_nodes=count)
         kind = str(writer.state["id_kind"])
         folder = None if kind == "row" else writer.partial.absolute()
@@ -158,7 +158,7 @@ def take_nodes(
 def _refuse_repeats(writer: ArrayWriter, kind: str, where: str, means: Means) -> None:
     if kind == "row":
         return
-    known = [_ids_in(writer.partial.absolute(), kind)]
+    known = [_open_ids(writer.partial.absolute(), kind)]
     repeat = first_repeat(known, kind == "string", means.memory, means.threads, means.scratch)
     if repeat is not None:
         raise InputError(
@@ -167,7 +167,7 @@ def _refuse_repeats(writer: ArrayWriter, kind: str, where: str, means: Means) ->
 
 
 def stated_count(source: Source) -> tuple[int | None, str]:
-    """How many nodes the parts that are in row order say there are, and which says so; they must agree."""
+    """The number of nodes according to the parts in row order, and the name of one; all parts must agree."""
     stated: list[tuple[int, str]] = []
     if source.node_ids is not None:
         stated.append((source.node_ids.total, source.node_ids.where))
@@ -193,11 +193,11 @@ def stated_count(source: Source) -> tuple[int | None, str]:
     return count, where
 
 
-def _write_found(
+def _write_distinct_ids(
     source: Source, writer: ArrayWriter, means: Means, progress: Progress, cluster: Workers | None
 ) -> tuple[str, int]:
-    """As `_write_ids`, for the distinct ids that anything names, sorted."""
-    edges, scratch, seen = source.edges, writer.partial.absolute() / _FOUND, 0
+    """Write the sorted distinct ids of edges, labels and splits; (kind, count) like `_write_ids`."""
+    edges, scratch, seen = source.edges, writer.partial.absolute() / _SCRATCH, 0
 
     def note(num_edges: int) -> None:
         nonlocal seen
@@ -207,12 +207,12 @@ def _write_found(
     others = [part.ids for part in (source.labels, source.splits) if part is not None and part.ids is not None]
     text = not edges.has_integers or any(is_text(ids) for ids in others)
     if cluster is None:
-        calls: Iterable[tuple[Path, int]] = [_Distinct(scratch, means.memory, means.threads)(edges, "ends")]
+        calls: Iterable[tuple[Path, int]] = [_DistinctIds(scratch, means.memory, means.threads)(edges, "ends")]
     else:
         parts = edge_parts(edges, num_parts(edges, cluster), cluster.memory)
         tasks = ((part, str(at)) for at, part in enumerate(parts))
-        calls = cluster.run(_Distinct(scratch, cluster.memory), tasks, cluster.memory)
-    ends = _ids_of_files(calls, edges, note)
+        calls = cluster.run(_DistinctIds(scratch, cluster.memory), tasks, cluster.memory)
+    ends = _read_id_files(calls, edges, note)
     scratch.mkdir(parents=True, exist_ok=True)
     kind, count = _write_ids(writer, distinct_ids(chain(ends, others), text, scratch, means.memory, means.threads))
     if seen == 0:
@@ -221,8 +221,8 @@ def _write_found(
 
 
 @dataclass(frozen=True)
-class _Distinct:
-    """Leaves the distinct ids of both ends of some edges in a file; (the file, about how many edges)."""
+class _DistinctIds:
+    """Writes the distinct ids of both ends of edges to a file; (the file, approximate number of edges)."""
 
     folder: Path
     memory: int
@@ -243,15 +243,15 @@ class _Distinct:
 
 
 def _ends(edges: Edges, seen: list[int]) -> Iterator[Ids]:
-    """The ids of both ends of every edge; `seen` gets the number of edges in each chunk."""
+    """The ids of both ends of all edges; appends the number of edges per chunk to `seen`."""
     for chunk in edges.chunks():
         yield chunk.sources
         yield chunk.targets
         seen.append(len(chunk))
 
 
-def _ids_of_files(files: Iterable[tuple[Path, int]], edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
-    """The ids in each of the files, which are removed."""
+def _read_id_files(files: Iterable[tuple[Path, int]], edges: Edges, note: Callable[[int], None]) -> Iterator[Ids]:
+    """The ids in the files; removes each file after reading."""
     for file, seen in files:
         note(seen)
         with pq.ParquetFile(file) as parquet:
@@ -259,7 +259,7 @@ def _ids_of_files(files: Iterable[tuple[Path, int]], edges: Edges, note: Callabl
                 try:
                     ids = as_ids(batch.column(0), edges.where)
                 except InputError:
-                    for _ in edges.chunks():  # says which row has no id
+                    for _ in edges.chunks():  # raises an error with the row without an id
                         pass
                     raise
                 yield ids
@@ -267,7 +267,7 @@ def _ids_of_files(files: Iterable[tuple[Path, int]], edges: Edges, note: Callabl
 
 
 def _write_ids(writer: ArrayWriter, chunks: Iterable[Ids]) -> tuple[str, int]:
-    """(kind, how many) of the ids, which are in the store now. Nothing is written as long as they are 0, 1, 2, …"""
+    """Write ids to the store; (kind, count). Ids 0, 1, 2, … are not written."""
     kind, rows = "row", 0
     for chunk in chunks:
         if kind == "row" and is_text(chunk):

@@ -1,9 +1,9 @@
-"""Pairs of node numbers on disk, on their way to rows: in by runs, each grouped by bucket, out by ranges of rows.
+"""Runs of (row, value) pairs on disk: written grouped by bucket, read by ranges of rows.
 
-Enters: (row, value) pairs in any order, in files that this process and workers write. Leaves: `Piece`s, ranges of rows
-that say where their pairs are and sort them. Cost: a run at a time, and where its buckets begin; 8 bytes of disk per
-pair (int32), 16 beyond 2³¹ nodes or with weights. A row is sorted in memory, whatever memory is given: the floor is 16
-bytes x largest degree, repeats counted; 20 where a directed graph is turned, and 36 with weights.
+Enters: (row, value) pairs in any order, in files of this process and of workers. Leaves: `Piece`s, ranges of rows with
+the locations of their pairs, which they sort. Cost: memory of one run and its bucket offsets; 8 bytes of disk per pair
+(int32), 16 beyond 2³¹ nodes or with weights. A row is always sorted in memory, so the minimum is 16 bytes x largest
+degree, duplicates included; 20 bytes for the transpose of a directed graph, and 36 with weights.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SortedRun = tuple[str, Array]
 
 
 def index_dtype(num_nodes: int) -> str:
-    """int32 where node numbers fit."""
+    """int32 if node numbers fit, else int64."""
     return "int32" if num_nodes <= 2**31 - 1 else "int64"
 
 
 @dataclass(frozen=True)
 class EdgeKind:
-    """What edges are like."""
+    """Properties of the edges: number of nodes, undirected, weighted."""
 
     num_nodes: int
     undirected: bool
@@ -51,7 +51,7 @@ class EdgeKind:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where runs are. Bucket b of a run has its pairs of the rows r with r >> shift == b."""
+    """The folder of runs. Bucket b of a run has the pairs of rows r with r >> shift == b."""
 
     path: Path
     num_buckets: int
@@ -67,7 +67,7 @@ class RunFolder:
 
 
 class PairBuffer:
-    """Collects pairs until they make a run, and hands that to `sink`, which may keep it."""
+    """Collects pairs until a run is full, and passes the run to `sink`, which may keep the array."""
 
     def __init__(self, kind: EdgeKind, run_pairs: int, sink: Callable[[Array], None]) -> None:
         self._undirected, self._run_pairs, self._sink = kind.undirected, run_pairs, sink
@@ -75,7 +75,7 @@ class PairBuffer:
         self.filled, self.self_loops = 0, 0
 
     def add(self, sources: Array, targets: Array, weights: Array = kernels.NO_WEIGHTS) -> None:
-        """Take a chunk of edges; ends of -1 and self loops are left out."""
+        """Add a chunk of edges, except ends of -1 and self loops."""
         room = (2 if self._undirected else 1) * len(sources)
         if self.filled + room > len(self._pairs):
             self.flush()
@@ -93,7 +93,7 @@ class PairBuffer:
 
 
 class PairRuns:
-    """(row, value) pairs on disk, as runs."""
+    """Runs of (row, value) pairs on disk."""
 
     def __init__(self, writer: ArrayWriter, name: str, kind: EdgeKind, expected: int | None) -> None:
         self._writer, self._name, self._kind = writer, name, kind
@@ -112,7 +112,7 @@ class PairRuns:
         return int(self._starts.so_far()[:, -1].sum())
 
     def write(self, pairs: Array, **state: Any) -> None:
-        """Write a run in the background; once it is on disk, `state` is what the writer goes on from."""
+        """Write a run in the background; then commit `state` for resuming."""
         self.wait()
         self._last = self._pool.submit(self._write, pairs, state)
 
@@ -127,7 +127,7 @@ class PairRuns:
         self._writer.commit(**state)
 
     def wait(self) -> None:
-        """Until the last run is written."""
+        """Wait until the last run is written."""
         if self._last is not None:
             self._last.result()
             self._last = None
@@ -136,14 +136,14 @@ class PairRuns:
         self._pool.shutdown(wait=True)
 
     def remove(self) -> None:
-        """The pairs have served."""
+        """Delete the runs."""
         self.close()
         del self._writer.state[f"{self._name}_files"]
         self._writer.drop(f"{self._name}_starts")
         shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def pieces(self, first_row: int, most_pairs: int) -> Iterator[Piece]:
-        """Ranges of rows from `first_row` on with their pairs, each of at most `most_pairs` unless it is one row."""
+        """Ranges of rows from `first_row` on, with at most `most_pairs` pairs each or a single row."""
         starts, shift = np.array(self._starts.so_far()), self.folder.shift
         for bucket in range(first_row >> shift, self.folder.num_buckets):
             places = zip(self._files, starts[:, bucket].tolist(), starts[:, bucket + 1].tolist(), strict=True)
@@ -159,7 +159,7 @@ class PairRuns:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows and where their pairs are, among others: parts of files."""
+    """A range of rows, and the parts of files that contain their pairs."""
 
     parts: list[tuple[Path, int, int]]
     kind: EdgeKind
@@ -167,20 +167,20 @@ class Piece:
     high: int
 
     def pairs(self) -> Iterator[Array]:
-        """The pairs, mapped, file after file."""
+        """The memory-mapped pairs of each file."""
         dtype = self.kind.pair_dtype
         for file, begin, end in self.parts:
             yield np.memmap(file, dtype, mode="r", offset=2 * dtype.itemsize * begin, shape=(end - begin, 2))
 
     def counts(self) -> Array:
-        """Pairs of each row."""
+        """Number of pairs per row."""
         counts = np.zeros(self.high - self.low, dtype=np.int64)
         for pairs in self.pairs():
             kernels.count_pairs(pairs, self.low, counts)
         return counts
 
     def sorted(self) -> tuple[Array, Array, Array]:
-        """(how many neighbours each row has, the neighbours row after row, their weights or none)."""
+        """(neighbour counts, neighbours in row order, weights or empty)."""
         counts = self.counts()
         starts = offsets(counts)
         cursor = starts[:-1].copy()
@@ -194,24 +194,24 @@ class Piece:
 
 
 def offsets(counts: Array) -> Array:
-    """int64 [n+1]: where each row starts, and the end."""
+    """int64 [n+1]: the start of each row, and the end."""
     starts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 def windows(indptr: Array, first: int, most_edges: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows from `first` on with at most `most_edges` edges each, or one row; and at most as many rows."""
+    """Ranges of rows from `first` on with at most `most_edges` edges or a single row, and at most `most_edges` rows."""
     num_rows = len(indptr) - 1
     while first < num_rows:
         last = min(num_rows, first + most_edges)
-        near = np.searchsorted(indptr[first : last + 1], indptr[first] + most_edges, side="right")
-        last = min(last, max(first + 1, first + int(near) - 1))
+        fitting = np.searchsorted(indptr[first : last + 1], indptr[first] + most_edges, side="right")
+        last = min(last, max(first + 1, first + int(fitting) - 1))
         yield first, last
         first = last
 
 
 def _bucket_shift(num_nodes: int, expected: int | None) -> int:
-    """The power of two of rows in a bucket: about a million pairs, at most some million rows, not too many buckets."""
-    wanted = max(-(-(expected or _BUCKET_PAIRS * 256) // _BUCKET_PAIRS), -(-num_nodes // _MOST_BUCKET_ROWS))
-    return ((num_nodes - 1) // min(_MOST_BUCKETS, max(1, wanted))).bit_length()
+    """log2 of the rows per bucket, for about a million pairs per bucket and bounded rows and numbers of buckets."""
+    num_buckets = max(-(-(expected or _BUCKET_PAIRS * 256) // _BUCKET_PAIRS), -(-num_nodes // _MOST_BUCKET_ROWS))
+    return ((num_nodes - 1) // min(_MOST_BUCKETS, max(1, num_buckets))).bit_length()

@@ -1,7 +1,7 @@
-"""The parts of a Source: what every kind of input looks like to `ingest`.
+"""The parts of a Source: the common interface of all inputs of `ingest`.
 
-Edges, features and the ids of nodes are streams (chunks made on demand, as often as asked); labels and splits are
-O(N) columns in memory. Cost: a chunk of edges is 16 bytes per edge, a chunk of features 32 MB.
+Edges, features and node ids are streams of chunks, which can be iterated repeatedly; labels and splits are O(N)
+columns in memory. Cost: a chunk of edges takes 16 bytes per edge, a chunk of features 32 MB.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .weights import as_weights
 
 EDGE_CHUNK_ROWS = 1 << 20
 _FEATURE_CHUNK_BYTES = 1 << 25
-_LEAST_PART, _MOST_PART = 1 << 20, 1 << 25
-"""Edges of a part for a worker."""
-_LEAST_CHUNK_ROWS, _CHUNK_SHARE = 1 << 14, 512
-"""Edges of a chunk where memory is small, and bytes of memory for each otherwise: text takes about a fifth of it."""
+_MIN_PART_EDGES, _MAX_PART_EDGES = 1 << 20, 1 << 25
+"""Bounds of the number of edges in a part for a worker."""
+_MIN_CHUNK_ROWS, _CHUNK_SHARE = 1 << 14, 512
+"""Minimum edges per chunk, and bytes of memory per edge of a chunk: text uses about a fifth of it."""
 _LINE_BYTES = 24
-"""Of a text file for an edge, roughly."""
+"""Approximate size of an edge in a text file."""
 
 
 @dataclass(frozen=True)
 class EdgeChunk:
-    """Some edges: the ids of their ends, their weights [n] float32, and their features [n, f] float32."""
+    """A chunk of edges: ids of their ends, weights [n] float32, and features [n, f] float32."""
 
     sources: Ids
     targets: Ids
@@ -54,33 +54,33 @@ class Edges(Protocol):
     def where(self) -> str: ...
     @property
     def total(self) -> int | None:
-        """Edges in all, where it is known without reading them."""
+        """Number of edges; None if unknown without reading them."""
 
     @property
     def has_integers(self) -> bool:
-        """Whether chunks hold whole numbers, by their type."""
+        """Whether ids in chunks have an integer type."""
 
     @property
     def is_weighted(self) -> bool: ...
     @property
     def feature_names(self) -> Sequence[str]:
-        """A name for each feature of an edge; empty where edges have none."""
+        """Names of the edge features; empty if edges have none."""
 
     def chunks(self, skip: int = 0, features: bool = False) -> Iterator[EdgeChunk]:
-        """The edges in pieces, without the first `skip`; with their features only where these are asked for."""
+        """The edges in chunks, after the first `skip`; edge features are included only with `features`."""
 
 
 class IdColumn(Protocol):
-    """A stream of ids, one for each node."""
+    """A stream of ids, one per node."""
 
     @property
     def where(self) -> str: ...
     @property
     def total(self) -> int:
-        """Ids in all; they may have to be read for it."""
+        """Number of ids; may read the column."""
 
     def chunks(self) -> Iterator[Ids]:
-        """The ids in pieces, all whole numbers or all text."""
+        """The ids in chunks, all integers or all text."""
 
 
 class Features(Protocol):
@@ -94,15 +94,15 @@ class Features(Protocol):
     def num_rows(self) -> int | None: ...
     @property
     def names(self) -> list[str] | None:
-        """A name per column, where the input has names."""
+        """Column names, if the input has names."""
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:
-        """float32 [rows, width], without the first `skip` rows; missing values are NaN."""
+        """float32 [rows, width] chunks, after the first `skip` rows; missing values are NaN."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels by row, or by id: an Arrow column, or float32 [n, c] with NaN for several labels per node."""
+    """Labels by row or by id: an Arrow column, or for several labels per node float32 [n, c] with NaN for missing."""
 
     values: Any
     where: str
@@ -112,7 +112,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Splits:
-    """A split: node numbers or masks by name, or a code per row or per id; or values per row to make one by."""
+    """A split: node numbers or masks by name, or a code per row or per id."""
 
     where: str
     parts: Mapping[str, Array] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Source:
-    """One input graph, whatever it came from. `ingest` takes it; `sources` makes it."""
+    """One input graph. `sources` creates it; `ingest` reads it."""
 
     name: str
     edges: Edges
@@ -132,22 +132,22 @@ class Source:
     node_ids: IdColumn | None
     num_nodes: int | None
     notes: tuple[str, ...] = ()
-    """What was guessed on the way (which columns, for example), a line each."""
+    """One line per automatic choice, such as the columns used."""
     identity: str | None = None
-    """Names this input, so that a killed ingest goes on with the same; without it, ingest starts over."""
+    """Identifies this input, so that a killed ingest resumes only with the same input; None: ingest starts over."""
     split_columns: Mapping[str, Array] = field(default_factory=dict)
-    """What a split is made by: `time`, a number per node (NaN for none), or `group`, a whole number per node."""
+    """Columns that define a split: `time`, a number per node (NaN: none), or `group`, an integer per node."""
     column_names: Mapping[str, Any] = field(default_factory=dict)
-    """Which columns of the tables are what, for `append` to read further tables alike."""
+    """Column name of each role, with which `append` reads further tables."""
 
-    def opened(self, scratch: Path, config: Any, memory: int, threads: int, apart: bool = False) -> Source:
-        """The source, ready to be read: as it is. One of tables and files is opened (sources.py)."""
+    def opened(self, scratch: Path, config: Any, memory: int, threads: int, in_parts: bool = False) -> Source:
+        """The source itself; a `FileSource` is opened here (sources.py)."""
         return self
 
 
 class ArrayEdges:
-    """Edges in arrays [2, E] or [E, 2], in memory or mapped, one after the other; weights [E] and features [E, f]
-    beside them."""
+    """Edges in a sequence of arrays [2, E] or [E, 2], in memory or mapped, with optional weights [E] and features
+    [E, f]."""
 
     def __init__(
         self, arrays: Sequence[tuple[Array, str]], weights: tuple[Array, str] | None = None,
@@ -162,16 +162,16 @@ class ArrayEdges:
         self.where = first + (f" and {len(arrays) - 1} more" if len(arrays) > 1 else "")
         if weights is not None and weights[0].ndim != 1:
             raise InputError(f"{weights[1]} has shape {list(weights[0].shape)}, expected [E]: a number per edge")
-        for beside, what in ((weights, "numbers"), (self._features, "rows")):
-            if beside is not None and len(beside[0]) != self._high:
-                raise InputError(f"{beside[1]} has {len(beside[0])} {what}, but there are {self._high} edges: one each")
+        for column, what in ((weights, "numbers"), (self._features, "rows")):
+            if column is not None and len(column[0]) != self._high:
+                raise InputError(f"{column[1]} has {len(column[0])} {what}, but there are {self._high} edges: one each")
         self.is_weighted = weights is not None
         width = 0 if self._features is None else self._features[0].shape[1]
         self.feature_names: Sequence[str] = [f"edge feature {column}" for column in range(width)]
 
     @classmethod
     def in_files(cls, edges: Sequence[str], weights: str | None, features: str | None) -> ArrayEdges:
-        """Edges in `.npy` files, mapped. They travel as the names of the files."""
+        """Edges in `.npy` files, memory-mapped. They are pickled as file names."""
         found = cls(
             [(load_npy(file), file) for file in edges],
             None if weights is None else (load_npy(weights), weights),
@@ -184,8 +184,8 @@ class ArrayEdges:
 
     def __reduce__(self) -> Any:
         if self._files is None:
-            return _sliced, (self._columns(self._low, self._high), self.where, self._weights_between())
-        return _reopened, (self._files, self._low, self._high)
+            return _from_arrays, (self._columns(self._low, self._high), self.where, self._weights_between())
+        return _from_files, (self._files, self._low, self._high)
 
     def _weights_between(self) -> tuple[Array, str] | None:
         if self._weights is None:
@@ -202,15 +202,15 @@ class ArrayEdges:
 
     def parts(self, count: int, chunk_rows: int) -> list[Edges]:
         bounds = np.linspace(self._low, self._high, count + 1).astype(np.int64).tolist()
-        return [self._between(low, high) for low, high in pairwise(bounds) if low < high]
+        return [self._slice(low, high) for low, high in pairwise(bounds) if low < high]
 
-    def _between(self, low: int, high: int) -> ArrayEdges:
+    def _slice(self, low: int, high: int) -> ArrayEdges:
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__, _low=low, _high=high)
         return part
 
     def _columns(self, low: int, high: int) -> Array:
-        """The ends of the edges [low, high), which may lie in several arrays."""
+        """The ends of edges [low, high), which may span several arrays."""
         found = [
             pairs[:, max(low - first, 0) : high - first]
             for pairs, first, last in zip(self._pairs, self._bounds, self._bounds[1:], strict=False)
@@ -230,12 +230,12 @@ class ArrayEdges:
             yield EdgeChunk(as_ids(ends[0], self.where), as_ids(ends[1], self.where), weights, rows)
 
 
-def _sliced(ends: Array, where: str, weights: tuple[Array, str] | None) -> ArrayEdges:
+def _from_arrays(ends: Array, where: str, weights: tuple[Array, str] | None) -> ArrayEdges:
     return ArrayEdges([(ends, where)], weights)
 
 
-def _reopened(files: tuple[Any, ...], low: int, high: int) -> ArrayEdges:
-    return ArrayEdges.in_files(*files)._between(low, high)
+def _from_files(files: tuple[Any, ...], low: int, high: int) -> ArrayEdges:
+    return ArrayEdges.in_files(*files)._slice(low, high)
 
 
 def _checked_pairs(array: Array, where: str) -> Array:
@@ -268,7 +268,7 @@ class ArrayIds:
 
 
 class TableIds:
-    """Ids in a column of a table: whole numbers where all of them are."""
+    """Ids in a column of a table: integers if all ids are integers, else text."""
 
     def __init__(self, table: Table, column: str) -> None:
         self._table, self._column = table, column
@@ -287,12 +287,12 @@ class TableIds:
 
 
 def same_ids(ids: IdColumn, others: IdColumn) -> bool:
-    """Whether two streams give the same ids in the same order; a number is the same as its text."""
+    """Whether two streams have the same ids in the same order; a number equals its text."""
     return ids.total == others.total and _digest(ids) == _digest(others)
 
 
 def _digest(ids: IdColumn) -> tuple[bytes, bytes]:
-    """Of the lengths and the bytes of all ids as text, however they are divided into chunks."""
+    """Digests of the lengths and the bytes of all ids as text, independent of chunk sizes."""
     lengths, content = sha256(), sha256()
     for chunk in ids.chunks():
         offsets, text = text_buffers(as_text(chunk))
@@ -303,7 +303,7 @@ def _digest(ids: IdColumn) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class TableEdges:
-    """Edges in two columns of a table, with weights in a third where one is named, and columns of features."""
+    """Edges in two columns of a table, with an optional weight column and feature columns."""
 
     table: Table
     source: str
@@ -334,12 +334,12 @@ class TableEdges:
 
     @property
     def rough_total(self) -> int:
-        """About how many edges there are."""
+        """Approximate number of edges."""
         total = self.total
         return self.table.num_bytes // _LINE_BYTES if total is None else total
 
     def columns(self, features: bool = False) -> list[str]:
-        """The columns that are read: ends, weights where there are some, and features where they are asked for."""
+        """The columns to read: ends, weights if there are any, and with `features` the feature columns."""
         fitted = self.features.input_columns if features and self.features is not None else []
         return list(dict.fromkeys([self.source, self.target, *([self.weight] if self.weight else []), *fitted]))
 
@@ -362,18 +362,18 @@ class TableEdges:
 
 
 def edge_parts(edges: Edges, count: int, memory: int) -> list[Edges]:
-    """The same edges as about `count` streams, one after the other, whose chunks are small beside `memory`; one stream
-    where they cannot be parted."""
-    chunk_rows = int(np.clip(memory // _CHUNK_SHARE, _LEAST_CHUNK_ROWS, EDGE_CHUNK_ROWS))
+    """The edges as about `count` consecutive streams with chunks that are small relative to `memory`; one stream if the
+    edges cannot be divided."""
+    chunk_rows = int(np.clip(memory // _CHUNK_SHARE, _MIN_CHUNK_ROWS, EDGE_CHUNK_ROWS))
     return edges.parts(count, chunk_rows) if hasattr(edges, "parts") else [edges]
 
 
 def num_parts(edges: Edges, workers: Workers) -> int:
-    """As many parts as the user wants; or four for each worker, unless that makes them very small or large."""
+    """The number of parts that the user sets, or four per worker within the bounds of the part size."""
     if workers.num_shards is not None:
         return workers.num_shards
     total = int(getattr(edges, "rough_total", edges.total or 0))
-    return max(1, -(-total // _MOST_PART), min(4 * workers.num_workers, total // _LEAST_PART))
+    return max(1, -(-total // _MAX_PART_EDGES), min(4 * workers.num_workers, total // _MIN_PART_EDGES))
 
 
 class MatrixFeatures:
@@ -405,7 +405,7 @@ class MatrixFeatures:
 
 @dataclass(frozen=True)
 class TableFeatures:
-    """Features in columns of a staged table, encoded by their kinds (columns.py) once these are fitted."""
+    """Features in columns of a staged table, encoded by kind (columns.py) after fitting."""
 
     table: Table
     chosen: tuple[str, ...]
@@ -428,7 +428,7 @@ class TableFeatures:
         return self.table.count()
 
     def fitted(self, options: ColumnOptions, train: Array | None, labels: Array | None = None) -> TableFeatures:
-        """The same columns with their kinds decided and their transforms fitted on the training rows."""
+        """The same columns with kinds and transforms fitted on the training rows."""
         return replace(self, columns=fit_columns(self.table, self.chosen, options, train, labels))
 
     def chunks(self, skip: int = 0) -> Iterator[Array]:

@@ -1,7 +1,7 @@
-"""Feature precisions: float32, float16, and bfloat16 as its upper 16 bits.
+"""Feature precisions: float32, float16, and bfloat16 as the upper 16 bits of float32.
 
-Enters and leaves: arrays of the same shape. Cost: one pass, a few temporary copies of the block given.
-NumPy has no bfloat16, so its bits are kept as uint16 and the manifest names the dtype.
+Enters and leaves: arrays of the same shape. Cost: one pass, a few temporary copies of the block.
+NumPy has no bfloat16, so its bits are stored as uint16 and the manifest has the dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from largegt.types import Array
 
 
 def to_bfloat16_bits(values: Array) -> Array:
-    """uint16 bits of the nearest bfloat16 (ties to even), as torch rounds; NaN stays NaN."""
+    """uint16 bits of the nearest bfloat16 (ties to even), like torch; NaN stays NaN."""
     single = np.ascontiguousarray(values, dtype=np.float32)
     bits = single.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -27,15 +27,15 @@ def from_bfloat16_bits(bits: Array) -> Array:
 
 
 def encode(values: Array, dtype: str) -> Array:
-    """float32 values as they are stored with precision `dtype`."""
+    """float32 values converted to the stored form of `dtype`."""
     if dtype == "bfloat16":
         return to_bfloat16_bits(values)
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and the caller looks for it
+    with np.errstate(over="ignore"):  # overflow becomes inf, which the caller checks
         return np.asarray(values).astype(dtype)
 
 
 def encode_degrees(degrees: Array, dtype: str) -> Array:
-    """log(1 + degree) as it is stored for features of a graph that has none."""
+    """log(1 + degree) in stored form: the features of a graph without features."""
     return encode(np.log1p(degrees).astype(np.float32), dtype)
 
 

@@ -1,8 +1,8 @@
 """Sources: every kind of input as one `Source` that `ingest` reads in chunks.
 
-Enters: arrays, tables and files, or a PyG `Data`. Leaves: a `Source` (see parts.py), or a `FileSource` that becomes one
-when it is opened. Cost: making one reads headers; opening it copies tables of nodes as Parquet into a scratch folder,
-and reads labels and splits (O(N)). Edges, ids and features are streams.
+Enters: arrays, tables and files, or a PyG `Data`. Leaves: a `Source` (see parts.py), or a `FileSource`, which becomes
+one when it is opened. Cost: creating a source reads file headers; opening it copies node tables as Parquet into a
+scratch folder and reads labels and splits (O(N)). Edges, ids and features are streamed.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def arrays(
     weights: Any = None,
     edge_features: Any = None,
 ) -> Source:
-    """A graph in memory. `edge_index` is [2, E] or [E, 2] (2×2 is read as [2, E]), NumPy or torch.
+    """A graph in memory. `edge_index` is a NumPy or torch array [2, E] or [E, 2] (2×2 is read as [2, E]).
 
-    Without `node_ids` the numbers in `edge_index` are rows of `features` and `labels`. `splits` maps train,
-    valid and test to node numbers (rows) or boolean masks. `weights` [E] are positive numbers, one for each edge;
-    `edge_features` [E, f] any numbers, a row for each edge.
+    Without `node_ids`, the numbers in `edge_index` are row numbers of `features` and `labels`. `splits` maps train,
+    valid and test to node numbers (rows) or boolean masks. `weights` [E] are positive numbers, one per edge;
+    `edge_features` [E, f] are any numbers, one row per edge.
     """
     edges = ArrayEdges(
         [(as_numpy(edge_index), "edge_index")],
@@ -106,10 +106,10 @@ def pyg(
     `edge_attr`, where it has them, are the weights and the features of its edges, unless told to leave them."""
     refuse_hetero(data)
     if getattr(data, "edge_index", None) is None:
-        found = [key for key in ("adj_t", "adj") if getattr(data, key, None) is not None]
+        adjacency = [key for key in ("adj_t", "adj") if getattr(data, key, None) is not None]
         raise InputError(
             f"the {type(data).__name__} object has no edge_index"
-            + (f" (it has {found[0]}: convert it to edge_index first)" if found else "")
+            + (f" (it has {adjacency[0]}: convert it to edge_index first)" if adjacency else "")
         )
     splits: dict[str, Array] = {}
     for key in ("train_mask", "val_mask", "test_mask"):
@@ -169,42 +169,42 @@ def files(
     edges: .parquet, .csv, .tsv, .jsonl (also .gz, .zst) or .arrow files (a path, a list, a folder, a glob, URLs); a
     pandas, polars or Arrow frame; a query: `"SELECT payer AS source, payee AS target FROM 'tx/*.parquet'"`; or `.npy`
     files [2, E]. None: no edges, for new nodes.
-    nodes: a table in any of these forms, with a row per node. Its columns may be of any kind.
-    features: features in a file of their own: `.npy`, `.npz` (SciPy CSR), or a table in the order of the nodes.
-    labels: labels in a file of their own: `.npy`, or a table with or without ids.
-    splits: the split in a file of its own: `.npz` with train, valid and test, or a table with or without ids.
-    source_column, target_column, id_column, split_column: names. Without them the usual names are looked for.
-    label_column, feature_columns: one or several columns (a list, or a comma list), globs allowed (`f*`). Without
-    feature_columns, all other columns of the node table are features.
-    split_by: a column of dates or numbers, from the oldest nodes (train) to the newest (test).
+    nodes: a table in any of these forms, with one row per node. Its columns may be of any kind.
+    features: a separate file of features: `.npy`, `.npz` (SciPy CSR), or a table in the order of the nodes.
+    labels: a separate file of labels: `.npy`, or a table with or without ids.
+    splits: a separate file of the split: `.npz` with train, valid and test, or a table with or without ids.
+    source_column, target_column, id_column, split_column: column names. By default common names are recognised.
+    label_column, feature_columns: one or several columns (a list, or a comma-separated text), globs allowed (`f*`).
+    Without feature_columns, all other columns of the node table are features.
+    split_by: a column of dates or numbers; the split goes from the oldest nodes (train) to the newest (test).
     split_group: a column; nodes with the same value are in the same part of the split.
-    num_nodes: the number of nodes, where ids are 0 to N-1 and no table has them.
-    weight_column: the edge column with the weights, positive numbers; for `.npy` edges, a `.npy` file of them.
-    edge_feature_columns: edge columns of any kind, a comma list with globs; for `.npy` edges, a `.npy` file [E, f].
-    database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then names of its tables, or queries.
+    num_nodes: the number of nodes, if ids are 0 to N-1 and no table lists them.
+    weight_column: the edge column with positive weights; for `.npy` edges, a `.npy` file of weights.
+    edge_feature_columns: edge columns of any kind, as for feature_columns; for `.npy` edges, a `.npy` file [E, f].
+    database: a DuckDB or SQLite file, or a `postgres://` address. Tables are then table names in it, or queries.
     """
-    found = FileSource(
+    graph = FileSource(
         id_column, _names(label_column), _names(feature_columns), split_column, labels is None, splits is None, database
     )
-    found.take_edges(edges, source_column, target_column, weight_column, edge_feature_columns)
-    found.take_nodes(nodes, own_features=features is None)
-    found.take_features(features)
-    found.take_labels(labels)
-    found.take_splits(splits)
-    found.take_split_columns(split_by, split_group)
-    if found.split_columns and (splits is not None or split_column is not None):
+    graph.add_edges(edges, source_column, target_column, weight_column, edge_feature_columns)
+    graph.add_nodes(nodes, with_features=features is None)
+    graph.add_features(features)
+    graph.add_labels(labels)
+    graph.add_splits(splits)
+    graph.add_split_columns(split_by, split_group)
+    if graph.split_columns and (splits is not None or split_column is not None):
         raise InputError("a split is given: leave out split_by and split_group, or the split")
-    found.num_nodes = _checked_count(num_nodes)
-    found.name_input([
+    graph.num_nodes = _checked_count(num_nodes)
+    graph.set_identity([
         source_column, target_column, id_column, label_column, feature_columns, split_column, split_by, split_group,
         num_nodes, weight_column, edge_feature_columns,
     ])  # fmt: skip
-    return found
+    return graph
 
 
 @dataclass(frozen=True)
 class _EdgeRoles:
-    """The columns of a table of edges, or edges in arrays."""
+    """The columns of an edge table, or edges in arrays."""
 
     arrays: ArrayEdges | None = None
     table: Table | None = None
@@ -213,12 +213,12 @@ class _EdgeRoles:
     weight: str | None = None
     features: tuple[str, ...] = ()
 
-    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool) -> Edges:
+    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, in_parts: bool) -> Edges:
         if self.table is None:
             return self.arrays or ArrayEdges([])
         table, last = self.table, config.parallel_edges == "last"
         columns = [self.source, self.target, *([self.weight] if self.weight else []), *self.features]
-        if self.features or last or not (table.is_local_parquet or (apart and table.is_in_files)):
+        if self.features or last or not (table.is_local_parquet or (in_parts and table.is_in_files)):
             table.stage(scratch / "edges.parquet", columns, (), memory, threads)
             if last:
                 table.keep_last([self.source, self.target])
@@ -231,19 +231,19 @@ class _EdgeRoles:
 
 
 class FileSource:
-    """A graph in tables and files: columns are found and said what they are for. Headers are read, cells are not."""
+    """A graph in tables and files. Each column gets a role; only headers are read."""
 
     def __init__(
-        self, id: str | None, label: list[str], feature_columns: list[str], split: str | None, own_labels: bool,
-        own_split: bool, database: str | None,
+        self, id: str | None, label: list[str], feature_columns: list[str], split: str | None,
+        labels_in_nodes: bool, split_in_nodes: bool, database: str | None,
     ) -> None:  # fmt: skip
         self._id, self._label, self._feature_columns, self._split = id, label, feature_columns, split
-        self._own_labels, self._own_split = own_labels, own_split  # whether the node table is to have them
+        self._labels_in_nodes, self._split_in_nodes = labels_in_nodes, split_in_nodes
         self._database = database
         self._tables: dict[str, Table] = {}
-        self._wanted: dict[str, list[str]] = {}
-        self._chosen: dict[str, list[str]] = {}
-        """Columns of each table that are not features, and those that are."""
+        self._keys: dict[str, list[str]] = {}
+        self._inputs: dict[str, list[str]] = {}
+        """Columns to copy from each table: keys (ids, labels, split) and inputs of features."""
         self._paths: list[Any] = []
         self.features: Features | None = None
         self.labels: Callable[[Sequence[str]], Labels] | None = None
@@ -256,19 +256,19 @@ class FileSource:
         self.edges = _EdgeRoles()
         self.num_nodes: int | None = None
         self.identity: str | None = None
-        """Names these files as they are now (path, size, time of change) and what is read of them."""
+        """A fingerprint of the files (path, size, modification time) and of the columns that are read."""
         self.notes: list[str] = []
-        """What was guessed (which columns, for example), a line each."""
+        """One line per automatic choice, such as the columns used."""
 
-    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, apart: bool = False) -> Source:
-        """The source, ready to be read. Tables are copied into the folder `scratch` once, as Parquet. Edges in local
-        Parquet files stay where they are; with `apart`, all edges in files do, because workers read them in parts."""
+    def opened(self, scratch: Path, config: IngestConfig, memory: int, threads: int, in_parts: bool = False) -> Source:
+        """The source, ready to read. Tables are copied once into the folder `scratch`, as Parquet. Edges in local
+        Parquet files are read in place; with `in_parts`, all edge files are, because workers read parts of them."""
         markers, edges = config.missing_markers, self.edges
         for name, table in self._tables.items():
-            table.stage(scratch / f"{name}.parquet", self._wanted[name], self._chosen.get(name, ()), memory, threads)
+            table.stage(scratch / f"{name}.parquet", self._keys[name], self._inputs.get(name, ()), memory, threads)
         return Source(
             name="",
-            edges=edges.opened(scratch, config, memory, threads, apart),
+            edges=edges.opened(scratch, config, memory, threads, in_parts),
             features=self.features,
             labels=None if self.labels is None else self.labels(markers),
             splits=None if self.splits is None else self.splits(),
@@ -276,39 +276,39 @@ class FileSource:
             num_nodes=self.num_nodes,
             notes=tuple(self.notes),
             identity=self.identity,
-            split_columns={role: self._values_of(role, name, markers) for role, name in self.split_columns.items()},
+            split_columns={role: self._split_values(role, name, markers) for role, name in self.split_columns.items()},
             column_names={
                 "id": self.id_column, "label": self.label_columns, "split": self.split_column, "source": edges.source,
                 "target": edges.target, "weight": edges.weight,
             },
         )  # fmt: skip
 
-    def name_input(self, choices: list[Any]) -> None:
-        """Set the identity, unless nobody can tell whether an input changes."""
-        found = [_facts(path) for path in self._paths]
-        self.identity = None if None in found else fingerprint([found, [str(choice) for choice in choices]])
+    def set_identity(self, choices: list[Any]) -> None:
+        """Set the identity; None if changes of an input cannot be detected."""
+        versions = [_versions_of(path) for path in self._paths]
+        self.identity = None if None in versions else fingerprint([versions, [str(choice) for choice in choices]])
 
     def _open(self, what: Any, name: str) -> Table:
         table = Table(what, self._database)
         self._paths.append(table)
-        self._tables[name], self._wanted[name] = table, []
+        self._tables[name], self._keys[name] = table, []
         return table
 
-    def take_edges(
+    def add_edges(
         self, what: Any, source: str | None, target: str | None, weight: str | None,
         features: str | Sequence[str] | None,
     ) -> None:  # fmt: skip
         if what is None:
             return
         if not is_table(what, self._database):
-            found = [str(file) for file in expand(what)]
+            edge_files = [str(file) for file in expand(what)]
             for extra, role in ((weight, "weights as a .npy file with a number per edge"),
                                 (features, "edge features as a .npy file [E, f]")):  # fmt: skip
                 if extra is not None and not _is_npy(extra):
-                    raise InputError(f"{found[0]} has no columns: give {role}")
-            self._paths += [*found, *(extra for extra in (weight, features) if extra is not None)]
-            of_edges = None if features is None else str(features)
-            self.edges = _EdgeRoles(arrays=ArrayEdges.in_files(found, weight, of_edges))
+                    raise InputError(f"{edge_files[0]} has no columns: give {role}")
+            self._paths += [*edge_files, *(extra for extra in (weight, features) if extra is not None)]
+            feature_file = None if features is None else str(features)
+            self.edges = _EdgeRoles(arrays=ArrayEdges.in_files(edge_files, weight, feature_file))
             return
         table = Table(what, self._database)
         self._paths.append(table)
@@ -339,29 +339,29 @@ class FileSource:
             )
         self.edges = _EdgeRoles(None, table, first, second, weight, tuple(chosen))
 
-    def take_nodes(self, what: Any, own_features: bool = True, name: str = "nodes") -> None:
-        """The node table: ids, label columns, a split column and feature columns, each where there is one.
+    def add_nodes(self, what: Any, with_features: bool = True, name: str = "nodes") -> None:
+        """Add the node table: ids, and label, split and feature columns if it has them.
 
-        What has a file of its own is not read here, and a label column is never taken for a feature.
+        Labels, splits or features in separate files are not read from this table. A label column is never a feature.
         """
         if what is None:
             return
         table = self._open(what, name)
         id_column = self._id_column(table) or table.columns[0]
-        label_columns = self._label_columns(table, named=self._own_labels)
-        split_column = self._split_column(table, named=self._own_split)
+        label_columns = self._label_columns(table, required=self._labels_in_nodes)
+        split_column = self._split_column(table, required=self._split_in_nodes)
         self.node_ids, self.id_column = TableIds(table, id_column), id_column
-        self._wanted[name].append(id_column)
+        self._keys[name].append(id_column)
         self.notes.append(f"{table.where}: ids are column {id_column!r}")
-        if label_columns and self._own_labels:
+        if label_columns and self._labels_in_nodes:
             self._set_labels(table, name, label_columns, None)
-        if split_column and self._own_split:
+        if split_column and self._split_in_nodes:
             self._set_split(table, name, split_column, None)
         taken = [id_column, *label_columns, *([split_column] if split_column else [])]
-        if own_features:
+        if with_features:
             self._set_features(table, name, taken)
 
-    def take_features(self, what: Any) -> None:
+    def add_features(self, what: Any) -> None:
         if what is None:
             return
         if not is_table(what, self._database):
@@ -376,13 +376,13 @@ class FileSource:
             self.features = MatrixFeatures(matrix, str(what))
             return
         if self.node_ids is None and self._id_column(Table(what, self._database)):
-            self.take_nodes(what, name="features")  # a table with ids is a node table, whatever it was called
+            self.add_nodes(what, name="features")  # a table with ids is a node table
             return
         table = self._open(what, "features")
         id_column = self._id_column(table)
         if id_column:
-            own = TableIds(table, id_column)
-            if not (self.node_ids and same_ids(own, self.node_ids)):
+            ids = TableIds(table, id_column)
+            if not (self.node_ids and same_ids(ids, self.node_ids)):
                 raise InputError(
                     f"{table.where}: its ids are not those of the node table in the same order; "
                     "put the features into the node table, or sort both alike"
@@ -391,13 +391,13 @@ class FileSource:
         if self.features is None:
             raise InputError(f"{table.where} has no column left over; its columns are: {', '.join(table.columns)}")
 
-    def take_labels(self, what: Any) -> None:
+    def add_labels(self, what: Any) -> None:
         if what is None:
             return
         if not is_table(what, self._database):
             self._paths.append(what)
-            found = _array_labels(load_npy(what), str(what))
-            self.labels = lambda _: found
+            array_labels = _array_labels(load_npy(what), str(what))
+            self.labels = lambda _: array_labels
             return
         table = self._open(what, "labels")
         if len(table.columns) == 1:
@@ -415,13 +415,13 @@ class FileSource:
         self.notes.append(f"{table.where}: labels are {', '.join(columns)}, {order}")
         self._set_labels(table, "labels", columns, id_column)
 
-    def take_splits(self, what: Any) -> None:
+    def add_splits(self, what: Any) -> None:
         if what is None:
             return
         if not is_table(what, self._database):
             self._paths.append(what)
-            found = Splits(str(what), npz_splits(what, self._split))
-            self.splits = lambda: found
+            npz = Splits(str(what), npz_splits(what, self._split))
+            self.splits = lambda: npz
             return
         table = self._open(what, "splits")
         split_column = self._split_column(table)
@@ -432,8 +432,8 @@ class FileSource:
         split_column = split_column or next(name for name in table.columns if name != id_column)
         self._set_split(table, "splits", split_column, id_column)
 
-    def take_split_columns(self, by: str | None, group: str | None) -> None:
-        """Columns of the node table that a split is made by."""
+    def add_split_columns(self, by: str | None, group: str | None) -> None:
+        """Add node columns that define the split: a time column or a group column."""
         if by is not None and group is not None:
             raise InputError("a split is made by time or by group: name one of split_by and split_group")
         for role, name in (("time", by), ("group", group)):
@@ -442,35 +442,37 @@ class FileSource:
             if "nodes" not in self._tables:
                 raise InputError(f"a split by column {name!r} needs a node table: give one")
             self.split_columns[role] = self._tables["nodes"].column(name, "split")
-            self._wanted["nodes"].append(name)
+            self._keys["nodes"].append(name)
 
-    def _values_of(self, role: str, name: str, markers: Sequence[str]) -> Array:
-        """A number per node: its time, or the number of its group."""
+    def _split_values(self, role: str, name: str, markers: Sequence[str]) -> Array:
+        """[N]: the time of each node, or its group number."""
         table = self._tables["nodes"]
         cells = Cells(table.read([name])[name], pa.array(["", *markers], pa.large_string()))
         if role == "group":
             groups = cells.text.dictionary_encode()
             codes = groups.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            return np.where(codes < 0, len(groups.dictionary) + np.arange(len(codes)), codes)  # missing: each its own
-        for numbers, read in (cells.numbers, cells.dates):
-            if np.array_equal(read, cells.filled):
-                return np.where(read, numbers, np.nan)
+            return np.where(
+                codes < 0, len(groups.dictionary) + np.arange(len(codes)), codes
+            )  # each missing value is a group
+        for numbers, is_valid in (cells.numbers, cells.dates):
+            if np.array_equal(is_valid, cells.filled):
+                return np.where(is_valid, numbers, np.nan)
         raise InputError(f"{table.where}: column {name!r} is neither dates nor numbers, so nodes have no order by it")
 
-    # what a column is for
+    # roles of columns
 
     def _set_labels(self, table: Table, name: str, columns: list[str], id_column: str | None) -> None:
-        self._wanted[name] += [*columns, *([id_column] if id_column else [])]
+        self._keys[name] += [*columns, *([id_column] if id_column else [])]
         self.label_columns = columns
         self.labels = lambda markers: _table_labels(table, columns, id_column, markers)
 
     def _set_split(self, table: Table, name: str, column: str, id_column: str | None) -> None:
-        self._wanted[name] += [column, *([id_column] if id_column else [])]
+        self._keys[name] += [column, *([id_column] if id_column else [])]
         self.split_column = column
 
         def read() -> Splits:
             codes = split_codes(table.read([column])[column], f"{table.where}: column {column!r}")
-            return Splits(table.where, codes=codes, ids=_ids_of(table, id_column))
+            return Splits(table.where, codes=codes, ids=_read_ids(table, id_column))
 
         self.splits = read
 
@@ -479,34 +481,34 @@ class FileSource:
         chosen = table.matching(names, "features") if names else table.columns
         chosen = [column for column in chosen if column not in taken]
         self.notes.append(f"{table.where}: features are {listed(chosen, 6) or 'none'}")
-        self._chosen[name] = chosen
+        self._inputs[name] = chosen
         if chosen:
             self.features = TableFeatures(table, tuple(chosen))
 
     def _id_column(self, table: Table) -> str | None:
-        """The id column named by the user, where this table has it, or one with a usual name."""
+        """The id column that the user named, if this table has it, else a column with a common name."""
         if self._id is not None:
             if self._id in table.columns:
                 return self._id
-            if self.node_ids is None:  # the first table with ids is the one that was meant
+            if self.node_ids is None:  # the first table with ids must have the named column
                 return table.column(self._id, "ids")
         return table.guess(_ID_NAMES)
 
-    def _label_columns(self, table: Table, named: bool = True) -> list[str]:
-        """The label columns the user named, or one with a usual name; unless `named`, names may lack."""
-        if self._label and named:
+    def _label_columns(self, table: Table, required: bool = True) -> list[str]:
+        """The label columns that the user named, or one with a common name. Names may be missing unless `required`."""
+        if self._label and required:
             return table.matching(self._label, "label")
         guess = table.guess(_LABEL_NAMES, self._feature_columns)
         return [name for name in self._label if name in table.columns] or ([guess] if guess else [])
 
-    def _split_column(self, table: Table, named: bool = True) -> str | None:
-        if self._split is not None and named:
+    def _split_column(self, table: Table, required: bool = True) -> str | None:
+        if self._split is not None and required:
             return table.column(self._split, "split")
         return table.guess(_SPLIT_NAMES, self._feature_columns)
 
 
 def column_options(config: IngestConfig, names: Sequence[str] = ()) -> ColumnOptions:
-    """How columns are encoded; `names` keeps the kinds of these columns alone."""
+    """Options for encoding columns; with `names`, only the kinds of these columns are kept."""
     kinds: dict[str, str] = {}
     for entry in config.column_kinds:
         name, _, kind = entry.rpartition("=")
@@ -521,14 +523,14 @@ def column_options(config: IngestConfig, names: Sequence[str] = ()) -> ColumnOpt
     )  # fmt: skip
 
 
-def _facts(path: Any) -> Any:
-    """Names a table or a file as it is now; None where nobody can tell."""
+def _versions_of(path: Any) -> Any:
+    """The current versions of the files of a table or path; None if changes cannot be detected."""
     if isinstance(path, Table):
         return path.identity
     return [facts_of(file) for file in expand(path)]
 
 
-def _ids_of(table: Table, column: str | None) -> Ids | None:
+def _read_ids(table: Table, column: str | None) -> Ids | None:
     return None if column is None else join_ids(list(TableIds(table, column).chunks()))
 
 
@@ -546,7 +548,7 @@ def _array_labels(array: Array, where: str) -> Labels:
 
 def _table_labels(table: Table, columns: list[str], id_column: str | None, markers: Sequence[str]) -> Labels:
     values = table.read(columns)
-    ids = _ids_of(table, id_column)
+    ids = _read_ids(table, id_column)
     if len(columns) == 1 and not table.is_list(columns[0]):
         typed = from_text(values[columns[0]], markers)
         return Labels(typed, f"{table.where}: label column {columns[0]!r}", None, ids)
@@ -556,7 +558,7 @@ def _table_labels(table: Table, columns: list[str], id_column: str | None, marke
 
 
 def _label_block(values: Any, where: str) -> Array:
-    """float32 [n, c] of a column of numbers, or of vectors of one length; missing labels are NaN."""
+    """float32 [n, c] from a column of numbers or of vectors of equal length; missing labels are NaN."""
     is_list = hasattr(values.type, "value_type") and not pa.types.is_dictionary(values.type)
     try:
         flat = (values.flatten() if is_list else values).cast(pa.float32(), safe=False)
@@ -569,7 +571,7 @@ def _label_block(values: Any, where: str) -> Array:
 
 
 def as_numpy(value: Any) -> Array:
-    """NumPy view of an array-like; a torch tensor is brought to the CPU first."""
+    """NumPy view of an array-like; a torch tensor is moved to the CPU first."""
     for step in ("detach", "cpu"):
         if hasattr(value, step):
             value = getattr(value, step)()
@@ -588,11 +590,11 @@ def _checked_count(num_nodes: int | None) -> int | None:
 
 
 def _is_npy(name: str | Sequence[str]) -> bool:
-    """Whether this names a file rather than columns."""
+    """Whether `name` is a file name rather than column names."""
     return isinstance(name, str) and name.endswith(".npy")
 
 
 def _names(text: str | Sequence[str] | None) -> list[str]:
-    """Names out of a comma list."""
+    """The names in a list or a comma-separated text."""
     parts = text.split(",") if isinstance(text, str) else list(text or ())
     return [part.strip() for part in parts if part.strip()]

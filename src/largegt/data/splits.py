@@ -1,6 +1,6 @@
-"""Splits: which labelled nodes are for training, validation and test.
+"""Splits: assign labelled nodes to training, validation and test.
 
-Enters: labels, and either nothing or what the user gave. Leaves: `split` [N] uint8, saved with the store.
+Enters: labels, and optionally a split of the user. Leaves: `split` [N] uint8, saved with the store.
 Cost: O(N) time and memory.
 """
 
@@ -28,12 +28,12 @@ _NO_SPLIT = ("", "none", "null", "nan", "-")
 
 
 def split_name(text: str) -> str | None:
-    """`valid` for `Val`, `validation`, …; None for a word that names no split."""
+    """The canonical split name: `valid` for `Val`, `validation`, …; None for other words."""
     return _NAMES.get(text.strip().lower())
 
 
 def given_split(num_nodes: int, parts: Mapping[str, Array], labelled: Array) -> Array:
-    """`split` from node numbers or boolean masks per name. Nodes without a label are in no split."""
+    """`split` from node numbers or boolean masks by name. Unlabelled nodes are in no split."""
     split = np.zeros(num_nodes, dtype=np.uint8)
     for key, part in parts.items():
         name = split_name(key)
@@ -64,7 +64,7 @@ def given_split(num_nodes: int, parts: Mapping[str, Array], labelled: Array) -> 
 
 
 def split_codes(words: Any, where: str) -> Array:
-    """uint8 codes of an Arrow column of words (`train`, `val`, …); nulls and empty words are no split."""
+    """uint8 codes of an Arrow column of words (`train`, `val`, …); null and empty words mean no split."""
     if pa.types.is_dictionary(words.type):
         words = words.dictionary_decode()
     if pa.types.is_null(words.type):
@@ -83,7 +83,7 @@ def split_codes(words: Any, where: str) -> Array:
 
 
 def npz_splits(path: PathLike, wanted: str | None) -> dict[str, Array]:
-    """One set of train/valid/test arrays: the only one of the file, or the one called `wanted` (`name:3`)."""
+    """The train/valid/test arrays of the file, or of the split set `wanted` (`name`, or `name:3` for mask 3)."""
     set_name, _, number = (wanted or "").partition(":")
     sets: dict[str, dict[str, Array]] = {}
     for key, array in load_npz(path).items():
@@ -114,7 +114,7 @@ def _one_mask(array: Array, number: int, path: PathLike) -> Array:
 def made_split(
     labels: Array, labelled: Array, fractions: tuple[float, float, float], seed: int, stratify: bool
 ) -> Array:
-    """A random split of the labelled nodes; stratified keeps each class's share in every part."""
+    """A random split of the labelled nodes; `stratify` keeps the class proportions in every part."""
     _check_fractions(fractions)
     nodes = np.flatnonzero(labelled)
     rng = np.random.default_rng(seed)
@@ -127,42 +127,42 @@ def made_split(
         shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
         sizes = np.bincount(labels[shuffled])
         # a random start per class: with a fixed one, every class of one node would land in the same part
-        place = (_rank_within_class(labels[shuffled]) + rng.random(len(sizes))[labels[shuffled]]) / sizes[
+        position = (_rank_within_class(labels[shuffled]) + rng.random(len(sizes))[labels[shuffled]]) / sizes[
             labels[shuffled]
         ]
     else:
-        place = (np.arange(len(nodes)) + 0.5) / len(nodes)
-    return _placed(len(labelled), shuffled, place, fractions)
+        position = (np.arange(len(nodes)) + 0.5) / len(nodes)
+    return _assign_parts(len(labelled), shuffled, position, fractions)
 
 
 def split_by_time(times: Array, labelled: Array, fractions: tuple[float, float, float]) -> Array:
-    """Labelled nodes from the oldest (train) to the newest (test). Nodes of the same time are in the same part, and
-    nodes without one (NaN) in none."""
+    """A split of the labelled nodes from the oldest (train) to the newest (test). Nodes of equal time are in the same
+    part; nodes without a time (NaN) are in no part."""
     _check_fractions(fractions)
     nodes = np.flatnonzero(labelled & ~np.isnan(times))
     _, first, counts = np.unique(times[nodes], return_inverse=True, return_counts=True)
-    place = (np.cumsum(counts) - counts / 2)[first] / max(1, len(nodes))
-    return _placed(len(labelled), nodes, place, fractions)
+    position = (np.cumsum(counts) - counts / 2)[first] / max(1, len(nodes))
+    return _assign_parts(len(labelled), nodes, position, fractions)
 
 
 def split_by_group(groups: Array, labelled: Array, fractions: tuple[float, float, float], seed: int) -> Array:
-    """A random split of groups: labelled nodes of one group (a whole number each) are in the same part."""
+    """A random split of groups (integers): labelled nodes of a group are in the same part."""
     _check_fractions(fractions)
     nodes = np.flatnonzero(labelled)
     _, group, counts = np.unique(groups[nodes], return_inverse=True, return_counts=True)
     order = np.random.default_rng(seed).permutation(len(counts))
     middle = np.empty(len(counts))
     middle[order] = np.cumsum(counts[order]) - counts[order] / 2
-    return _placed(len(labelled), nodes, middle[group] / max(1, len(nodes)), fractions)
+    return _assign_parts(len(labelled), nodes, middle[group] / max(1, len(nodes)), fractions)
 
 
-def _placed(num_nodes: int, nodes: Array, place: Array, fractions: tuple[float, float, float]) -> Array:
-    """uint8: the part of each node by its place between 0 and 1."""
+def _assign_parts(num_nodes: int, nodes: Array, position: Array, fractions: tuple[float, float, float]) -> Array:
+    """uint8: the part of each node according to its position between 0 and 1."""
     bounds = np.cumsum(fractions)[:2]
     if fractions[2] == 0:
         bounds[1] = np.inf
     split = np.zeros(num_nodes, dtype=np.uint8)
-    split[nodes] = 1 + np.searchsorted(bounds, place, side="right").astype(np.uint8)
+    split[nodes] = 1 + np.searchsorted(bounds, position, side="right").astype(np.uint8)
     return split
 
 
@@ -172,7 +172,7 @@ def _check_fractions(fractions: tuple[float, float, float]) -> None:
 
 
 def _rank_within_class(sorted_labels: Array) -> Array:
-    """0, 1, 2, … anew for each run of equal labels."""
+    """Index within each run of equal labels: 0, 1, 2, …"""
     starts = np.flatnonzero(np.r_[True, sorted_labels[1:] != sorted_labels[:-1]])
     lengths = np.diff(np.r_[starts, len(sorted_labels)])
     return np.arange(len(sorted_labels)) - np.repeat(starts, lengths)

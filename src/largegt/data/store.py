@@ -1,16 +1,16 @@
 """GraphStore: one graph on disk, memory-mapped.
 
-Enters: a folder that `ingest` wrote, on a path or at a URL. Leaves: the graph's arrays, as read-only views of files.
-Cost: opening reads the manifest, the arrays' headers and the small ones; the others come from the page cache as they
-are touched. A stage that reads large ones calls `check` first.
+Enters: a folder that `ingest` wrote, at a path or a URL. Leaves: the graph's arrays, as read-only views of files.
+Cost: opening reads the manifest, the headers of the arrays and the small arrays; large arrays are paged in on access.
+A stage that reads large arrays calls `check` first.
 
 Arrays (`N` nodes, `E` distinct edges without self loops):
   out_indptr [N+1] int64, out_indices [E]     successors of each node, sorted
-  in_indptr, in_indices                       predecessors; only when the graph is directed
-  both_indptr, both_indices                   the undirected view; only when the graph is directed
-  out_weights [E], out_strengths, out_weight_sums, and the same for in and both: see weights.py; only where edges have
-                                              weights
-  out_edge_features [N, f] float32            means of edge features, likewise: see edge_features.py
+  in_indptr, in_indices                       predecessors; only if the graph is directed
+  both_indptr, both_indices                   the undirected view; only if the graph is directed
+  out_weights [E], out_strengths, out_weight_sums
+                                              see weights.py; also for in and both; only if edges have weights
+  out_edge_features [N, f] float32            means of edge features; also for in and both: see edge_features.py
   features [N, d]                             float32, float16 or bfloat16 (as uint16 bits)
   labels                                      [N] int32 (-1: none); multi-label: [N, c] float32 (NaN: none);
                                               regression: [N] float32 (NaN: none)
@@ -45,8 +45,8 @@ from .splits import SPLIT_CODES
 
 KIND = "store"
 WEIGHT_PARTS = ("weights", "strengths", "weight_sums")
-_BLOCK_NODES = 1 << 22
-_NOTES = {
+_BLOCK_ROWS = 1 << 22
+_META_TYPES = {
     "name": str,
     "num_nodes": int,
     "num_edges": int,
@@ -62,8 +62,8 @@ class GraphStore(Summary):
 
     def __init__(self, folder: ArrayFolder, in_ranges: bool = False) -> None:
         self.folder = folder
-        self._large = folder.ranged if in_ranges else folder.array
-        self._sound: set[str] = set()
+        self._read = folder.ranged if in_ranges else folder.array
+        self._checked: set[str] = set()
 
     @classmethod
     def open(cls, path: PathLike, version: str | None = None) -> GraphStore:
@@ -88,13 +88,13 @@ class GraphStore(Summary):
             ['test', 'train', 'valid']
         """
         store = cls(ArrayFolder(path, KIND, version))
-        store.folder.require(_NOTES, {})
-        store.folder.require({}, store._lengths())
+        store.folder.require(_META_TYPES, {})
+        store.folder.require({}, store._expected_rows())
         for key, known in (("task", get_args(Task)), ("id_kind", ("row", "integer", "string"))):
             if store.folder.meta[key] not in known:
                 raise FormatError(f"{store.path} says {key}={store.folder.meta[key]!r}, which is none of {list(known)}")
         if store.weighted:
-            store._check_means()
+            store._check_weight_statistics()
         if (width := store.num_edge_features) and any(
             store.folder.shape(f"{side}_edge_features") != (store.num_nodes, width) for side in sides_of(store.directed)
         ):
@@ -103,11 +103,11 @@ class GraphStore(Summary):
             raise FormatError(f"{store.folder.file('features')} is no matrix; {store.folder.advice}")
         return store
 
-    def _lengths(self) -> dict[str, int]:
-        """Rows of each array that there must be."""
+    def _expected_rows(self) -> dict[str, int]:
+        """Expected number of rows of each array."""
         n, e = self.num_nodes, self.num_edges
         ids = {"integer": {"node_ids": n}, "string": {"node_id_offsets": n + 1}}.get(self.id_kind, {})
-        sides = {"out": e} | ({"in": e, "both": self._rows("both_indices")} if self.directed else {})
+        sides = {"out": e} | ({"in": e, "both": self._num_rows("both_indices")} if self.directed else {})
         csr = {f"{side}_indptr": n + 1 for side in sides} | {f"{side}_indices": rows for side, rows in sides.items()}
         if self.weighted:
             csr |= {f"{side}_weights": rows for side, rows in sides.items()}
@@ -116,27 +116,27 @@ class GraphStore(Summary):
         csr |= {f"{side}_edge_features": n for side in sides if self.num_edge_features}
         return {**csr, "features": n, "labels": n, "split": n, **ids}
 
-    def _check_means(self) -> None:
-        """What the manifest says of weights is what `mean_weight` needs."""
-        facts = self.folder.meta["weights"]
-        means = facts.get("mean") if isinstance(facts, dict) else None
-        sides = sides_of(self.directed)
-        known = [facts.get("least"), facts.get("largest"), *map(means.get, sides)] if isinstance(means, dict) else []
-        if not known or not all(isinstance(number, float) and 0 < number < np.inf for number in known):
+    def _check_weight_statistics(self) -> None:
+        """Refuse a manifest without the statistics of weights that `mean_weight` needs."""
+        statistics = self.folder.meta["weights"]
+        means, values = statistics.get("mean") if isinstance(statistics, dict) else None, []
+        if isinstance(means, dict):
+            values = [statistics.get("least"), statistics.get("largest"), *map(means.get, sides_of(self.directed))]
+        if not values or not all(isinstance(number, float) and 0 < number < np.inf for number in values):
             raise FormatError(f"{self.path / 'manifest.json'} has no mean of the weights; {self.folder.advice}")
 
-    def _rows(self, name: str) -> int:
+    def _num_rows(self, name: str) -> int:
         return (*self.folder.shape(name), 0)[0]
 
     def check(self, *directions: Direction, features: bool = False, progress: Progress | None = None) -> None:
-        """Before a stage reads the neighbours of these directions, or the features, whatever their size: refuse
-        damage, and neighbours that are no nodes. Once in a process."""
-        if is_checker() and self.folder.url is None:  # what lies at a URL is checked when it is brought
+        """Check the arrays that a stage will read: neighbours in these directions, and optionally features. Refuse
+        damaged files and invalid neighbours. Each array is checked once per process."""
+        if is_checker() and self.folder.url is None:  # files at a URL are checked when they are downloaded
             means = [f"{side}_edge_features" for side in sides_of(self.directed) if self.num_edge_features]
             self._verify(directions, ["labels", "split", *(["features", *means] if features else [])], progress)
 
     def verify_numbers(self, progress: Progress | None = None) -> None:
-        """Refuse neighbours, labels and ids that cannot be, whatever the checksums say."""
+        """Refuse invalid neighbours, labels and ids, even if the checksums match."""
         self._verify(("out", "in", "both"), [], progress)
         _ = self.labels, self.own_ids
 
@@ -146,40 +146,40 @@ class GraphStore(Summary):
         names = [f"{prefix}_{part}" for prefix in prefixes for part in parts]
         self.folder.verify([*others, *names], progress, bounds_of(self.folder))
         for prefix in prefixes:
-            self._check_starts(prefix)
+            self._check_indptr(prefix)
             if self.weighted:
                 self._check_weights(prefix)
 
-    def _check_starts(self, prefix: str) -> None:
-        """`indptr` must rise from 0 to the number of neighbours."""
-        if prefix in self._sound:
+    def _check_indptr(self, prefix: str) -> None:
+        """`indptr` must increase from 0 to the number of neighbours."""
+        if prefix in self._checked:
             return
         indptr = self.folder.array(f"{prefix}_indptr")
         rises = all(
-            (np.diff(indptr[at : at + _BLOCK_NODES + 1]) >= 0).all() for at in range(0, len(indptr), _BLOCK_NODES)
+            (np.diff(indptr[at : at + _BLOCK_ROWS + 1]) >= 0).all() for at in range(0, len(indptr), _BLOCK_ROWS)
         )
-        if not rises or indptr[0] != 0 or indptr[-1] != self._rows(f"{prefix}_indices"):
+        if not rises or indptr[0] != 0 or indptr[-1] != self._num_rows(f"{prefix}_indices"):
             raise FormatError(f"{self.folder.file(f'{prefix}_indptr')} is no list of rows; {self.folder.advice}")
-        self._sound.add(prefix)
+        self._checked.add(prefix)
 
     def _check_weights(self, prefix: str) -> None:
-        """Weights are positive and finite."""
+        """Weights must be positive and finite."""
         name = f"{prefix}_weights"
-        if name in self._sound:
+        if name in self._checked:
             return
         weights = self.folder.array(name)
-        for at in range(0, len(weights), _BLOCK_NODES):
-            part = weights[at : at + _BLOCK_NODES]
-            if not (part.min() > 0 and part.max() < np.inf):  # no number fails too
+        for at in range(0, len(weights), _BLOCK_ROWS):
+            part = weights[at : at + _BLOCK_ROWS]
+            if not (part.min() > 0 and part.max() < np.inf):  # also refuses NaN
                 raise FormatError(f"{self.folder.file(name)} has weights that are none; {self.folder.advice}")
-        self._sound.add(name)
+        self._checked.add(name)
 
     def in_ranges(self) -> GraphStore:
-        """The same graph; where it lies at a URL, edges and features stay there and slices of them are read. For those
-        who take ranges from front to back, and never all."""
+        """The same graph. At a URL, slices of edges and features are read without downloading whole arrays. For
+        readers that need ranges in increasing order, not the whole array."""
         return GraphStore(self.folder, in_ranges=True)
 
-    # what it is
+    # properties
 
     def summary(self) -> tuple[str, dict[str, object], str]:
         kind = f"{self.name}: {'directed' if self.directed else 'undirected'}, {self.task}"
@@ -192,7 +192,7 @@ class GraphStore(Summary):
 
     @property
     def place(self) -> str:
-        """Where it lies, as a user says it: a path or a URL."""
+        """Path or URL, as the user wrote it."""
         return self.folder.place
 
     @property
@@ -201,7 +201,7 @@ class GraphStore(Summary):
 
     @property
     def name(self) -> str:
-        """What the graph is called: as it was named at ingest, or as its folder is."""
+        """Name of the graph: set at ingest, or the name of the folder."""
         return str(self.folder.meta["name"]) or self.folder.path.resolve().name
 
     @property
@@ -210,7 +210,7 @@ class GraphStore(Summary):
 
     @property
     def num_edges(self) -> int:
-        """Distinct directed edges without self loops; an undirected edge counts twice."""
+        """Number of distinct directed edges without self loops; an undirected edge counts twice."""
         return int(self.folder.meta["num_edges"])
 
     @property
@@ -227,12 +227,12 @@ class GraphStore(Summary):
 
     @property
     def classes(self) -> list[Any]:
-        """The user's own label values: position c of this list is class c. Empty for regression."""
+        """The user's label values: entry c is class c. Empty for regression."""
         return list(self.folder.meta["classes"])
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a model must give per node: classes, labels, or 1."""
+        """Number of model outputs per node: classes, labels, or 1."""
         return len(self.classes) if self.task in ("multiclass", "multilabel") else 1
 
     # the arrays
@@ -246,9 +246,9 @@ class GraphStore(Summary):
         return self.folder.array("out_indices")
 
     def csr(self, direction: Direction) -> tuple[Array, Array]:
-        """`(indptr, indices)` of each node's successors (`out`), predecessors (`in`) or either (`both`)."""
+        """`(indptr, indices)` of each node's successors (`out`), predecessors (`in`) or both (`both`)."""
         prefix = direction if self.directed else "out"
-        return self._large(f"{prefix}_indptr"), self._large(f"{prefix}_indices")
+        return self._read(f"{prefix}_indptr"), self._read(f"{prefix}_indices")
 
     def reverse_csr(self, direction: Direction) -> tuple[Array, Array]:
         """The transpose of `csr(direction)`."""
@@ -261,26 +261,26 @@ class GraphStore(Summary):
 
     @property
     def weights(self) -> Array:
-        """[E] float32: the weight of each entry of `indices`. A store without weights refuses."""
+        """[E] float32: the weight of each entry of `indices`. An error if edges have no weights."""
         return self.weights_of("out")[0]
 
     def weights_of(self, direction: Direction) -> tuple[Array, Array, Array]:
-        """(weights, strengths, sums of blocks) beside `csr(direction)`: see weights.py."""
+        """(weights, strengths, sums of blocks) of `csr(direction)`: see weights.py."""
         if not self.weighted:
             raise InputError(f"{self.place} has no edge weights: ingest it again with `weight_column='COLUMN'`")
         prefix = direction if self.directed else "out"
-        weights, strengths, sums = (self._large(f"{prefix}_{part}") for part in WEIGHT_PARTS)
+        weights, strengths, sums = (self._read(f"{prefix}_{part}") for part in WEIGHT_PARTS)
         return weights, strengths, sums
 
     def mean_weight(self, direction: Direction) -> float:
-        """The mean over the entries of `csr(direction)`."""
+        """Mean weight over the entries of `csr(direction)`."""
         return float(self.folder.meta["weights"]["mean"][direction if self.directed else "out"])
 
     @property
     def edge_feature_names(self) -> list[str]:
-        """What the features of edges are called; none where edges have none."""
-        facts = self.folder.meta.get("edge_features")
-        names = facts.get("names") if isinstance(facts, dict) else None
+        """Names of the edge features; empty if edges have none."""
+        described = self.folder.meta.get("edge_features")
+        names = described.get("names") if isinstance(described, dict) else None
         return [str(name) for name in names] if isinstance(names, list) else []
 
     @property
@@ -288,13 +288,13 @@ class GraphStore(Summary):
         return len(self.edge_feature_names)
 
     def edge_features(self, direction: Direction) -> Array:
-        """[N, f] float32: means of the features of the edges that leave a node, enter it, or either."""
-        return self._large(f"{direction if self.directed else 'out'}_edge_features")
+        """[N, f] float32: per node, the mean features of its outgoing edges, incoming edges, or both."""
+        return self._read(f"{direction if self.directed else 'out'}_edge_features")
 
     @property
     def features(self) -> Array:
-        """[N, d]; for bfloat16 the raw uint16 bits (`feature_dtype` says which)."""
-        return self._large("features")
+        """[N, d] of `feature_dtype`; bfloat16 is stored as raw uint16 bits."""
+        return self._read("features")
 
     @property
     def feature_dtype(self) -> str:
@@ -302,34 +302,34 @@ class GraphStore(Summary):
 
     @cached_property
     def columns(self) -> Columns | None:
-        """How the columns of the node table became features; None where features came from an array."""
+        """Fitted encoding of the node table's columns; None if features came from an array."""
         described = self.folder.meta.get("columns")
         return None if described is None else Columns.from_json(described)
 
     @cached_property
     def edge_columns(self) -> Columns | None:
-        """The same for the features of edges."""
+        """Fitted encoding of the edge table's columns, likewise."""
         described = (self.folder.meta.get("edge_features") or {}).get("columns")
         return None if described is None else Columns.from_json(described)
 
     @property
     def features_are_degrees(self) -> bool:
-        """Whether it came without features, and has log(1 + degree) instead."""
+        """Whether the input had no features, so that log(1 + degree) replaces them."""
         return self.folder.meta.get("features_from") == "degree"
 
     @property
     def labels(self) -> Array:
         labels = self.folder.array("labels")
-        if "labels" not in self._sound and self.task in ("multiclass", "binary"):
+        if "labels" not in self._checked and self.task in ("multiclass", "binary"):
             low, high = (labels.min(), labels.max()) if labels.dtype.kind == "i" and labels.size else (-2, 0)
             if low < -1 or high >= len(self.classes):
                 raise FormatError(f"{self.folder.file('labels')} has labels without a class; {self.folder.advice}")
-            self._sound.add("labels")
+            self._checked.add("labels")
         return labels
 
     @property
     def labelled(self) -> Array:
-        """Boolean [N]: the nodes that have a label."""
+        """Boolean [N]: true for nodes with a label."""
         return labelled(self.labels, self.task)
 
     @property
@@ -345,11 +345,11 @@ class GraphStore(Summary):
 
     @property
     def structure_fingerprint(self) -> str:
-        """Names the edges alone: features and labels may change without touching it."""
+        """Fingerprint of the edges only: independent of features and labels."""
         weights = self.folder.checksum("out_weights") if self.weighted else ""
         return self.folder.checksum("out_indices") + self.folder.checksum("out_indptr") + weights
 
-    # the user's ids
+    # user ids
 
     @property
     def id_kind(self) -> str:
@@ -358,41 +358,41 @@ class GraphStore(Summary):
 
     @cached_property
     def own_ids(self) -> Any:
-        """The user's own ids of all nodes, mapped: int64 or an Arrow array of text; None where they are 0..N-1."""
+        """The user's ids of all nodes, memory-mapped: int64 or an Arrow text array; None if they are 0..N-1."""
         if self.id_kind != "string":
             return self.folder.array("node_ids") if self.id_kind == "integer" else None
         ids = text_over(self.folder.array("node_id_offsets"), self.folder.array("node_id_bytes"))
         try:
-            ids.validate(full=True)  # Arrow reads where the offsets say
+            ids.validate(full=True)  # Arrow does not check offsets when it reads
         except pa.ArrowInvalid as error:
             file = self.folder.file("node_id_offsets")
             raise FormatError(f"{file} is damaged ({first_line(error)}); {self.folder.advice}") from error
         return ids
 
     def id_array(self, nodes: Array | None = None) -> Any:
-        """The user's own ids of these nodes (of all, without them) as an Arrow array: int64 or string."""
+        """The user's ids of these nodes (default: all) as an Arrow array of int64 or strings."""
         rows = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes, dtype=np.int64)
         if self.id_kind == "string":
             return self.own_ids if nodes is None else self.own_ids.take(pa.array(rows))
         return pa.array(rows if self.id_kind == "row" else np.asarray(self.own_ids)[rows])
 
     def ids_of(self, nodes: Array) -> list[Any]:
-        """The user's own ids of these node numbers."""
+        """The user's ids of these node numbers."""
         ids: list[Any] = self.id_array(nodes).to_pylist()
         return ids
 
     def nodes_of(self, ids: Any) -> Array:
-        """The node numbers of the user's own ids; an unknown id is an `InputError`."""
+        """The node numbers of the user's ids; an unknown id is an `InputError`."""
         if self.id_kind == "string":
-            wanted: Any = pa.array([str(value) for value in ids], pa.large_string())
+            queries: Any = pa.array([str(value) for value in ids], pa.large_string())
         else:
-            wanted = np.array([_as_int(value) for value in ids], dtype=np.int64)
+            queries = np.array([_as_int(value) for value in ids], dtype=np.int64)
         if self.id_kind == "row":
-            nodes = np.where((wanted >= 0) & (wanted < self.num_nodes), wanted, -1)
+            nodes = np.where((queries >= 0) & (queries < self.num_nodes), queries, -1)
         else:
-            nodes = find_ids([self.own_ids], wanted)
+            nodes = find_ids([self.own_ids], queries)
         if (nodes < 0).any():
-            unknown = id_at(wanted, int(np.flatnonzero(nodes < 0)[0]))
+            unknown = id_at(queries, int(np.flatnonzero(nodes < 0)[0]))
             raise InputError(
                 f"{self.place} has no node {unknown!r}; its ids look like "
                 f"{', '.join(repr(i) for i in self.ids_of(np.arange(min(3, self.num_nodes))))}: "
@@ -400,18 +400,17 @@ class GraphStore(Summary):
             )
         return nodes
 
-    # the user's labels
+    # user labels
 
     def class_name(self, c: int) -> Any:
-        """The user's own value of class `c` (of label column `c` for multi-label)."""
+        """The user's value of class `c` (the name of label column `c` for multi-label)."""
         classes = self.folder.meta["classes"]
         if not 0 <= c < len(classes):
             raise InputError(f"{self.path} has {len(classes)} classes, number {c} is not one of them")
         return classes[c]
 
     def label_of(self, node: int) -> Any:
-        """The user's own label of a node: a class, the labels that a multi-label node has, a value; None: it has no
-        label."""
+        """The user's label of a node: a class, a list of labels (multi-label) or a number; None if unlabelled."""
         if not labelled(self.labels[node : node + 1], self.task)[0]:
             return None
         if self.task == "multilabel":
@@ -420,7 +419,7 @@ class GraphStore(Summary):
 
 
 def bounds_of(folder: ArrayFolder) -> dict[str, int]:
-    """What the numbers of a store's arrays are less than, where they point into other arrays."""
+    """Exclusive upper bounds of the arrays that hold node numbers."""
     num_nodes = folder.meta.get("num_nodes")
     names = [name for name in ("out_indices", "in_indices", "both_indices") if name in folder]
     return dict.fromkeys(names, num_nodes) if isinstance(num_nodes, int) else {}

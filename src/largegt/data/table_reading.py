@@ -1,12 +1,12 @@
-"""Tables of the user's, read through DuckDB: files, frames, SQL queries and tables of a database.
+"""User tables, read through DuckDB: files, frames, SQL queries and database tables.
 
-Enters: what the user wrote: `edges.parquet`, a folder, a glob, URLs, `SELECT … FROM 'tx/*.parquet'`, a pandas, polars
-or Arrow frame. Leaves: Arrow record batches of the columns asked for, in a fixed order. Cost: one batch, and DuckDB's
-memory limit. Whatever is wrong with a file becomes one `InputError` line that names it.
+Enters: `edges.parquet`, a folder, a glob, URLs, `SELECT … FROM 'tx/*.parquet'`, or a pandas, polars or Arrow frame.
+Leaves: Arrow record batches of the requested columns, in a fixed order. Cost: one batch, and DuckDB's memory limit. An
+error in a file becomes a one-line `InputError` that names the file.
 
-Cells of CSV, TSV and SQLite are text, an empty cell is null: what they mean is decided over all rows (columns.py,
-labels.py, `Table.has_integers`), never by a sample. `stage` copies a table once into a Parquet file of ours, which all
-later passes read: one pass over the user's files, whatever changes in them meanwhile.
+Cells of CSV, TSV and SQLite are text; an empty cell is null. All rows decide the type of a column (columns.py,
+labels.py, `Table.has_integers`), not a sample. `stage` copies a table once into a scratch Parquet file, and all later
+passes read the copy: the user's files are read once, so later changes to them have no effect.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ BATCH_ROWS = 1 << 18
 MOST_COLUMNS = 20_000
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
-_MARK = "\ufeff"
+_BYTE_ORDER_MARK = "\ufeff"
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _VECTOR_ROWS, _CELL_BYTES = 2048, 16
-"""What DuckDB holds of each column while it reads."""
+"""DuckDB's buffer for each column while it reads."""
 _MOST_GROUP_ROWS, _GROUP_BYTES = 122_880, 1 << 25
-"""Rows of a row group, and bytes of the vectors in it."""
+"""Largest row group, in rows and in bytes of vectors."""
 _SQLITE_ROWS = 1 << 14
 _MANY_COLUMNS, _SHORT_TABLE = 256, 1 << 24
-"""Least columns, and most bytes, of a table that is wide and short."""
+"""A table with at least this many columns and at most this many bytes is wide and short."""
 
 
 def load_npy(path: PathLike) -> Array:
@@ -81,7 +81,7 @@ def load_npy(path: PathLike) -> Array:
 
 
 def load_npz(path: PathLike) -> dict[str, Array]:
-    """Every array of a `.npz` file, in memory."""
+    """All arrays of a `.npz` file, in memory."""
     file_kind(path)
     with reading(path):
         check_npz(path)
@@ -99,13 +99,13 @@ def is_frame(what: Any) -> bool:
 
 
 def is_table(what: Any, database: str | None = None) -> bool:
-    """Whether this is read as a table rather than as an array."""
-    what = _only(what)
+    """Whether `what` is read as a table rather than as an array."""
+    what = _unwrap(what)
     return is_frame(what) or is_query(what) or database is not None or file_kind(expand(what)[0]) in _TABLE_KINDS
 
 
-def _only(what: Any) -> Any:
-    """The one thing in a list of one."""
+def _unwrap(what: Any) -> Any:
+    """The element of a list of length one; any other value is returned as it is."""
     return what[0] if isinstance(what, list | tuple) and len(what) == 1 else what
 
 
@@ -114,7 +114,7 @@ _TABLE_KINDS = (*TEXT, PARQUET, JSON, ARROW)
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or of a Parquet file the rows [low, high), of a text file the lines that begin in these bytes."""
+    """A whole file, rows [low, high) of a Parquet file, or lines of a text file that start in bytes [low, high)."""
 
     file: File
     low: int = 0
@@ -124,7 +124,7 @@ class FilePart:
 class Table:
     """One table: files with the same columns, a frame, or a query.
 
-    `database` is a DuckDB or SQLite file, or a `postgres://` address: then `what` is a query, or the name of a table.
+    `database` is a DuckDB or SQLite file, or a `postgres://` address; `what` is then a query or a table name.
     """
 
     def __init__(self, what: Any, database: str | None = None) -> None:
@@ -133,12 +133,12 @@ class Table:
         self._staged: Path | None = None
         self._schema: Any = None
         self.staged_bytes = 0
-        """Of the staged columns, not compressed."""
+        """Uncompressed size of the staged columns."""
         self._count: int | None = None
         self._integers: dict[str, bool] = {}
-        self._places: dict[str, int] = {}
-        """Of staged columns in the column of lists."""
-        self._reader, self.where = _reader_of(what, database)
+        self._positions: dict[str, int] = {}
+        """Position of each packed column in the list column."""
+        self._reader, self.where = _make_reader(what, database)
         with reading(self.where):
             self.types = self._reader.types()
         self.columns = list(self.types)
@@ -151,21 +151,21 @@ class Table:
 
     @property
     def identity(self) -> Any:
-        """Names the table as it is now; None where nobody can tell whether it changes."""
+        """Identifies the current version of the table; None if changes cannot be detected."""
         return self._reader.identity()
 
     @property
     def num_rows(self) -> int | None:
-        """Rows, where it is known without reading them."""
+        """Number of rows; None if unknown without reading the table."""
         return self._count if self._count is not None else self._reader.num_rows()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files; 0 where there are none."""
+        """Total size of the files; 0 without files."""
         return self._reader.num_bytes()
 
     def count(self) -> int:
-        """Rows, in any case; the table may be read for it, once."""
+        """Number of rows; reads the table once if needed."""
         if (known := self.num_rows) is None:
             [[known]] = self.query("count(*)")
             self._count = int(known)
@@ -177,7 +177,7 @@ class Table:
 
     @property
     def is_local_parquet(self) -> bool:
-        """Whether it can be read again and again where it lies."""
+        """Whether the table can be read repeatedly in place."""
         return isinstance(self._reader, _Parquet) and all(isinstance(piece.file, Path) for piece in self._reader.pieces)
 
     # reading
@@ -187,12 +187,12 @@ class Table:
         self.memory, self._threads, self._staged = memory, threads, None
 
     def stage(self, file: Path, keys: Sequence[str], features: Sequence[str], memory: int, threads: int) -> None:
-        """Copy these columns into the Parquet file `file`, unless an earlier run did, and read them from there."""
+        """Copy these columns into the Parquet file `file`, unless it exists, and read them from there."""
         self.limit(memory, threads)
         columns = list(dict.fromkeys([*keys, *features]))
-        self._places = self._list_places([name for name in features if name not in keys])
+        self._positions = self._list_positions([name for name in features if name not in keys])
         if not file.exists():
-            shown = [identifier(name) for name in columns if name not in self._places]
+            shown = [identifier(name) for name in columns if name not in self._positions]
             need = (len(columns) + len(shown)) * _VECTOR_ROWS * _CELL_BYTES * 4
             if len(columns) > MOST_COLUMNS or need > available_bytes():
                 raise InputError(
@@ -200,15 +200,15 @@ class Table:
                     "numbers as a .npy file or as one column of lists, or name fewer columns"
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
-            if self._places:
-                shown.append(f"[{', '.join(map(identifier, self._places))}] AS {identifier(self._list_name)}")
+            if self._positions:
+                shown.append(f"[{', '.join(map(identifier, self._positions))}] AS {identifier(self._list_name)}")
             self.write(file, lambda rows: f"SELECT {', '.join(shown)} FROM {rows}", max(memory, need), columns=columns)
         self._integers = {}
-        self._take_staged(file)
+        self._use_staged(file)
 
-    def _list_places(self, names: Sequence[str]) -> dict[str, int]:
-        """The columns that are staged as one column of lists, and their places in it: those of one type, of a wide and
-        short table. DuckDB and Arrow take a fifth of a millisecond for a column, however few cells it has."""
+    def _list_positions(self, names: Sequence[str]) -> dict[str, int]:
+        """Positions of columns that are packed into one list column: those of the most common type, in a wide and
+        short table. DuckDB and Arrow take 0.2 ms per column even for few rows."""
         if len(names) < _MANY_COLUMNS or not 0 < self.num_bytes <= _SHORT_TABLE:
             return {}
         [(kind, _)] = Counter(self.types[name] for name in names).most_common(1)
@@ -216,37 +216,37 @@ class Table:
 
     @property
     def _list_name(self) -> str:
-        """The column of lists has the name of the first column in it."""
-        return next(iter(self._places))
+        """Name of the list column: that of its first packed column."""
+        return next(iter(self._positions))
 
     def sql(self, name: str) -> str:
-        """A staged column as SQL writes it."""
-        if name in self._places:
-            return f"{identifier(self._list_name)}[{self._places[name] + 1}]"
+        """SQL expression of a staged column."""
+        if name in self._positions:
+            return f"{identifier(self._list_name)}[{self._positions[name] + 1}]"
         return identifier(name)
 
     def write(
         self, file: Path, query: Callable[[str], str], memory: int, in_order: bool = True, columns: Sequence[str] = ()
     ) -> None:
-        """Write the result of a query over this table, which is handed its name, as the Parquet file `file`. Many
-        `columns`, and lists in them, make row groups short: one at a time is in memory."""
+        """Write the result of a query over this table to the Parquet file `file`. `query` maps the table's SQL name to
+        the query. Many `columns`, or lists in them, make row groups short, because one row group fits in memory."""
         with (
-            written_atomically(file) as aside,
+            written_atomically(file) as temp,
             reading(self.where),
             self._connected(memory, file.parent) as (db, rows),
         ):
             if not in_order:
                 db.execute("SET preserve_insertion_order = false")
             lists = "+".join(f"len({identifier(name)})" for name in columns if self.is_in_files and self.is_list(name))
-            [[numbers]] = db.sql(f"SELECT max({lists}) FROM (FROM {rows} LIMIT 1)").fetchall() if lists else [[0]]
-            size = _GROUP_BYTES // (8 * (len(columns) + (numbers or 0)) + 1)
+            [[list_length]] = db.sql(f"SELECT max({lists}) FROM (FROM {rows} LIMIT 1)").fetchall() if lists else [[0]]
+            size = _GROUP_BYTES // (8 * (len(columns) + (list_length or 0)) + 1)
             size = min(_MOST_GROUP_ROWS, max(_VECTOR_ROWS, size))
             db.execute(
-                f"COPY ({query(rows)}) TO {literal(aside)} (FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {size})"
+                f"COPY ({query(rows)}) TO {literal(temp)} (FORMAT parquet, COMPRESSION lz4_raw, ROW_GROUP_SIZE {size})"
             )
 
     def keep_last(self, keys: Sequence[str]) -> None:
-        """Keep, of the staged rows that agree in `keys`, the last one."""
+        """Keep only the last of the staged rows with equal `keys`."""
         assert self._staged is not None
         file = self._staged.with_suffix(".last.parquet")
         if not file.exists():
@@ -256,30 +256,30 @@ class Table:
                 f"SELECT {shown} FROM (SELECT *, row_number() OVER () AS row FROM {rows}) "
                 f"QUALIFY row_number() OVER (PARTITION BY {named} ORDER BY row DESC) = 1 ORDER BY row"
             ), self.memory)  # fmt: skip
-        self._take_staged(file)
+        self._use_staged(file)
 
-    def _take_staged(self, file: Path) -> None:
+    def _use_staged(self, file: Path) -> None:
         metadata = pq.read_metadata(file)
         self._staged, self._schema, self._count = file, metadata.schema.to_arrow_schema(), metadata.num_rows
         groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
         self.staged_bytes = sum(group.total_byte_size for group in groups)
 
     def arrow_type(self, name: str) -> Any:
-        """The type of a column that is staged."""
-        if name in self._places:
+        """Arrow type of a staged column."""
+        if name in self._positions:
             return self._schema.field(self._list_name).type.value_type
         return self._schema.field(name).type
 
     def query(self, expressions: str) -> list[Any]:
-        """The values of SQL expressions over the rows."""
+        """The result rows of SQL expressions over the table."""
         with reading(self.where), self._connected() as (db, table):
             return list(db.sql(f"SELECT {expressions} FROM {table}").fetchall())
 
     def most_frequent(
         self, expressions: Iterable[tuple[str, str]], rows: Array, most: int
     ) -> Iterator[tuple[str, ...]]:
-        """For each (SQL expression, condition): its most frequent values over these rows of the staged table, by
-        falling frequency; those that occur once are left out."""
+        """For each (SQL expression, condition): the most frequent values over these rows of the staged table, in
+        descending order of frequency. Values that occur once are omitted."""
         assert self._staged is not None
         with reading(self.where), self._connected() as (db, _):
             db.register("wanted", pa.table({"row": rows}))
@@ -292,7 +292,7 @@ class Table:
                 yield tuple(value for (value,) in found)
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS, skip: int = 0) -> Iterator[pa.RecordBatch]:
-        """Record batches of these columns, in the table's order, without the first `skip` rows."""
+        """Record batches of these columns in row order, after the first `skip` rows."""
         if self._staged is not None:
             with reading(self.where):
                 yield from self._staged_batches(columns, rows, skip)
@@ -302,8 +302,8 @@ class Table:
             yield from db.sql(f"SELECT {shown} FROM {table} OFFSET {skip}").to_arrow_reader(rows)
 
     def _staged_batches(self, columns: Sequence[str], rows: int, skip: int) -> Iterator[pa.RecordBatch]:
-        """One row group after the other: of all together, Arrow holds far more than a batch."""
-        stored = list(dict.fromkeys(self._list_name if name in self._places else name for name in columns))
+        """Read one row group at a time: for a whole file, Arrow holds far more than one batch."""
+        stored = list(dict.fromkeys(self._list_name if name in self._positions else name for name in columns))
         with pq.ParquetFile(self._staged, memory_map=True) as file:
             for group in range(file.num_row_groups):
                 if skip >= (size := file.metadata.row_group(group).num_rows):
@@ -311,15 +311,15 @@ class Table:
                     continue
                 for batch in file.iter_batches(rows, [group], stored, use_threads=False):
                     if batch.num_rows > skip:
-                        yield self._unpacked(batch.slice(skip), columns)
+                        yield self._unpack(batch.slice(skip), columns)
                     skip = max(0, skip - batch.num_rows)
 
-    def _unpacked(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        """These columns of a staged batch, each by itself."""
-        places = {name: self._places[name] for name in columns if name in self._places}
+    def _unpack(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Unpack these columns of a staged batch from the list column."""
+        places = {name: self._positions[name] for name in columns if name in self._positions}
         if not places:
             return batch.select(columns)
-        rows = np.arange(batch.num_rows) * len(self._places)
+        rows = np.arange(batch.num_rows) * len(self._positions)
         cells = batch.column(self._list_name).flatten().take(pa.array(np.add.outer([*places.values()], rows).ravel()))
         parts = {name: cells.slice(at * len(rows), len(rows)) for at, name in enumerate(places)}
         arrays = [parts[name] if name in parts else batch.column(name) for name in columns]
@@ -335,7 +335,7 @@ class Table:
         return {name: pa.chunked_array([part.column(name) for part in parts]).combine_chunks() for name in names}
 
     def has_integers(self, name: str) -> bool:
-        """Whether a column holds whole numbers: by its type, or as text of which every cell is a canonical one."""
+        """Whether a column has an integer type, or text in which every cell is an integer in canonical form."""
         if self.types[name] != "VARCHAR":
             return _is_integer(self.types[name])
         if name not in self._integers:
@@ -344,18 +344,18 @@ class Table:
         return self._integers[name]
 
     def has_id_types(self, names: Sequence[str]) -> bool:
-        """Whether columns are of text or whole numbers by their types."""
+        """Whether all columns have text or integer types."""
         return all(self.types[name] == "VARCHAR" or _is_integer(self.types[name]) for name in names)
 
     def _connected(self, memory: int | None = None, scratch: Path | None = None) -> Any:
         if self._staged is not None:
-            return _over_parquet(self._staged, memory or self.memory, self._threads)
+            return _connect_parquet(self._staged, memory or self.memory, self._threads)
         return self._reader.connected(memory or self.memory, self._threads, scratch)
 
-    # parts, for the workers of a cluster
+    # parts for cluster workers
 
     def parts(self, count: int) -> list[Table]:
-        """The same rows as at most `count` tables of about the same size, one after the other."""
+        """The table in order, as at most `count` consecutive tables of similar size."""
         staged = None if self._staged is None else _Parquet(PARQUET, (FilePart(self._staged),))
         tables, row = [], 0
         for reader, rows in (staged or self._reader).parts(count):
@@ -368,7 +368,7 @@ class Table:
     # columns by name
 
     def column(self, name: str, role: str) -> str:
-        """`name`, if there is such a column; otherwise an error with the nearest one."""
+        """`name`, if the column exists; otherwise raise an error that suggests the nearest name."""
         if name not in self.types:
             raise InputError(
                 f"{self.where} has no column {name!r} for the {role}{nearest(name, self.columns)}; "
@@ -376,13 +376,13 @@ class Table:
             )
         return name
 
-    def guess(self, names: Sequence[str], taken: Sequence[str] = ()) -> str | None:
-        """The first column called like one of `names`, in any case, that is not among those `taken`."""
-        lower = {column.lower(): column for column in reversed(self.columns) if column not in taken}
+    def guess(self, names: Sequence[str], excluded: Sequence[str] = ()) -> str | None:
+        """The first column whose name is one of `names`, ignoring case, and is not in `excluded`."""
+        lower = {column.lower(): column for column in reversed(self.columns) if column not in excluded}
         return next((lower[name] for name in names if name in lower), None)
 
     def matching(self, patterns: Sequence[str], role: str) -> list[str]:
-        """Columns by name or by glob (`f*`), in the order asked for, each once."""
+        """Columns that match the names or globs (`f*`), in the order of `patterns`, without duplicates."""
         found: list[str] = []
         for pattern in patterns:
             if pattern in self.types or not any(sign in pattern for sign in "*?["):
@@ -398,7 +398,7 @@ class Table:
         return found
 
     def is_list(self, name: str) -> bool:
-        """A column of vectors."""
+        """Whether the column holds vectors."""
         return self.types[name].endswith("]")
 
 
@@ -406,14 +406,14 @@ def _is_integer(kind: str) -> bool:
     return kind.removeprefix("U") in ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "HUGEINT")
 
 
-# readers: what a table is read from
+# readers: one for each kind of input
 
 
 class _Reader:
-    """Opens a connection in which the table has a name."""
+    """Opens a connection in which a SQL expression names the table."""
 
     def connected(self, memory: int | None, threads: int, scratch: Path | None) -> Any:
-        """A context manager of (connection, what to write after FROM)."""
+        """Context manager of (connection, SQL expression after FROM)."""
         raise NotImplementedError
 
     def types(self) -> dict[str, str]:
@@ -435,7 +435,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Files(_Reader):
-    """Files of one kind, each whole or in part."""
+    """Files of one kind, or parts of them."""
 
     kind: str
     pieces: tuple[FilePart, ...]
@@ -457,7 +457,7 @@ class _Files(_Reader):
         raise NotImplementedError
 
 
-_GROUPS = (
+_ROW_GROUPS_SQL = (
     "SELECT row_group_id, min(row_group_num_rows), sum(num_values) FROM parquet_metadata({file}) GROUP BY 1 ORDER BY 1"
 )
 
@@ -475,15 +475,15 @@ class _Parquet(_Files):
         return f"({' UNION ALL '.join(parts)})"
 
     def types(self) -> dict[str, str]:
-        assert self._groups is not None  # looked at before anything else is read of them
+        assert self._row_groups is not None  # check the row groups before reading anything else
         return super().types()
 
     def num_rows(self) -> int | None:
-        return sum(sum(rows) for rows in self._groups)
+        return sum(sum(rows) for rows in self._row_groups)
 
     @cached_property
-    def _groups(self) -> list[list[int]]:
-        """Rows of each row group of each file."""
+    def _row_groups(self) -> list[list[int]]:
+        """Row count of each row group, for each file."""
         found = []
         with self.connected(None, 1, None) as (db, _):
             for piece in self.pieces:
@@ -491,26 +491,26 @@ class _Parquet(_Files):
                     found.append([piece.high - piece.low])
                     continue
                 with reading(piece.file):
-                    rows = db.sql(_GROUPS.format(file=literal(place_of(piece.file)))).fetchall()
+                    rows = db.sql(_ROW_GROUPS_SQL.format(file=literal(place_of(piece.file)))).fetchall()
                     check_parquet([(int(rows), int(values)) for _, rows, values in rows], size_of(piece.file))
                     found.append([int(count) for _, count, _ in rows])
         return found
 
     def parts(self, count: int) -> list[tuple[Any, int | None]]:
-        atoms = []
-        for piece, groups in zip(self.pieces, self._groups, strict=True):
+        parts = []
+        for piece, groups in zip(self.pieces, self._row_groups, strict=True):
             row = piece.low
             for rows in groups:
-                atoms.append((FilePart(everywhere(piece.file), row, row + rows), rows))
+                parts.append((FilePart(everywhere(piece.file), row, row + rows), rows))
                 row += rows
         return [
             (_Parquet(PARQUET, tuple(pieces)), sum(int(piece.high or 0) - piece.low for piece in pieces))
-            for pieces in _shared_out(atoms, count)
+            for pieces in _balanced(parts, count)
         ]
 
 
 class _Text(_Files):
-    """CSV and TSV. The dialect is fixed here, and every cell is text: DuckDB's own guesses look at a sample only."""
+    """CSV and TSV with a fixed dialect and text cells: DuckDB's type detection uses only a sample."""
 
     def types(self) -> dict[str, str]:
         return dict.fromkeys(_header(self.pieces[0].file, self.kind).names, "VARCHAR")
@@ -522,7 +522,7 @@ class _Text(_Files):
             head = _header(piece.file, self.kind)
             if missing := sorted(set(first.names) - set(head.names), key=first.names.index):
                 raise ValueError(f"{piece.file} has no column {missing[0]!r}, other files of this table have")
-            if head.ends_otherwise and not is_packed(piece.file):
+            if head.has_mixed_newlines and not is_packed(piece.file):
                 high = size_of(piece.file) if piece.high is None else piece.high
                 place = Span.name_of(piece.file, 0, max(piece.low, head.num_bytes), high)
                 head = replace(head, skip=0)
@@ -541,51 +541,51 @@ class _Text(_Files):
 
     def parts(self, count: int) -> list[tuple[Any, int | None]]:
         step = max(1, -(-self.num_bytes() // count))
-        atoms = []
+        parts = []
         for piece in self.pieces:
             size = size_of(piece.file)
             if is_packed(piece.file):
-                atoms.append((FilePart(everywhere(piece.file)), size))
+                parts.append((FilePart(everywhere(piece.file)), size))
                 continue
             for low in range(0, size, step):
                 high = min(size, low + step)
-                atoms.append((FilePart(everywhere(piece.file), low, high), high - low))
-        return [(_Text(self.kind, tuple(pieces)), None) for pieces in _shared_out(atoms, count)]
+                parts.append((FilePart(everywhere(piece.file), low, high), high - low))
+        return [(_Text(self.kind, tuple(pieces)), None) for pieces in _balanced(parts, count)]
 
 
 class _JsonLines(_Files):
-    """Lines of JSON. Text stays text: DuckDB would turn what looks like a date into one."""
+    """JSON lines. Text stays text: DuckDB would convert text that looks like a date."""
 
     def _table(self, db: Any) -> str:
         files = [piece.file for piece in self.pieces]
         options = {"format": "'newline_delimited'", "convert_strings_to_integers": "false"}
         guessed = _read("read_json", files, **options, sample_size="-1")
         kinds = {name: str(kind) for name, kind, *_ in db.sql(f"DESCRIBE SELECT * FROM {guessed}").fetchall()}
-        kinds = {name: _IN_JSON.get(kind, kind) for name, kind in kinds.items()}
+        kinds = {name: _JSON_TYPES.get(kind, kind) for name, kind in kinds.items()}
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
         return _read("read_json", files, **options, columns=f"{{{columns}}}")
 
 
-_IN_JSON = {
+_JSON_TYPES = {
     **dict.fromkeys(("DATE", "TIME", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "UUID", "JSON"), "VARCHAR"),
-    "HUGEINT": "BIGINT",  # what DuckDB takes for whole numbers of both signs, and Parquet has none
+    "HUGEINT": "BIGINT",  # DuckDB's type for signed integers, which Parquet does not have
 }
 
 
 class _Arrow(_Files):
-    """Arrow files (Feather), of which a batch at a time is in memory."""
+    """Arrow files (Feather), read batch by batch."""
 
     def _table(self, db: Any) -> str:
-        db.register("arrow_files", self._checked)
+        db.register("arrow_files", self._dataset)
         return "arrow_files"
 
     @cached_property
-    def _checked(self) -> Any:
-        """The files, read through once: DuckDB would follow the offsets of a damaged one."""
-        found = pyarrow.dataset.dataset([str(piece.file) for piece in self.pieces], format="ipc")
-        for batch in found.to_batches():
+    def _dataset(self) -> Any:
+        """The files as a dataset, validated: DuckDB would follow invalid offsets of a damaged file."""
+        files = pyarrow.dataset.dataset([str(piece.file) for piece in self.pieces], format="ipc")
+        for batch in files.to_batches():
             batch.validate(full=True)
-        return found
+        return files
 
 
 _READERS = {PARQUET: _Parquet, JSON: _JsonLines, ARROW: _Arrow, **dict.fromkeys(TEXT, _Text)}
@@ -609,7 +609,7 @@ class _Frame(_Reader):
 
 @dataclass(frozen=True)
 class _Query(_Reader):
-    """A query, over files or over a database."""
+    """A SQL query over files or a database."""
 
     text: str
     database: str | None
@@ -628,17 +628,17 @@ class _Query(_Reader):
 
 @dataclass(frozen=True)
 class _Sqlite(_Reader):
-    """A query over a SQLite file, by Python's own library; every cell comes as text."""
+    """A query over a SQLite file, through Python's `sqlite3`; every cell is text."""
 
     text: str
     database: str
 
     @contextmanager
     def connected(self, memory: int | None, threads: int, scratch: Path | None) -> Iterator[tuple[Any, str]]:
-        found = sqlite3.connect(f"file:{Path(self.database).absolute()}?mode=ro", uri=True, check_same_thread=False)
-        found.text_factory = str
+        database = sqlite3.connect(f"file:{Path(self.database).absolute()}?mode=ro", uri=True, check_same_thread=False)
+        database.text_factory = str
         try:
-            cursor = found.execute(self.text)
+            cursor = database.execute(self.text)
             names = [column[0] for column in cursor.description]
             schema = pa.schema([(name, pa.string()) for name in names])
             with (
@@ -647,7 +647,7 @@ class _Sqlite(_Reader):
             ):
                 yield db, "sqlite"
         finally:
-            found.close()
+            database.close()
 
 
 def _sqlite_batches(cursor: Any, schema: Any) -> Iterator[pa.RecordBatch]:
@@ -665,7 +665,7 @@ def _sqlite_text(cell: Any) -> str | None:
 
 
 def _attach(db: Any, database: str) -> None:
-    """Make the tables of a database known by their names. Nothing is written to it."""
+    """Attach a database read-only, so that queries can use its table names."""
     if database.startswith(("postgres://", "postgresql://")):
         try:
             db.execute("LOAD postgres")
@@ -680,14 +680,14 @@ def _attach(db: Any, database: str) -> None:
 
 
 @contextmanager
-def _over_parquet(file: Path, memory: int | None, threads: int) -> Iterator[tuple[Any, str]]:
+def _connect_parquet(file: Path, memory: int | None, threads: int) -> Iterator[tuple[Any, str]]:
     with connection(memory, threads, file.parent) as db:
         yield db, f"read_parquet({literal(file)})"
 
 
-def _reader_of(what: Any, database: str | None) -> tuple[_Reader, str]:
-    """(the reader, what to call the table in messages)."""
-    what = _only(what)
+def _make_reader(what: Any, database: str | None) -> tuple[_Reader, str]:
+    """(the reader, the table's name in messages)."""
+    what = _unwrap(what)
     if is_frame(what):
         return _Frame(what), "the frame"
     if is_query(what) or database is not None:
@@ -719,46 +719,46 @@ def _is_sqlite(database: str) -> bool:
 
 @dataclass(frozen=True)
 class _Header:
-    """How a text file begins: lines before the data, what its columns are called, bytes of all that."""
+    """Header of a text file: number of lines before the data, column names, size in bytes, dialect."""
 
     skip: int
     names: tuple[str, ...]
     num_bytes: int
     delimiter: str
     compression: str
-    ends_otherwise: bool
-    """Its lines end otherwise than those of the data, which DuckDB does not read."""
+    has_mixed_newlines: bool
+    """Header and data have different line endings, which DuckDB cannot read."""
 
 
 def _header(file: File, kind: str) -> _Header:
-    """Read the comments and the header of a file. A line of numbers alone is no header: columns are f0, f1, …"""
+    """Read the comments and the header of a file. A first line of numbers is data: columns are then f0, f1, …"""
     skipped: list[str] = []
     with open_plain(file) as stream:
         lines = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
         for line in lines:
-            text = line if skipped else line.removeprefix(_MARK)
+            text = line if skipped else line.removeprefix(_BYTE_ORDER_MARK)
             if not text.startswith("#") and text.strip():
                 break
             skipped.append(line)
         else:
             raise ValueError("the file is empty")
-        after = next(lines, line)
+        data_line = next(lines, line)
     delimiter = _DELIMITERS[kind]
     if kind == ".csv" and "," not in text:
         delimiter = next((sign for sign in ";\t" if sign in text), ",")
     fields = [field.strip() for field in next(csv.reader([text], delimiter=delimiter))]
     names = tuple(f"f{at}" for at in range(len(fields)))
     if all(_is_number(field) for field in fields):
-        after = line
+        data_line = line
     else:
         if _NOT_UTF8.search(text):
             raise ValueError("its header is not UTF-8 text")
         names = tuple(field or f"column{at}" for at, field in enumerate(fields))
         skipped.append(line)
     num_bytes = len("".join(skipped).encode("utf-8", "surrogateescape"))
-    otherwise = any(one.endswith("\r\n") != after.endswith("\r\n") for one in skipped)
+    mixed = any(one.endswith("\r\n") != data_line.endswith("\r\n") for one in skipped)
     compression = {".gz": "gzip", ".zst": "zstd"}.get(is_packed(file), "none")
-    return _Header(len(skipped), names, num_bytes, delimiter, compression, otherwise)
+    return _Header(len(skipped), names, num_bytes, delimiter, compression, mixed)
 
 
 def _read_csv(head: _Header, places: Sequence[str]) -> str:
@@ -782,19 +782,19 @@ def _call(function: str, places: Sequence[str], **options: str) -> str:
     return f"{function}([{listed}]{''.join(f', {name}={value}' for name, value in options.items())})"
 
 
-def _shared_out(atoms: Sequence[tuple[FilePart, int]], count: int) -> Iterator[list[FilePart]]:
-    """The pieces in at most `count` lists of about the same size, neighbours of one file joined."""
-    total = max(1, sum(size for _, size in atoms))
-    found: list[list[FilePart]] = [[] for _ in range(count)]
+def _balanced(sized_pieces: Sequence[tuple[FilePart, int]], count: int) -> Iterator[list[FilePart]]:
+    """Group the pieces into at most `count` lists of similar size; join adjacent pieces of a file."""
+    total = max(1, sum(size for _, size in sized_pieces))
+    lists: list[list[FilePart]] = [[] for _ in range(count)]
     before = 0
-    for piece, size in atoms:
-        pieces = found[min(count - 1, (before + size // 2) * count // total)]
+    for piece, size in sized_pieces:
+        pieces = lists[min(count - 1, (before + size // 2) * count // total)]
         if pieces and pieces[-1].file == piece.file:
             pieces[-1] = replace(pieces[-1], high=piece.high)
         else:
             pieces.append(piece)
         before += size
-    yield from filter(None, found)
+    yield from filter(None, lists)
 
 
 def _is_number(text: str) -> bool:
@@ -806,5 +806,5 @@ def _is_number(text: str) -> bool:
 
 
 def listed(names: Sequence[str], limit: int = 30) -> str:
-    """The first of these names, and how many there are."""
+    """The first `limit` names, and the total number if there are more."""
     return ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")

@@ -1,9 +1,9 @@
-"""Text models: the local folder of a sentence-transformers model, which turns texts into vectors.
+"""Text models: embed texts with a sentence-transformers model from a local folder.
 
-Enters: a folder that the user gave, or one that a store names. Leaves: the model and the fingerprint of its files.
-Nothing is fetched, and no code of the folder runs: its modules are of a short list, its weights safetensors. A folder
-that a store names is loaded if it was given on this machine before or with --trust-remote, as URLs are (urls.py), and
-if it holds the same model as at ingest. Cost: the files are read once per process for the fingerprint.
+Enters: a folder from the user or from a store's manifest. Leaves: the model and the fingerprint of its files.
+Nothing is downloaded and no code in the folder runs: only a few module types and safetensors weights are allowed. A
+folder from a store's manifest must hold the same model as at ingest, and must be trusted like a URL (urls.py): given
+before on this machine, or with --trust-remote. Cost: each process reads the files once for the fingerprint.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
 
 
 def given_text_model(folder: str) -> str:
-    """The whole path of a model's folder that the user gave, once it was loaded; it is trusted from then on."""
-    whole = os.path.abspath(folder)
-    load_text_model(whole)
-    urls.remember(Path(whole).as_uri())
-    return whole
+    """The absolute path of a model folder from the user, after loading it; the folder becomes trusted."""
+    path = os.path.abspath(folder)
+    load_text_model(path)
+    urls.remember(Path(path).as_uri())
+    return path
 
 
 def named_text_model(folder: str, fingerprint: str) -> Any:
-    """The model in a folder that a store names."""
+    """The model in a folder from a store's manifest."""
     if not urls.is_trusted(Path(os.path.abspath(folder)).as_uri()):
         raise InputError(
             f"the store names the text model {folder}, which was never given on this machine: if you trust this "
@@ -59,7 +59,7 @@ def load_text_model(folder: str) -> tuple[Any, str]:
             "folder of a sentence-transformers model"
         )
     try:
-        _check_harmless(Path(folder))
+        _refuse_code(Path(folder))
         fingerprint = _fingerprint(Path(folder))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"text model {folder} cannot be read: {first_line(error)}") from error
@@ -74,18 +74,18 @@ def load_text_model(folder: str) -> tuple[Any, str]:
         model = SentenceTransformer(
             folder, local_files_only=True, trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    except Exception as error:  # whatever the library raises for a damaged file
+    except Exception as error:  # the library raises many kinds of errors for damaged files
         raise InputError(f"text model {folder} cannot be loaded: {first_line(error)}") from error
     return model, fingerprint
 
 
 def embeddings(model: Any, texts: list[str]) -> Array:
-    """float32 [texts, dims]; one text at a time, so the bits do not depend on the others."""
+    """float32 [texts, dims]. Texts are encoded one by one, so that results do not depend on the batch."""
     return np.concatenate([model.encode([text], normalize_embeddings=True) for text in texts])
 
 
-def _check_harmless(folder: Path) -> None:
-    """Refuse what could make the library import or unpickle something of the folder's choice."""
+def _refuse_code(folder: Path) -> None:
+    """Refuse a folder that could make the library import or unpickle its own code."""
     for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
         place = folder / module["path"]
         if not _MODULE.fullmatch(module["type"]) or not place.resolve().is_relative_to(folder.resolve()):
@@ -102,7 +102,7 @@ def _check_harmless(folder: Path) -> None:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of all files that a model is made of, wherever the folder lies."""
+    """Fingerprint of the model files, independent of the folder's path."""
     files = sorted(file for file in folder.rglob("*") if file.suffix in _MODEL_FILES and file.is_file())
     if not any(file.suffix == ".safetensors" for file in files):
         raise ValueError("it has no .safetensors file, and weights of other kinds are not loaded")

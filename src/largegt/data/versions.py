@@ -1,14 +1,14 @@
-"""Versions of a store: what it was before, who still needs it, and what can be removed.
+"""Versions of a store: earlier versions, their users, and cleaning.
 
-`append` and `ingest --overwrite` commit a new version into the store's folder (io/array_folder.py). A version stays
+`append` and `ingest --overwrite` commit a new version into the store's folder (io/array_folder.py). A version is kept
   while it is the newest,
   while a process has it open (a shared lock on its manifest), or
   while a run is registered for it: `refs/<key>.json`, written by `train`.
-`clean` removes all others, with their arrays and preparations.
+`clean` removes all other versions, with their arrays and preparations.
 
-A version that came from another by `append` names it and its predecessors, oldest first, and for each of them which of
-its nodes changed next: `touched_<number>` are those with new neighbours; `features_<number>`, `labels_<number>` and
-`split_<number>`, where there are any, those that were updated. None of this is part of its fingerprint.
+A version made by `append` lists its predecessors, oldest first, and for each of them the nodes that the next version
+changed: `touched_<number>` has nodes with new neighbours; `features_<number>`, `labels_<number>` and `split_<number>`,
+if present, have updated nodes. These are not part of the fingerprint.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ REFS = "refs"
 CHANGES = ("touched", "features", "labels", "split")
 
 
-# what it was before
+# earlier versions
 
 
 @dataclass(frozen=True)
 class State:
-    """What a store was, in numbers."""
+    """Fingerprint and size of one version of a store."""
 
     fingerprint: str
     num_nodes: int
@@ -60,7 +60,7 @@ class State:
 
     @classmethod
     def read(cls, entry: Any, folder: Path) -> State:
-        """A state as the manifest of a folder has it."""
+        """Parse a state from the manifest of a folder."""
         types = {"fingerprint": str, "num_nodes": int, "num_edges": int, "directed": bool}
         if not isinstance(entry, dict) or {name: type(value) for name, value in entry.items()} != types:
             raise FormatError(f"{folder / MANIFEST} has no lineage that this version knows")
@@ -68,22 +68,22 @@ class State:
 
 
 def earlier_states(store: GraphStore) -> list[State]:
-    """The versions that this one came from by `append`, oldest first."""
+    """The versions that `append` made this one from, oldest first."""
     return _states(store.folder.manifest, store.path)
 
 
 def earlier_state(store: GraphStore, fingerprint: str) -> State | None:
-    """The version of this name, if the store came from it."""
+    """The earlier version with this fingerprint; None if there is none."""
     return next((state for state in earlier_states(store) if state.fingerprint == fingerprint), None)
 
 
 def is_branch(store: GraphStore) -> bool:
-    """Whether this version was added beside the newest one, with labels of its own (store_cache.py)."""
+    """Whether this version has other labels and was added without becoming the newest one (store_cache.py)."""
     return bool(_notes(store.folder.manifest).get("branch", False))
 
 
 def last_source(store: GraphStore) -> str | None:
-    """The identity of the files that were appended last, if files were."""
+    """The identity of the files of the last append; None if there are none."""
     source = _notes(store.folder.manifest).get("source")
     return None if source is None else str(source)
 
@@ -91,7 +91,7 @@ def last_source(store: GraphStore) -> str | None:
 def write_lineage(
     writer: ArrayWriter, old: GraphStore, changed: dict[str, Array], source: str | None
 ) -> dict[str, Any]:
-    """Write which nodes of `old` changed, and in what (`CHANGES`); the notes of a version that came from it."""
+    """Write the changed nodes of `old` for each of `CHANGES`; return the notes of the new version."""
     states = earlier_states(old)
     arrays = {name: old.folder.array(name) for name in lineage_arrays(old)}
     arrays |= {f"{what}_{len(states)}": nodes for what, nodes in changed.items() if len(nodes) or what == "touched"}
@@ -105,24 +105,24 @@ def write_lineage(
 
 
 def lineage_arrays(store: GraphStore) -> list[str]:
-    """The names of the arrays that say which nodes changed when."""
+    """The names of the arrays of changed nodes."""
     names = [f"{what}_{number}" for number in range(len(earlier_states(store))) for what in CHANGES]
     return [name for name in names if name in store.folder]
 
 
 def touched_since(store: GraphStore, state: State, what: str = "touched") -> Array:
-    """The nodes of an earlier version that changed since, sorted: those with new neighbours, or other `CHANGES`."""
-    found = [np.zeros(0, dtype=np.int64)]
+    """The sorted nodes of an earlier version that changed since: new neighbours, or another one of `CHANGES`."""
+    parts = [np.zeros(0, dtype=np.int64)]
     if state.fingerprint != store.fingerprint:
         states = earlier_states(store)
         names = [f"{what}_{number}" for number in range(states.index(state), len(states))]
-        found += [np.asarray(store.folder.array(name)) for name in names if name in store.folder]
-    touched = np.unique(np.concatenate(found))
+        parts += [np.asarray(store.folder.array(name)) for name in names if name in store.folder]
+    touched = np.unique(np.concatenate(parts))
     return touched[touched < state.num_nodes]
 
 
 def last_changes(store: GraphStore) -> dict[str, int]:
-    """How much the last `append` changed; nothing where there was none."""
+    """Counts of the changes of the last `append`; zeros if there was none."""
     before = (earlier_states(store) or [State.of(store)])[-1]
     return {
         "new_nodes": store.num_nodes - before.num_nodes,
@@ -135,13 +135,13 @@ def last_changes(store: GraphStore) -> dict[str, int]:
 
 
 def labels_updated_since(store: GraphStore, state: State) -> bool:
-    """Whether nodes of an earlier version have another label or split since."""
+    """Whether labels or splits of nodes of an earlier version were updated."""
     return any(len(touched_since(store, state, what)) for what in ("labels", "split"))
 
 
 def labels_as_of(store: GraphStore, state: State | None) -> tuple[Array, Array]:
-    """(labels, split) for models that were trained on an earlier version: those of that version; nodes that came later
-    have their own, but none is a training node. Without a state, those of the store."""
+    """(labels, split) for a model that was trained on an earlier version: those of that version. Later nodes have their
+    current labels and splits, but are not training nodes. Without a state: those of the store."""
     if state is None:
         return store.labels, store.split
     labels, split = store.labels, np.array(store.split)
@@ -160,7 +160,7 @@ def _states(manifest: dict[str, Any], path: Path) -> list[State]:
 
 
 def column_names(store: GraphStore) -> dict[str, Any]:
-    """Which columns of the tables that a store was ingested from are what: `id`, `label`, `source`, …"""
+    """The column name of each role (`id`, `label`, `source`, …) in the tables of the ingest."""
     names = _notes(store.folder.manifest).get("column_names", {})
     return names if isinstance(names, dict) else {}
 
@@ -170,11 +170,11 @@ def _notes(manifest: dict[str, Any]) -> dict[str, Any]:
     return notes if isinstance(notes, dict) else {}
 
 
-# who needs it
+# registered runs
 
 
 def register(store: GraphStore, run: Path) -> None:
-    """Keep this version of the store as long as the run is registered for it."""
+    """Register a run, which keeps this version of the store."""
     run = run.resolve()
     file = store.path / _ref(run)
     refuse_links_out(store.path, file)
@@ -184,7 +184,7 @@ def register(store: GraphStore, run: Path) -> None:
 
 
 def release(store: PathLike, run: PathLike, dry_run: bool = False) -> None:
-    """Forget a run: what it alone needed goes with the next `clean`. A `dry_run` only refuses an unknown one."""
+    """Unregister a run, so that the next `clean` can remove its version. A `dry_run` only refuses an unknown run."""
     path, run = remote.local_path(store), Path(run).resolve()
     known = [known for runs in registered(path).values() for known in runs]
     if run not in known:
@@ -196,7 +196,7 @@ def release(store: PathLike, run: PathLike, dry_run: bool = False) -> None:
 
 
 def registered(path: Path) -> dict[str, list[Path]]:
-    """The runs that need each version."""
+    """The registered runs of each version."""
     found: dict[str, list[Path]] = {}
     refuse_links_out(path, path / REFS)
     for name in remote.names(path / REFS):
@@ -220,27 +220,27 @@ def _ref(run: Path) -> str:
     return f"{REFS}/{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}.json"
 
 
-# what can be removed
+# cleaning
 
 
 @dataclass
 class Cleaned:
-    """What `clean` removed, or would remove, and which older versions stay."""
+    """What `clean` removed or would remove, and the older versions that it kept."""
 
     versions: list[str] = field(default_factory=list)
     preparations: list[str] = field(default_factory=list)
     num_files: int = 0
     num_bytes: int = 0
     kept: dict[str, list[str]] = field(default_factory=dict)
-    """Older version → the runs registered for it; none where a process has it open."""
+    """Older version → its registered runs; empty if a process has it open."""
 
 
 def clean(
     store: PathLike, dry_run: bool = False, without: Iterable[PathLike] = (), keep_sources: bool = False
 ) -> Cleaned:
-    """Remove versions of a store that nobody needs, and arrays and preparations that no version names. Runs in
-    `without` count as released. Preparations of earlier versions go when the newest version has been prepared; with
-    `keep_sources` they stay, because the next preparation takes rows from them."""
+    """Remove unused versions of a store, and arrays and preparations that no version names. Runs in `without` count as
+    released. Preparations of earlier versions are removed once the newest version is prepared; `keep_sources` keeps
+    them, because the next preparation reuses their rows."""
     path = remote.local_path(store)
     remote.refresh(path)
     cleaned = Cleaned()
@@ -267,7 +267,7 @@ def clean(
 
 
 def clean_quietly(store: GraphStore) -> None:
-    """`clean` after a commit; where it cannot be done now, a later one does it. At a URL nobody can see who reads."""
+    """`clean` after a commit, ignoring errors. Folders at a URL are not cleaned, because they have no reader locks."""
     if store.folder.url is None:
         with suppress(LargeGTError, OSError):
             clean(store.path, keep_sources=True)
@@ -276,13 +276,13 @@ def clean_quietly(store: GraphStore) -> None:
 def _clean_versions(
     path: Path, newest: str, needed: dict[str, set[Path]], cleaned: Cleaned, dry_run: bool
 ) -> Iterator[dict[str, Any]]:
-    """Remove versions that nobody needs; the manifests of the others."""
+    """Remove unused versions; yield the manifests of the others."""
     for name in remote.names(path / VERSIONS):
         version = name.removesuffix(".json")
         if version == name or not FINGERPRINT.fullmatch(version):
             continue
         remote.refresh(path, f"{VERSIONS}/{name}")
-        with _unless_held(path / VERSIONS / name) as is_free:
+        with _lock_if_unused(path / VERSIONS / name) as is_free:
             if is_free and (version == newest or not needed.get(version)):
                 cleaned.versions.append(version)
                 remote.remove_file(path / VERSIONS / name, dry_run)
@@ -292,40 +292,40 @@ def _clean_versions(
 
 
 def _clean_preparations(path: Path, versions: set[str], cleaned: Cleaned, dry_run: bool) -> None:
-    """Remove preparations of versions that are gone, and stages that no preparation names."""
+    """Remove preparations of removed versions, and stages that no preparation names."""
     named: set[tuple[str, str]] = set()
     for folder in remote.folders(path):
         manifest = _manifest(folder, PREPARED)
-        if _version_of(manifest) in versions or not _removed(folder, manifest, cleaned, dry_run):
+        if _version_of(manifest) in versions or not _remove(folder, manifest, cleaned, dry_run):
             named |= {(str(stage), str(key)) for stage, key in manifest.get("meta", {}).get("stages", {}).items()}
     for stage in remote.names(path):
         refuse_links_out(path, path / stage)
         for folder in remote.folders(path / stage):
             if (stage, folder.name) not in named:
-                _removed(folder, _manifest(folder, "stage"), cleaned, dry_run)
+                _remove(folder, _manifest(folder, "stage"), cleaned, dry_run)
 
 
 def _version_of(manifest: dict[str, Any]) -> str | None:
-    """The version that a preparation was made from; None where its manifest cannot be read."""
+    """The store version of a preparation; None if its manifest is invalid."""
     meta = manifest.get("meta", {})
     readable = isinstance(meta.get("stages"), dict) and isinstance(meta.get("store"), dict)
     return str(meta["store"].get("fingerprint")) if readable else None
 
 
 def _manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """Its manifest; empty where it cannot be read."""
+    """The manifest of a folder; empty if it is unreadable."""
     with suppress(LargeGTError):
         return ArrayFolder(folder, kind, check=False).manifest
     return {}
 
 
-def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
-    """Remove a folder that no process has open or is writing; whether it was removed."""
+def _remove(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: bool) -> bool:
+    """Remove a folder unless a process reads or writes it; return whether it was free."""
     try:
         lock = Lock(folder, "cleaning")
     except HeldError:
         return False
-    with lock, _unless_held(folder / MANIFEST) as is_free:
+    with lock, _lock_if_unused(folder / MANIFEST) as is_free:
         if is_free:
             cleaned.preparations.append(f"{folder.parent.name}/{folder.name}")
             cleaned.num_files += len(manifest.get("arrays", {}))
@@ -339,8 +339,8 @@ def _removed(folder: Path, manifest: dict[str, Any], cleaned: Cleaned, dry_run: 
 
 
 @contextmanager
-def _unless_held(manifest: Path) -> Iterator[bool]:
-    """Whether no other process has this manifest open. Nobody can open it inside the block."""
+def _lock_if_unused(manifest: Path) -> Iterator[bool]:
+    """Yield whether no other process has this manifest open; lock it inside the block."""
     try:
         stream = open(manifest, "rb")  # noqa: SIM115 - closed below
     except OSError:
@@ -352,6 +352,6 @@ def _unless_held(manifest: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        except OSError:  # a file system that knows no locks
+        except OSError:  # a file system without locks
             pass
         yield True

@@ -1,11 +1,11 @@
-"""Edge weights: positive numbers that come with edges, and lie beside each list of neighbours.
+"""Edge weights: positive numbers, stored parallel to the lists of neighbours.
 
-Enters: a column of the edges' table, or an array with a number per edge. Leaves, for each direction of a store:
+Enters: a column of the edge table, or an array with one number per edge. Leaves, for each direction of a store:
   out_weights [E] float32          the weight of each entry of out_indices
   out_strengths [N] float64        the sum of a node's weights
-  out_weight_sums [E / 64] float64   sums of blocks of entries, so that a draw from a long list need not pass them all
-Cost: a chunk; 8 bytes more of scratch per edge while they are sorted; the sums are one pass over the weights.
-An edge that comes twice has the sum of its weights, and so has a pair of inverse edges in the undirected view.
+  out_weight_sums [E / 64] float64   sums of blocks of entries, for fast sampling from long lists
+Cost: a chunk; 8 more bytes of scratch per edge during the sort; one pass over the weights for the sums.
+The weights of duplicate edges are added, and so are those of inverse edges in the undirected view.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .column_cells import Cells
 from .pair_runs import windows
 
 MOST_NODES = 1 << 32
-"""A neighbour and a weight share 63 bits while they are sorted."""
+"""A neighbour and a weight share 63 bits during the sort."""
 _WINDOW = 1 << 22
 
 
 def as_weights(values: Any, where: str, first_row: int = 0) -> Array:
-    """float32 weights of an Arrow or NumPy column that begins at `first_row`; the first cell that is no positive number
-    is refused."""
+    """float32 weights of an Arrow or NumPy column that starts at `first_row`. A cell that is not a positive number is
+    an error."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         cells = Cells(values, pa.array([], pa.large_string()))
-        values, (numbers, _) = cells.array, cells.numbers  # what is no number is 0
+        values, (numbers, _) = cells.array, cells.numbers  # invalid cells are 0
     else:
         values = numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiub":
@@ -44,14 +44,14 @@ def as_weights(values: Any, where: str, first_row: int = 0) -> Array:
     if not good.all():
         row = int(np.argmin(good))
         raise InputError(
-            f"{where}: the weight in row {first_row + row}, counted from 0, is {_named(values[row])}: weights are "
+            f"{where}: the weight in row {first_row + row}, counted from 0, is {_as_text(values[row])}: weights are "
             "positive numbers that float32 can hold; mend it, or leave such edges out"
         )
     return weights
 
 
-def _named(value: Any) -> str:
-    """A value as a message names it."""
+def _as_text(value: Any) -> str:
+    """A value as text for an error message."""
     value = value.as_py() if isinstance(value, pa.Scalar) else value.item()
     if value in (None, "", *MISSING_MARKERS) or value != value:
         return "missing"
@@ -67,13 +67,13 @@ def refuse_overflow(sums: Array) -> None:
 
 
 def in_memory(indptr: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """(weights, strengths, sums of blocks) of lists that are at hand."""
+    """(weights, strengths, sums of blocks) of a CSR in memory."""
     return weights, _strengths(indptr, weights, 0, len(indptr) - 1), _block_sums(weights)
 
 
 def write_sums(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
-    """Write `SIDE_strengths` and `SIDE_weight_sums` of every side, from where an earlier run stopped; what the manifest
-    says of the weights: their range, and their mean in each view."""
+    """Write `SIDE_strengths` and `SIDE_weight_sums` of every side, resuming where an earlier run stopped. Return the
+    manifest entry of the weights: their range, and their mean per direction."""
     means = {}
     for side in sides_of(directed):
         indptr, weights = writer.array(f"{side}_indptr"), writer.array(f"{side}_weights")
@@ -90,7 +90,7 @@ def write_sums(writer: ArrayWriter, directed: bool) -> dict[str, Any]:
             writer.close(f"{side}_weight_sums")
             writer.commit()
         sums = writer.array(f"{side}_weight_sums")
-        total = _strengths(np.array([0, len(sums)]), sums, 0, 1)[0]  # in order, so that it is always the same bits
+        total = _strengths(np.array([0, len(sums)]), sums, 0, 1)[0]  # in a fixed order, for reproducible bits
         means[side] = float(total) / len(weights)
     given = writer.array("out_weights")
     return {"least": float(given.min()), "largest": float(given.max()), "mean": means}

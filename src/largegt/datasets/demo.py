@@ -1,8 +1,8 @@
 """The demo graph, shipped with the package: wordnet31-lite.
 
-117,791 synsets of Princeton WordNet 3.1, 184,083 undirected relations between them. Features: 48 numbers made from
-the gloss text. Label: the lexicographer file, 45 classes such as `noun.food`. The relations carry most of the signal:
-an MLP on the features gets 48% of the test nodes right, label propagation 76%. WordNet's licence lies beside the file.
+117,791 synsets of Princeton WordNet 3.1 and 184,083 undirected relations between them. Features: 48 numbers computed
+from the gloss text. Label: the lexicographer file, 45 classes such as `noun.food`. Relations predict labels better than
+features: the test accuracy is 48% for an MLP and 76% for label propagation. WordNet's licence is next to the file.
 """
 
 from __future__ import annotations

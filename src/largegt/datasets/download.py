@@ -1,9 +1,9 @@
-"""Downloads: a dataset's files from its authors' server, resumed, checked, unpacked.
+"""Download a dataset's files from its authors' server, with resume, checksum and unpacking.
 
-A download grows in `NAME.partial`, beside the version of the file on the server. After a cut connection or a
-kill the same call goes on where it stopped, if the server still has that version (ETag or date). `NAME` is
-there when it is whole and has the expected digest: the one that its authors publish, or the one of the first
-download, which `NAME.sha256` keeps. Cost: a megabyte of memory; disk for the archive and what is in it.
+A download is written to `NAME.partial`, next to a note of the server's version of the file. After a lost connection or
+a kill, the same call resumes if the server still has that version (ETag or date). `NAME` appears when the file is
+complete and has the expected digest: the published one, or that of the first download, saved in `NAME.sha256`.
+Cost: one megabyte of memory; disk space for the archive and its content.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from largegt.types import PathLike
 from .registry import dataset
 
 ATTEMPTS = 6
-"""Tries in a row that bring nothing, before a download is given up."""
+"""Consecutive attempts without new bytes before a download fails."""
 FIRST_WAIT_S = 1.0
-"""Pause after the first failure; it doubles with each that follows."""
+"""Pause after the first failure; doubles with each further failure."""
 TIMEOUT_S = 60.0
-"""Silence after which a connection counts as cut."""
+"""Time without data after which a connection counts as lost."""
 _LONGEST_WAIT_S = 60.0
 _PIECE_BYTES = 1 << 20
-_MOST_EXPANSION = 20
-"""A zip whose content is this many times its size is no dataset: they are made of compressed files."""
-_CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
-"""Of members of which one is a file where another has a folder."""
-_TRY_AGAIN = (408, 416, 425, 429, 500, 502, 503, 504)
+_MAX_EXPANSION = 20
+"""Maximum ratio of unpacked size to zip size: datasets contain files that are already compressed."""
+_NAME_CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+"""Errors if one member is a file and another has a folder of the same name."""
+_RETRY_STATUSES = (408, 416, 425, 429, 500, 502, 503, 504)
 
 
 def download_dataset(
     name: str, root: PathLike, progress: Progress | None = None, *, url: str | None = None, keep_archive: bool = False
 ) -> Path:
-    """Fetch and unpack a dataset below `root`, unless it is there; the folder that holds its files.
+    """Download and unpack a dataset below `root`, unless it exists; return the folder with its files.
 
-    `url` is a mirror of the dataset's own address. The archive is removed when it is unpacked, unless `keep_archive`.
+    `url` replaces the address of the dataset with a mirror. The archive is deleted after unpacking unless
+    `keep_archive`.
     """
     known = dataset(name)
     folder, missing = known.find(root), known.missing(root)
@@ -86,7 +87,7 @@ def download_dataset(
 
 
 def noted_digest(file: Path) -> str | None:
-    """`sha256:…` of the first download of `file`, which later ones must equal; None before the first."""
+    """`sha256:…` of the first download of `file`, which later downloads must match; None before the first."""
     note = _digest_file(file)
     if not note.is_file():
         return None
@@ -100,20 +101,20 @@ def _digest_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.sha256")
 
 
-# fetching
+# download
 
 
 class _CutError(Exception):
-    """The connection ended, or the server could not answer now: worth another try."""
+    """The connection was lost, or the server is temporarily unavailable: try again."""
 
 
 def fetch(
     url: str, file: PathLike, checksum: str | None = None, begins_with: bytes = b"", progress: Progress | None = None,
     max_bytes: int = sys.maxsize,
 ) -> Path:  # fmt: skip
-    """Download `url` to `file`, going on where an earlier try stopped; nothing is done when `file` is there.
+    """Download `url` to `file`, resuming an earlier attempt; an existing `file` is only checked.
 
-    `checksum` is `sha256:…` or `md5:…`; `begins_with` is how a file of this kind begins.
+    `checksum` is `sha256:…` or `md5:…`; `begins_with` are the expected first bytes.
     """
     file = Path(file)
     if not _is_web(url):
@@ -123,7 +124,7 @@ def fetch(
             raise InputError(f"{fault}; remove it and run the same command again")
         return file
     with disk_errors(file.parent), Lock(file, "downloading"):
-        if not file.exists():  # else another process was done just now
+        if not file.exists():  # else another process has just finished
             download = _Download(url, file, progress or silent, max_bytes)
             download.run()
             if fault := _fault(download.partial, url, checksum, begins_with):
@@ -144,8 +145,7 @@ def _is_web(url: str) -> bool:
 
 @contextmanager
 def _connection(url: str) -> Iterator[None]:
-    """What fails while a server is asked or read is the connection's fault, unless the server refuses or the address
-    is none."""
+    """Turn network errors into `_CutError`, except HTTP errors, and invalid addresses into `InputError`."""
     try:
         yield
     except urllib.error.HTTPError:
@@ -157,7 +157,7 @@ def _connection(url: str) -> Iterator[None]:
 
 
 class _Download:
-    """A file that grows by requests for its missing end."""
+    """A resumable download: each request asks for the missing end of the file."""
 
     def __init__(self, url: str, file: Path, show: Progress, max_bytes: int) -> None:
         self.url, self.file, self.show, self.max_bytes = url, file, show, max_bytes
@@ -166,7 +166,7 @@ class _Download:
 
     @property
     def num_bytes(self) -> int:
-        """What is here of the file."""
+        """Size of the partial file."""
         return self.partial.stat().st_size if self.partial.exists() else 0
 
     def discard(self) -> None:
@@ -174,7 +174,7 @@ class _Download:
         self._note.unlink(missing_ok=True)
 
     def run(self) -> None:
-        """Try until the file is whole; tries that bring something do not count."""
+        """Retry until the file is complete; attempts that receive bytes reset the count of failures."""
         failures = 0
         while True:
             before = self.num_bytes
@@ -190,7 +190,7 @@ class _Download:
             time.sleep(min(_LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failures - 1)))
 
     def _fetch_rest(self) -> None:
-        """One connection: from where the partial file ends, or from the beginning, to the end of the file."""
+        """Download the rest of the file, or the whole file, over one connection."""
         version = self._note.read_text(encoding="utf-8") if self._note.is_file() else ""
         have = self.num_bytes if version else 0
         rest = {"Range": f"bytes={have}-", "If-Range": version} if have else {}
@@ -204,16 +204,16 @@ class _Download:
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 if error.headers.get("Content-Range") == f"bytes */{have}":
                     return
-                self.discard()  # it is another file, and a shorter one
+                self.discard()  # the server has another, shorter file
             reason = f"the server answers {error.code} {error.reason}"
-            if error.code in _TRY_AGAIN:
+            if error.code in _RETRY_STATUSES:
                 raise _CutError(reason) from None
             raise InputError(f"{self.url} cannot be downloaded: {reason}") from None
         with answer:
-            self._take(answer, have, version)
+            self._write(answer, have, version)
 
-    def _take(self, answer: Any, have: int, version: str) -> None:
-        """Write what an answer holds behind the first `have` bytes, or anew where it is the whole file."""
+    def _write(self, answer: Any, have: int, version: str) -> None:
+        """Append a response to the first `have` bytes, or replace them if it is the whole file."""
         start, size = self._extent(answer)
         if start and (start != have or _version_of(answer) != version):
             self.discard()
@@ -240,7 +240,7 @@ class _Download:
             raise _CutError(f"the connection was cut after {start} of {size} bytes")
 
     def _extent(self, answer: Any) -> tuple[int, int | None]:
-        """(at which byte the answer begins, the size of the whole file if it is known)."""
+        """(first byte of the response, size of the whole file or None)."""
         if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
             length = answer.headers.get("Content-Length", "").strip()
             return 0, int(length) if re.fullmatch("[0-9]{1,18}", length) else None
@@ -266,14 +266,14 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _version_of(answer: Any) -> str:
-    """What names this version of a file: its ETag or its date; without either a download is not resumed. A weak ETag
-    cannot be asked for."""
+    """The version of a file on the server: its ETag or date; empty: a download cannot be resumed. HTTP ranges do not
+    allow weak ETags."""
     etag: str = answer.headers.get("ETag") or "W/"
     return str(answer.headers.get("Last-Modified", "")) if etag.startswith("W/") else etag
 
 
 def _fault(file: Path, url: str, checksum: str | None, begins_with: bytes) -> str | None:
-    """How a file differs from what is known of it."""
+    """How a file differs from its expected first bytes and checksum; None if it matches."""
     with open(file, "rb") as stream:
         begin = stream.read(64)
     if not begin.startswith(begins_with):
@@ -294,38 +294,38 @@ def _digest(file: Path, kind: str) -> str:
 
 
 def unpack(archive: PathLike, out: PathLike, progress: Progress | None = None) -> Path:
-    """Unpack a zip into the folder `out`, without the one folder that everything in it lies in, if there is one.
+    """Unpack a zip into the folder `out`, without the top-level folder if it has only one.
 
-    It is unpacked aside: `out` never holds half a file. Files that `out` has already under the same name are replaced.
-    zipfile writes nothing outside its folder, no link, and no more than a member's stated size.
+    Files are unpacked to a temporary folder first, so that `out` has only complete files. Existing files are replaced.
+    zipfile writes no files outside the folder, no links, and at most the declared size of a member.
     """
     archive, out = Path(archive), Path(out)
     with disk_errors(out), Lock(out, "unpacking into"):
-        aside = out.parent / f".{out.name}.unpacking"
-        shutil.rmtree(aside, ignore_errors=True)
+        temporary = out.parent / f".{out.name}.unpacking"
+        shutil.rmtree(temporary, ignore_errors=True)
         try:
             with zipfile.ZipFile(archive) as opened:
-                _extract(opened, archive, aside, progress or silent)
-            entries = list(aside.iterdir())
-            top = entries[0] if len(entries) == 1 and entries[0].is_dir() else aside
+                _extract(opened, archive, temporary, progress or silent)
+            entries = list(temporary.iterdir())
+            top = entries[0] if len(entries) == 1 and entries[0].is_dir() else temporary
             for file in [file for file in top.rglob("*") if file.is_file()]:
                 sync(file)
                 target = out / file.relative_to(top)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, *_CLASHES) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, *_NAME_CLASHES) as error:
             raise InputError(
                 f"{archive} is damaged ({first_line(error)}): remove it and run the same command again"
             ) from error
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
 def _extract(opened: zipfile.ZipFile, archive: Path, out: Path, show: Progress) -> None:
     members = [info for info in opened.infolist() if not info.filename.startswith("__MACOSX/")]
     total, packed, done = sum(info.file_size for info in members), archive.stat().st_size, 0
-    if total > _MOST_EXPANSION * packed:
+    if total > _MAX_EXPANSION * packed:
         raise InputError(
             f"{archive} is not unpacked: {format_bytes(packed)} say that they hold {format_bytes(total)}, "
             "which no dataset does"

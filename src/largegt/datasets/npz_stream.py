@@ -1,7 +1,7 @@
-"""Arrays inside an `.npz` file, streamed: such a file cannot be memory-mapped, and some are larger than memory.
+"""Stream arrays of an `.npz` file, which cannot be memory-mapped and may be larger than memory.
 
-Edges and feature rows come in chunks, as `ingest` takes them. Cost: a chunk and some megabytes per open reader; what a
-reader begins behind is decompressed and thrown away. Nothing is unpickled.
+Edges and feature rows are read in chunks for `ingest`. Cost: a chunk and some megabytes per open reader; skipped data
+is decompressed and discarded. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENCRYPTED = 1
 
 
 class NpzMember:
-    """One array of an `.npz` file: what its header says, and its values in the order they lie in."""
+    """One array of an `.npz` file: its header, and its values in file order."""
 
     def __init__(self, path: PathLike, name: str) -> None:
         self.path, self.name = path, name
@@ -43,18 +43,18 @@ class NpzMember:
                 self._header_bytes = stream.tell()
             if not self.dtype.hasobject:
                 check_member(info, self._header_bytes + self.size * self.dtype.itemsize)
-        # of one dimension, or of one row or column, an array lies the same in either order
+        # both orders are the same for an array with one dimension, row or column
         self.fortran = fortran and sum(side != 1 for side in self.shape) > 1
         if self.dtype.hasobject or self.dtype.names:
             raise InputError(f"{self.where} holds {self.dtype}, plain numbers are wanted (nothing is unpickled)")
 
     @property
     def size(self) -> int:
-        """Values in all."""
+        """Number of values."""
         return math.prod(self.shape)
 
     def values(self, start: int, stop: int, most: int) -> Iterator[Array]:
-        """The values `start`..`stop`-1 in the file's order, at most `most` at a time. Each has memory of its own."""
+        """Blocks of at most `most` values from `start` to `stop` - 1, in file order. Blocks do not share memory."""
         width = self.dtype.itemsize
         with reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
             _skip(stream, self._header_bytes + start * width)
@@ -65,20 +65,20 @@ class NpzMember:
                 yield block
 
     def read(self) -> Array:
-        """The whole array: for small ones."""
+        """The whole array, for small arrays."""
         blocks = list(self.values(0, self.size, max(1, self.size)))
         flat = blocks[0] if blocks else np.empty(0, dtype=self.dtype)
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
 
 
 def _skip(stream: Any, num_bytes: int) -> None:
-    """Go forward. zipfile's own `seek` holds 16 MB at a time, or leaves the checksum out."""
+    """Skip bytes. zipfile's `seek` uses 16 MB of memory, or skips the checksum."""
     while num_bytes and (piece := stream.read1(min(_PIECE_BYTES, num_bytes))):
         num_bytes -= len(piece)
 
 
 def _fill(stream: Any, view: memoryview) -> None:
-    """Fill `view` from the stream in pieces: zipfile's own `read` would copy what it has again for each."""
+    """Fill `view` from the stream in pieces: zipfile's `read` would copy its buffer for each piece."""
     at = 0
     while at < len(view):
         piece = stream.read1(min(_PIECE_BYTES, len(view) - at))
@@ -89,7 +89,7 @@ def _fill(stream: Any, view: memoryview) -> None:
 
 
 class NpzEdges:
-    """Edges in an array [2, E]: all sources, then all targets (two readers), or pair by pair in Fortran order."""
+    """Edges in an array [2, E]: all sources, then all targets (two readers), or interleaved in Fortran order."""
 
     def __init__(self, member: NpzMember) -> None:
         if len(member.shape) != 2 or member.shape[0] != 2:
@@ -116,7 +116,7 @@ class NpzEdges:
 
 
 class NpzFeatures:
-    """Feature rows in an array [N, d] of floats (or whole numbers), as float32."""
+    """Feature rows in a numeric array [N, d], converted to float32."""
 
     names: list[str] | None = None
 
@@ -143,7 +143,7 @@ class NpzFeatures:
 
 
 def npz_labels(member: NpzMember) -> Array:
-    """int16 [N] of an array of N class numbers; NaN (no label) becomes -1."""
+    """int16 [N] from an array of N class numbers; NaN (no label) becomes -1."""
     if member.dtype.kind not in "fiu":
         raise InputError(f"{member.where} holds {member.dtype}, labels must be numbers")
     if member.size != (member.shape[0] if member.shape else 0):

@@ -1,16 +1,16 @@
-"""ogbn-products and ogbn-papers100M out of OGB's own folders: the raw files, never the caches beside them.
+"""ogbn-products and ogbn-papers100M from OGB's folders: the raw files, not OGB's caches.
 
-Enters: `ROOT/ogbn_products/` or `ROOT/ogbn_papers100M/` as OGB's archives unpack. Leaves: a `Source`. Cost: labels and
-splits (2 to 10 bytes a node) when opened; edges and features stay in their files and go by in chunks.
+Enters: `ROOT/ogbn_products/` or `ROOT/ogbn_papers100M/` as unpacked from OGB's archives. Leaves: a `Source`. Cost:
+labels and splits in memory (2 to 10 bytes per node); edges and features are streamed from the files.
 
     ogbn_products/raw/edge.csv.gz (E rows of two node numbers), node-feat.csv.gz and node-label.csv.gz (N rows each),
-        num-node-list.csv.gz and num-edge-list.csv.gz (one number each); none has a header
-    ogbn_products/split/sales_ranking/{train,valid,test}.csv.gz: a node number in each row
+        num-node-list.csv.gz and num-edge-list.csv.gz (one number each); without headers
+    ogbn_products/split/sales_ranking/{train,valid,test}.csv.gz: one node number per row
     ogbn_papers100M/raw/data.npz: edge_index [2, E], node_feat [N, d], num_nodes_list, num_edges_list, node_year
-    ogbn_papers100M/raw/node-label.npz: node_label [N, 1], NaN where there is no label
+    ogbn_papers100M/raw/node-label.npz: node_label [N, 1], NaN: no label
     ogbn_papers100M/split/time/{train,valid,test}.csv.gz: as above
 
-`processed/*.pt` and `split_dict.pt` are pickles and are not opened.
+`processed/*.pt` and `split_dict.pt` are pickles and are never opened.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .registry import dataset
 
 
 def ogbn_products(root: PathLike) -> Source:
-    """ogbn-products, ready to ingest with `ingest_config("ogbn-products")`, which adds the inverse of every edge."""
+    """ogbn-products, ready to ingest with `ingest_config("ogbn-products")`, which adds all inverse edges."""
     known = dataset("ogbn-products")
     folder = known.require(root)
     raw = folder / "raw"
     num_nodes, num_edges = (
-        _only(_nodes(file), str(file)) for file in (raw / "num-node-list.csv.gz", raw / "num-edge-list.csv.gz")
+        _single_count(_nodes(file), str(file)) for file in (raw / "num-node-list.csv.gz", raw / "num-edge-list.csv.gz")
     )
     edges = _table(raw / "edge.csv.gz", 2)
     return Source(
@@ -63,7 +63,7 @@ def ogbn_papers100m(root: PathLike) -> Source:
     data = folder / "raw" / "data.npz"
     edges = NpzEdges(NpzMember(data, "edge_index"))
     num_nodes, num_edges = (
-        _only(NpzMember(data, name).read(), f"{data}: {name}") for name in ("num_nodes_list", "num_edges_list")
+        _single_count(NpzMember(data, name).read(), f"{data}: {name}") for name in ("num_nodes_list", "num_edges_list")
     )
     if num_edges != edges.total:
         raise InputError(f"{edges.where} has {edges.total} edges, its num_edges_list says {num_edges}")
@@ -82,7 +82,7 @@ def ogbn_papers100m(root: PathLike) -> Source:
 
 @dataclass(frozen=True)
 class CsvEdges(TableEdges):
-    """Edges in a table without a header whose length is told elsewhere, and checked when the last was read."""
+    """Edges in a table without a header; their number is known from another file, and checked after the last edge."""
 
     num_edges: int = 0
 
@@ -103,7 +103,7 @@ class CsvEdges(TableEdges):
 
 
 class CsvFeatures:
-    """Feature rows in a table without a header; how many there are is told elsewhere, and ingest counts them."""
+    """Feature rows in a table without a header; their number is known from another file, and checked by ingest."""
 
     names: list[str] | None = None
 
@@ -121,9 +121,9 @@ class CsvFeatures:
 
 
 def identity_of(folder: Path, files: tuple[str, ...]) -> str:
-    """Names these files as they are now, so that a killed ingest goes on with the same."""
-    facts = [(folder / file).resolve() for file in files]
-    return fingerprint([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in facts])
+    """Fingerprint of the files' paths, sizes and times, so that a killed ingest resumes only with unchanged files."""
+    paths = [(folder / file).resolve() for file in files]
+    return fingerprint([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths])
 
 
 def _splits(folder: Path) -> Splits:
@@ -131,7 +131,7 @@ def _splits(folder: Path) -> Splits:
 
 
 def _nodes(file: Path) -> Array:
-    """Node numbers, one in a row."""
+    """Node numbers, one per row."""
     values = _column(file)
     if not pa.types.is_integer(values.type) or values.null_count:
         raise InputError(f"{file} must hold a node number in each row, found {values.type}")
@@ -139,12 +139,12 @@ def _nodes(file: Path) -> Array:
 
 
 def _column(file: Path) -> Any:
-    """The only column of a table, as what it holds."""
+    """The single column of a table, with its inferred type."""
     table = _table(file, 1)
     return from_text(table.read(table.columns)[table.columns[0]], MISSING_MARKERS)
 
 
-def _only(counts: Array, where: str) -> int:
+def _single_count(counts: Array, where: str) -> int:
     if counts.size != 1:
         raise InputError(f"{where} speaks of {counts.size} graphs, one is expected")
     return int(counts.reshape(-1)[0])

@@ -1,10 +1,10 @@
-"""The paper's three datasets by name: what they are, where they come from, where their files belong.
+"""Registry of the paper's three datasets: descriptions, sources and file locations.
 
-Enters: a name, the folder that datasets lie in. Leaves: a `Dataset`, its `Source`, its store. Cost: listing reads
-nothing but whether files exist; loaders are imported when they are asked for.
+Enters: a name, the root folder of datasets. Leaves: a `Dataset`, its `Source`, its store. Cost: a listing only checks
+whether files exist; loaders are imported on demand.
 
-A dataset lies in `ROOT/FOLDER` as its authors ship it: `ROOT/ogbn_products/raw/edge.csv.gz`, say. `ROOT` may also be
-that folder itself, or hold it under the name it has in the authors' archive.
+The files of a dataset are in `ROOT/FOLDER` as published, for example `ROOT/ogbn_products/raw/edge.csv.gz`. `ROOT` may
+also be that folder itself, or contain it under its name in the authors' archive.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset. Counts are those of its files, as the paper gives them."""
+    """One dataset. Counts are those of its files, as in the paper."""
 
     name: str
     description: str
     num_nodes: int
     num_edges: int
     directed: bool
-    """Undirected datasets list each edge once; ingest adds the inverse."""
+    """Undirected datasets list each edge once; ingest adds the inverse edges."""
     num_features: int
     num_classes: int
     split_sizes: tuple[int, int, int]
-    """Train, valid and test; nodes beyond them have no label."""
+    """Train, valid and test; all other nodes are unlabelled."""
     split: str
     licence: str
     homepage: str
     folder: str
-    """Where the files belong below the root."""
+    """Folder of the files below the root."""
     files: tuple[str, ...]
-    """What a loader reads, below the folder."""
+    """The files that the loader reads, relative to the folder."""
     url: str
     archive: str
-    """What the address gives is called: a zip that holds the files, or the one file itself."""
+    """Name of the download: a zip with the files, or the single file."""
     aliases: tuple[str, ...] = ()
-    """What else the folder may be called."""
+    """Other names of the folder."""
     begins_with: bytes = b"PK"
-    """First bytes of what is downloaded: a web page that says no is not taken for it."""
+    """First bytes of the download, to detect an error page."""
     download_bytes: int | None = None
-    """About how much is to be downloaded, where it is known."""
+    """Approximate size of the download, if known."""
     checksum: str | None = None
-    """`sha256:…` or `md5:…` of the download, where its authors publish one. None of these three has one, so the digest
-    of the first download is noted, and later ones are held to it."""
+    """`sha256:…` or `md5:…` of the download, if published. None of the three is published, so the digest of the first
+    download is saved, and later downloads must match it."""
 
     @property
     def is_zip(self) -> bool:
@@ -64,34 +64,34 @@ class Dataset:
 
     @property
     def max_bytes(self) -> int:
-        """No download may be larger: twice what is known of it, or a limit that is generous for its counts."""
+        """Maximum download size: twice the known size, or a generous limit."""
         return 2 * (self.download_bytes or _MAX_UNKNOWN_BYTES)
 
     def target(self, root: PathLike) -> Path:
-        """Where the download is written."""
+        """Path of the download."""
         return (Path(root) if self.is_zip else self.find(root)) / self.archive
 
     def find(self, root: PathLike) -> Path:
-        """The folder that holds the files: below `root`, or `root` itself; where it should be when there is none."""
+        """The folder with the files, below `root` or `root` itself; the default folder if there are no files."""
         root, names = Path(root), (self.folder, *self.aliases)
-        places = (*(root / name for name in names), root)
-        usual = root if root.name in names else places[0]
-        return next((place for place in places if any((place / file).is_file() for file in self.files)), usual)
+        folders = (*(root / name for name in names), root)
+        default = root if root.name in names else folders[0]
+        return next((folder for folder in folders if any((folder / file).is_file() for file in self.files)), default)
 
     def missing(self, root: PathLike) -> list[str]:
-        """The files that are not there, below the folder."""
+        """The missing files, relative to the folder."""
         folder = self.find(root)
         return [file for file in self.files if not (folder / file).is_file()]
 
     def require(self, root: PathLike) -> Path:
-        """The folder with all files in it; an error that says what to get and where to put it when one is not."""
+        """The folder, if it has all files; otherwise an error with the missing files and how to get them."""
         folder, missing = self.find(root), self.missing(root)
         if not missing:
             return folder
         raise InputError(f"{self.name} is not complete: {self.how_to_get(folder, missing)}{_pickles(folder)}")
 
     def how_to_get(self, folder: Path, missing: list[str]) -> str:
-        """What to do by hand or by command so that `missing` files are there."""
+        """How to get the `missing` files, by hand or by command."""
         paths = ", ".join(str(folder / file) for file in missing)
         inside = f"; they are in {self.archive}" if self.is_zip else ""
         root = folder.parent if folder.name in (self.folder, *self.aliases) else folder
@@ -102,7 +102,7 @@ class Dataset:
 
 
 def _pickles(folder: Path) -> str:
-    """A word on the caches of other tools, where they are all that is there."""
+    """A note about pickles, if the folder has caches of other tools."""
     found = sorted([*folder.glob("processed/*.pt"), *folder.glob("**/split_dict.pt"), *folder.glob("*.pt")])
     if not found:
         return ""
@@ -163,7 +163,7 @@ DATASETS = {
 
 
 def dataset(name: str) -> Dataset:
-    """The dataset of this name, or an error that names the nearest."""
+    """The dataset with this name; otherwise an error that suggests the nearest name."""
     found = {known.lower(): known for known in DATASETS}.get(name.strip().lower().replace("_", "-"))
     if found is None:
         raise ConfigError(f"no dataset {name!r}{nearest(name, DATASETS)}; there are {', '.join(DATASETS)}")
@@ -171,7 +171,7 @@ def dataset(name: str) -> Dataset:
 
 
 def listing(root: PathLike | None = None) -> list[dict[str, Any]]:
-    """What `largegt datasets` shows, a row per dataset; with `root`, whether it is there, and where."""
+    """Rows of `largegt datasets`, one per dataset; with `root`, also whether it is complete, and its folder."""
     rows = []
     for one in DATASETS.values():
         row: dict[str, Any] = {
@@ -201,7 +201,7 @@ def source(name: str, root: PathLike) -> Source:
 
 
 def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
-    """How `ingest` is to take a dataset: its name, whether edges have a direction, the shares of a split we make."""
+    """The ingest configuration of a dataset: its name, whether edges are directed, and the split fractions."""
     from largegt.config.overrides import build
     from largegt.config.schema import IngestConfig
 
@@ -218,7 +218,7 @@ def ingest_config(name: str, /, **overrides: Any) -> IngestConfig:
 def ingest_dataset(
     name: str, root: PathLike, out: PathLike, config: IngestConfig | None = None, **how: Any
 ) -> GraphStore:
-    """The store of a dataset. `config` is `ingest_config(name)` when not given; `how` is for `ingest`."""
+    """Ingest a dataset. `config` defaults to `ingest_config(name)`; `how` are keyword arguments of `ingest`."""
     from largegt.data.ingest import ingest
 
     return ingest(source(name, root), out, config or ingest_config(name), **how)

@@ -1,16 +1,16 @@
-"""snap-patents out of `snap_patents.mat`, as the authors of LINKX published it.
+"""snap-patents from `snap_patents.mat`, as published by the authors of LINKX.
 
 Enters: `ROOT/snap_patents/snap_patents.mat` (MATLAB version 5): edge_index [2, E], node_feat (sparse N × d), years [N],
-num_nodes. Leaves: a `Source`. Cost: the file in memory (edges, and the features in sparse form); dense rows exist a
-chunk at a time.
+num_nodes. Leaves: a `Source`. Cost: the file in memory (edges and sparse features); dense rows are created chunk by
+chunk.
 
 Classes are five even quantiles of the grant year. With q(1) … q(4) the quantiles 1/5 … 4/5 of all known years
 (interpolated linearly), class 0 is year < q(1), class k is q(k) ≤ year < q(k+1), class 4 is q(4) ≤ year; a patent
-without a year (NaN) has no label. Years repeat, so the classes are even only about.
+without a year (NaN) has no label. Years repeat, so the classes are only approximately even.
 
-Splits: the authors drew five random ones of 50/25/25 and ship them as `snap-patents-splits.npy`, which is a pickle and
-is not opened: where it lies beside the data, the error says how to turn it into `snap-patents-splits.npz`, which is
-read. Where neither is there, ingest draws a split of 50/25/25 with `split_seed`.
+Splits: the authors publish five random splits of 50/25/25 as `snap-patents-splits.npy`. This file is a pickle and is
+never opened: if it is next to the data, an error explains how to convert it to `snap-patents-splits.npz`, which is
+read. Without either file, ingest makes a random split of 50/25/25 with `split_seed`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .ogb import identity_of
 from .registry import dataset
 
 NUM_CLASSES = 5
-_NONSENSE = (scipy.io.matlab.MatReadError, TypeError, IndexError, MemoryError, RuntimeError)
+_INVALID_FILE_ERRORS = (scipy.io.matlab.MatReadError, TypeError, IndexError, MemoryError, RuntimeError)
 _VARIABLES = ("edge_index", "node_feat", "years", "num_nodes")
-_PICKLED_SPLITS, _PLAIN_SPLITS = "snap-patents-splits.npy", "snap-patents-splits.npz"
+_PICKLE_SPLITS, _NPZ_SPLITS = "snap-patents-splits.npy", "snap-patents-splits.npz"
 
 
 def snap_patents(root: PathLike, split: int = 0) -> Source:
     """snap-patents, ready to ingest with `ingest_config("snap-patents")`; edges go from the citing patent to the cited.
 
-    `split` says which of the authors' five splits is taken, where they are there as `snap-patents-splits.npz`.
+    `split` selects one of the authors' five splits, if `snap-patents-splits.npz` exists.
     """
     known = dataset("snap-patents")
     folder = known.require(root)
@@ -52,7 +52,7 @@ def snap_patents(root: PathLike, split: int = 0) -> Source:
     years = _column(data["years"], f"{file}: years")
     notes = [f"{file}: classes are {NUM_CLASSES} even quantiles of years"]
     if splits is None:
-        notes.append(f"{folder} has no {_PLAIN_SPLITS}: a random split of 50/25/25 is made (split_seed)")
+        notes.append(f"{folder} has no {_NPZ_SPLITS}: a random split of 50/25/25 is made (split_seed)")
     return Source(
         name=known.name,
         edges=ArrayEdges([(_edge_index(data["edge_index"], f"{file}: edge_index"), f"{file}: edge_index")]),
@@ -62,12 +62,12 @@ def snap_patents(root: PathLike, split: int = 0) -> Source:
         node_ids=None,
         num_nodes=num_nodes,
         notes=tuple(notes),
-        identity=identity_of(folder, (known.files[0], *([_PLAIN_SPLITS] if splits else []))) + f"-{split}",
+        identity=identity_of(folder, (known.files[0], *([_NPZ_SPLITS] if splits else []))) + f"-{split}",
     )
 
 
 def even_quantile_classes(values: Array, num_classes: int) -> Array:
-    """int16: into which of `num_classes` spans between even quantiles a value falls; -1 for NaN."""
+    """int16: the index of the quantile interval (out of `num_classes`) of each value; -1 for NaN."""
     values = np.asarray(values, dtype=np.float64)
     missing = np.isnan(values)
     if missing.all():
@@ -89,7 +89,7 @@ def _load(file: Path) -> dict[str, Any]:
             )
         try:
             data: dict[str, Any] = scipy.io.loadmat(file, variable_names=_VARIABLES)
-        except _NONSENSE as error:  # how SciPy says that bytes make no sense
+        except _INVALID_FILE_ERRORS as error:  # SciPy's errors for invalid data
             raise ValueError(f"it is no MATLAB file of version 5, or damaged ({error})") from error
     missing = [name for name in _VARIABLES if name not in data]
     if missing:
@@ -98,7 +98,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _edge_index(edges: Any, where: str) -> Array:
-    """[2, E] of whole numbers; MATLAB writes them as floats."""
+    """[2, E] integers; MATLAB stores them as floats."""
     array = np.asarray(edges)
     if array.ndim != 2 or array.shape[0] != 2:
         raise InputError(f"{where} has shape {list(array.shape)}, expected [2, E]")
@@ -124,13 +124,13 @@ def _number(value: Any, file: Path) -> int:
 
 
 def _fixed_splits(folder: Path, split: int) -> Splits | None:
-    plain, pickled = folder / _PLAIN_SPLITS, folder / _PICKLED_SPLITS
+    plain, pickled = folder / _NPZ_SPLITS, folder / _PICKLE_SPLITS
     if plain.is_file():
         return Splits(str(plain), npz_splits(plain, str(split)))
     if pickled.is_file():
         raise InputError(
             f"{pickled} is a pickle, which can run any code when it is opened, so it is not read. Remove it to have a "
-            f'split of 50/25/25 drawn; or, if you trust it, write {_PLAIN_SPLITS} beside it: python -c "{_CONVERT}"'
+            f'split of 50/25/25 drawn; or, if you trust it, write {_NPZ_SPLITS} beside it: python -c "{_CONVERT}"'
         )
     return None
 

@@ -1,14 +1,14 @@
-"""Synthetic graphs with the size and the character of a known dataset, streamed.
+"""Synthetic graphs with the size and the properties of a known dataset, streamed.
 
-Enters: a dataset's name, a scale, a seed. Leaves: a `Source` whose edges and features are made as they are read: each
-edge is a function of (seed, its number), each feature row of (seed, its node), so any chunking gives the same values.
+Enters: a dataset's name, a scale, a seed. Leaves: a `Source` that generates edges and features on reading: each edge
+is a function of (seed, its number), each feature row of (seed, its node), so values do not depend on the chunks.
 Cost: labels and splits, 2 or 3 bytes per node, and a chunk.
 
-Nodes have a rank behind their number. Ranks lie class after class, and within a class community after community; a
-permutation scatters them over the node numbers. An edge leaves a node drawn by a power law and goes, by lot, to its
-own community, to any community of its class, to the class before its own, or anywhere; the first nodes of a community
-and some nodes of the whole graph are hubs. A few nodes ("strays") have another class than their community, and a few
-communities are described like another class: features alone tell some of the class, neighbours more, nothing all.
+Each node has a rank. Ranks are sorted by class, and within a class by community; a permutation maps ranks to node
+numbers. The source of an edge follows a power law. Its target is random: in the same community, in another community
+of the same class, in the previous class, or anywhere; the first nodes of each community and some nodes of the whole
+graph are hubs. Some nodes ("strays") have a class other than their community's, and some communities have the features
+of another class: features predict the class partly, neighbours better, and neither perfectly.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -38,38 +38,38 @@ from .registry import dataset
 
 MAX_SCALE = 10.0
 _SUFFIX = "-like"
-_LOOKS = 4096
-_LYING_SHARE = 0.2
+_NUM_COMMUNITY_MEANS = 4096
+_DISGUISED_FRACTION = 0.2
 _TASK_ROWS = 1 << 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _GOLDEN_RATIO, _SILVER_RATIO = 0.6180339887498949, 0.4142135623730951
-"""Steps of these shares of a range visit it evenly."""
+"""Steps of these fractions of a range cover it evenly."""
 
 
 @dataclass(frozen=True)
 class Character:
-    """What a dataset is like, beside its counts (registry.py)."""
+    """Properties of a dataset other than its counts (registry.py)."""
 
     homophily: float
-    """Share of edges whose ends have the same class."""
+    """Fraction of edges between nodes of the same class."""
     class_exponent: float
-    """Class c has a share in proportion to (c + 1)^-exponent; 0 makes classes even."""
+    """The size of class c is proportional to (c + 1)^-exponent; 0: equal sizes."""
     related: float
-    """Share of edges that go to the class before the source's own."""
+    """Fraction of edges to the class before the source's class."""
     strays: float
-    """Share of nodes whose class is drawn anew instead of being their community's."""
+    """Fraction of nodes with a random class instead of their community's."""
     community_size: int
     """Nodes in a community, at scale 1."""
     max_degree: int
-    """In-degree of the greatest hub at scale 1 (of the whole degree where edges have no direction)."""
+    """Largest in-degree at scale 1 (largest degree of an undirected graph)."""
     out_exponent: float
-    """Nodes are drawn as floor(N u^exponent): how uneven out-degrees are. 1 is even."""
+    """Sources are sampled as floor(N u^exponent); 1: uniform."""
     community_exponent: float
-    """The same for the targets inside a community."""
+    """The same for targets inside a community."""
     class_signal: float
-    """Length of a class's mark on a feature, in standard deviations of the noise."""
+    """Standard deviation of class means per feature, relative to the noise."""
     community_signal: float
-    """Length of a community's mark on a feature."""
+    """Standard deviation of community means per feature, relative to the noise."""
 
 
 _CHARACTERS = {
@@ -91,7 +91,7 @@ _CHARACTERS = {
 def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
     """A graph like `like`, `scale` times as large, ready to ingest (with `ingest_config(like)`).
 
-    Nodes, edges, labelled nodes and splits grow with `scale`; the width of the features and the classes stay.
+    Nodes, edges, labelled nodes and splits scale with `scale`; the numbers of features and classes do not.
     """
     graph = SyntheticGraph(like, scale, seed)
     labels, codes = graph.labels_and_splits()
@@ -109,14 +109,14 @@ def synthetic(like: str, scale: float = 1.0, seed: int = 0) -> Source:
 
 
 def ingest_config(like: str, **overrides: Any) -> IngestConfig:
-    """How `ingest` is to take a graph like `like`: its name, and whether its edges have a direction."""
+    """The ingest configuration for a graph like `like`: its name, and whether edges are directed."""
     return registry.ingest_config(like, **{"name": dataset(like).name + _SUFFIX} | overrides)
 
 
 def generate(
     like: str, out: PathLike, scale: float = 1.0, seed: int = 0, config: IngestConfig | None = None, **how: Any
 ) -> GraphStore:
-    """The store of a synthetic graph. `config` is `ingest_config(like)` when not given; `how` is for `ingest`."""
+    """Ingest a synthetic graph. `config` defaults to `ingest_config(like)`; `how` are keyword arguments of `ingest`."""
     return ingest(synthetic(like, scale, seed), out, config or ingest_config(like), **how)
 
 
@@ -124,7 +124,7 @@ def generate(
 
 
 class _Layout(NamedTuple):
-    """Which ranks belong to which community, and communities to which class."""
+    """Assignment of ranks to communities, and of communities to classes."""
 
     size: int
     step: int
@@ -135,12 +135,12 @@ class _Layout(NamedTuple):
     """The rank of a hub is its number times this, modulo size."""
     community_start: Array
     community_class: Array
-    community_look: Array
+    community_disguise: Array
     class_start: Array
 
 
-class _Lot(NamedTuple):
-    """Where an edge goes: bounds on 32 random bits, and exponents of uneven draws."""
+class _TargetDistribution(NamedTuple):
+    """Distribution of edge targets: bounds on 32 random bits, and exponents of power laws."""
 
     key: Any
     community: int
@@ -152,7 +152,7 @@ class _Lot(NamedTuple):
 
 
 class SyntheticGraph:
-    """The plan: a few small tables from which every edge, feature row and label follows."""
+    """A synthetic graph: small tables that determine every edge, feature row and label."""
 
     def __init__(self, like: str, scale: float = 1.0, seed: int = 0) -> None:
         self.dataset = known = dataset(like)
@@ -165,43 +165,43 @@ class SyntheticGraph:
         self._seed = seed
         train, valid, test = (max(1, round(size * scale)) for size in known.split_sizes)
         self.num_nodes = max(round(known.num_nodes * scale), 2 * known.num_classes)
-        if sum(known.split_sizes) == known.num_nodes:  # every node has a label, however counts were rounded
+        if sum(known.split_sizes) == known.num_nodes:  # all nodes have labels, also after rounding
             test = self.num_nodes - train - valid
         self.split_sizes = (train, valid, test)
         self.num_edges = max(1, round(known.num_edges * scale))
         rng = np.random.default_rng(seed)
         edge_key, label_key, noise_key = rng.integers(2**64, size=3, dtype=np.uint64)
         self.layout = self._layout(min(1.0, math.sqrt(scale)))
-        self.lot = self._lot(edge_key)
+        self.distribution = self._target_distribution(edge_key)
         self._keys = np.array([label_key, noise_key])
         self._strays = _bits32(character.strays)
         width = known.num_features
-        self._marks = (
+        self._means = (
             character.class_signal * rng.standard_normal((known.num_classes, width), np.float32),
-            character.community_signal * rng.standard_normal((_LOOKS, width), np.float32),
+            character.community_signal * rng.standard_normal((_NUM_COMMUNITY_MEANS, width), np.float32),
         )
 
     def edges(self, low: int, high: int) -> tuple[Array, Array]:
-        """(sources, targets) of the edges numbered low..high-1, int64."""
+        """(sources, targets) of edges low..high-1, int64."""
         sources, targets = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
-        _draw(_draw_edges, high - low, _TASK_ROWS, self.layout, self.lot, low, sources, targets)
+        _run_kernel(_fill_edges, high - low, _TASK_ROWS, self.layout, self.distribution, low, sources, targets)
         return sources, targets
 
     def features(self, low: int, high: int) -> Array:
-        """float32 [high - low, d]: the rows of the nodes low..high-1."""
+        """float32 [high - low, d]: the features of nodes low..high-1."""
         rows = np.empty((high - low, self.dataset.num_features), np.float32)
         step = max(1, _TASK_ROWS * 8 // rows.shape[1])
-        _draw(_draw_features, len(rows), step, self.layout, self._keys, self._strays, self._marks, low, rows)
+        _run_kernel(_fill_features, len(rows), step, self.layout, self._keys, self._strays, self._means, low, rows)
         return rows
 
     def classes(self) -> Array:
-        """The class of every node, also of those without a label; the smallest signed integers that hold them."""
+        """The class of every node, including unlabelled nodes, as int8 or int16."""
         classes = np.empty(self.num_nodes, np.int8 if self.dataset.num_classes < 128 else np.int16)
-        _draw(_draw_classes, self.num_nodes, _TASK_ROWS, self.layout, self._keys[0], self._strays, classes)
+        _run_kernel(_fill_classes, self.num_nodes, _TASK_ROWS, self.layout, self._keys[0], self._strays, classes)
         return classes
 
     def labels_and_splits(self) -> tuple[Array, Array]:
-        """(labels, -1 where a node has none; split codes uint8)."""
+        """(labels, -1 for unlabelled nodes; split codes uint8)."""
         sizes = [self.num_nodes - sum(self.split_sizes), *self.split_sizes]
         codes = np.repeat(np.arange(4, dtype=np.uint8), sizes)
         np.random.default_rng([self._seed, 1]).shuffle(codes)
@@ -210,18 +210,18 @@ class SyntheticGraph:
         return labels, codes
 
     def _layout(self, shrink: float) -> _Layout:
-        """Cut the ranks into classes and those into communities. Small graphs have smaller communities, by the root
-        of the scale: both their number and their size fall."""
+        """Divide the ranks into classes, and classes into communities. Below scale 1, both the number and the size of
+        communities are proportional to the square root of the scale."""
         size, num_classes = self.num_nodes, self.dataset.num_classes
         weights = np.arange(1, num_classes + 1, dtype=np.float64) ** -self.character.class_exponent
         shares = np.cumsum(weights) / weights.sum()
         class_start = np.r_[0, np.rint((size - num_classes) * shares).astype(np.int64)]
-        class_start += np.arange(num_classes + 1)  # a node each first
+        class_start += np.arange(num_classes + 1)  # at least one node per class
         sizes = np.diff(class_start)
         counts = np.maximum(1, np.rint(sizes / max(50.0, self.character.community_size * shrink))).astype(np.int64)
         classes = np.repeat(np.arange(num_classes), counts)
         number = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
-        lies = (number * _GOLDEN_RATIO) % 1.0 > 1.0 - _LYING_SHARE  # evenly spread, never the first
+        is_disguised = (number * _GOLDEN_RATIO) % 1.0 > 1.0 - _DISGUISED_FRACTION  # evenly spread, never the first
         other = (classes + 1 + number % (num_classes - 1)) % num_classes
         step = _step(size, _SILVER_RATIO)
         return _Layout(
@@ -231,16 +231,16 @@ class SyntheticGraph:
             hub_step=_step(size, _GOLDEN_RATIO),
             community_start=np.r_[class_start[classes] + sizes[classes] * number // counts[classes], size],
             community_class=classes.astype(np.int16),
-            community_look=np.where(lies, other, classes).astype(np.int16),
+            community_disguise=np.where(is_disguised, other, classes).astype(np.int16),
             class_start=class_start,
         )
 
-    def _lot(self, key: Any) -> _Lot:
-        """The shares that give the dataset's homophily, and the unevenness that gives its greatest hub.
+    def _target_distribution(self, key: Any) -> _TargetDistribution:
+        """The fractions that give the dataset's homophily, and the exponent that gives its largest hub.
 
-        With χ the chance that two random nodes agree, and k = (1 - strays)² the chance that neither end is a stray,
-        homophily = k same + (1 - k) χ, where same = within + anywhere χ + related share(first class)²: the first
-        class has none before it and goes anywhere.
+        Let χ be the probability that two random nodes have the same class, and k = (1 - strays)² the probability that
+        neither end is a stray. Then homophily = k same + (1 - k) χ, where same = within + anywhere χ +
+        related share(first class)²: the first class has no previous class, so these edges go anywhere.
         """
         character = self.character
         shares = np.diff(self.layout.class_start) / self.num_nodes
@@ -251,7 +251,7 @@ class SyntheticGraph:
         within = min(max(within, 0.0), 1 - character.related)
         anywhere = 1 - within - character.related
         hub_share = character.max_degree / (anywhere * self.dataset.num_edges)
-        return _Lot(
+        return _TargetDistribution(
             key=key,
             community=_bits32(0.75 * within),
             same_class=_bits32(within),
@@ -263,7 +263,7 @@ class SyntheticGraph:
 
 
 class SyntheticEdges:
-    """The edges of a plan, as a stream."""
+    """The edges of a synthetic graph, as a stream."""
 
     def __init__(self, graph: SyntheticGraph, rows: int = EDGE_CHUNK_ROWS) -> None:
         self.graph, self._rows = graph, rows
@@ -279,7 +279,7 @@ class SyntheticEdges:
 
 
 class SyntheticFeatures:
-    """The feature rows of a plan, as a stream."""
+    """The feature rows of a synthetic graph, as a stream."""
 
     names: list[str] | None = None
 
@@ -295,19 +295,19 @@ class SyntheticFeatures:
             yield self.graph.features(start, min(start + self._rows, self.graph.num_nodes))
 
 
-def _draw(kernel: Any, count: int, step: int, *args: Any) -> None:
-    """Call `kernel(*args, low, high)` on all threads, for ranges of `step` numbers below `count`."""
+def _run_kernel(kernel: Any, count: int, step: int, *args: Any) -> None:
+    """Call `kernel(*args, low, high)` on all threads for ranges of length `step` in [0, count)."""
     for _ in run_ranges(lambda low, high: kernel(*args, low, high), [*range(0, count, step), count]):
         pass
 
 
 def _bits32(share: float) -> int:
-    """The bound below which 32 random bits fall with this probability."""
+    """The bound that 32 random bits are below with probability `share`."""
     return round(min(max(share, 0.0), 1.0) * 2**32)
 
 
 def _step(size: int, ratio: float) -> int:
-    """A step near `ratio * size` that visits every number below `size` once."""
+    """A step near `ratio * size` that is coprime to `size`, so that its multiples are a permutation."""
     step = max(1, round(size * ratio))
     while math.gcd(step, size) != 1:
         step += 1
@@ -323,36 +323,36 @@ def _community_of(layout: Any, rank: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _uneven(bits: Any, exponent: Any, size: Any) -> Any:
-    """floor(size u^exponent) for the uniform u that 32 random bits stand for: small numbers come up often."""
+def _power_law(bits: Any, exponent: Any, size: Any) -> Any:
+    """floor(size u^exponent) for a uniform u from 32 random bits: small numbers are more frequent."""
     u = (np.float64(np.int64(bits)) + 0.5) * (1.0 / 4294967296.0)
     return min(np.int64(size * u**exponent), size - 1)
 
 
 @njit(nogil=True, cache=True)
-def _draw_edges(layout: Any, lot: Any, first: Any, sources: Any, targets: Any, low: Any, high: Any) -> None:
-    """Edges first + low .. first + high - 1, each from 128 bits of its own."""
+def _fill_edges(layout: Any, distribution: Any, first: Any, sources: Any, targets: Any, low: Any, high: Any) -> None:
+    """Generate edges first + low .. first + high - 1, each from its own 128 random bits."""
     size, start = layout.size, layout.community_start
     half, rest = np.uint64(32), np.uint64(0xFFFFFFFF)
     for e in range(low, high):
-        a = mix(lot.key + np.uint64(first + e) * _GOLDEN)
+        a = mix(distribution.key + np.uint64(first + e) * _GOLDEN)
         b = mix(a + _GOLDEN)
-        source = _uneven(a & rest, lot.out_exponent, size) * layout.hub_step % size
+        source = _power_law(a & rest, distribution.out_exponent, size) * layout.hub_step % size
         k = own = _community_of(layout, source)
         choice = np.int64(a >> half)
-        if choice >= lot.community:
-            c = np.int64(layout.community_class[own]) - (0 if choice < lot.same_class else 1)
-            if c < 0 or choice >= lot.class_before:
+        if choice >= distribution.community:
+            c = np.int64(layout.community_class[own]) - (0 if choice < distribution.same_class else 1)
+            if c < 0 or choice >= distribution.class_before:
                 k = np.int64(-1)
             else:
                 width = layout.class_start[c + 1] - layout.class_start[c]
                 place = np.int64(((b >> half) * np.uint64(width)) >> half)
                 k = _community_of(layout, layout.class_start[c] + place)
         if k >= 0:
-            target = start[k] + _uneven(b & rest, lot.community_exponent, start[k + 1] - start[k])
+            target = start[k] + _power_law(b & rest, distribution.community_exponent, start[k + 1] - start[k])
         else:
-            target = size - 1 - _uneven(b & rest, lot.anywhere_exponent, size) * layout.hub_step % size
-        if target == source:  # no self loops: its neighbour in the community instead
+            target = size - 1 - _power_law(b & rest, distribution.anywhere_exponent, size) * layout.hub_step % size
+        if target == source:  # avoid self loops: use the next node of the community
             target = source + 1 if source + 1 < start[own + 1] else start[own]
         sources[e] = source * layout.step % size
         targets[e] = target * layout.step % size
@@ -360,7 +360,7 @@ def _draw_edges(layout: Any, lot: Any, first: Any, sources: Any, targets: Any, l
 
 @njit(nogil=True, cache=True, inline="always")
 def _class_of(layout: Any, key: Any, strays: Any, node: Any, community: Any) -> Any:
-    """The community's class, or for a stray that of a random rank."""
+    """The class of the community, or for a stray the class of a random rank."""
     bits = mix(key + np.uint64(node + 1) * _GOLDEN)
     if np.int64(bits & np.uint64(0xFFFFFFFF)) < strays:
         rank = np.int64(((bits >> np.uint64(32)) * np.uint64(layout.size)) >> np.uint64(32))
@@ -369,7 +369,7 @@ def _class_of(layout: Any, key: Any, strays: Any, node: Any, community: Any) -> 
 
 
 @njit(nogil=True, cache=True)
-def _draw_classes(layout: Any, key: Any, strays: Any, classes: Any, low: Any, high: Any) -> None:
+def _fill_classes(layout: Any, key: Any, strays: Any, classes: Any, low: Any, high: Any) -> None:
     for node in range(low, high):
         community = _community_of(layout, node * layout.back % layout.size)
         classes[node] = _class_of(layout, key, strays, node, community)
@@ -377,23 +377,23 @@ def _draw_classes(layout: Any, key: Any, strays: Any, classes: Any, low: Any, hi
 
 @njit(nogil=True, cache=True, inline="always")
 def _noise(bits: Any) -> Any:
-    """Nearly normal with mean 0 and variance 1: the sum of the four 16-bit parts."""
+    """Approximately normal with mean 0 and variance 1: the sum of four 16-bit parts."""
     part = np.uint64(0xFFFF)
     total = (bits & part) + (bits >> np.uint64(16) & part) + (bits >> np.uint64(32) & part) + (bits >> np.uint64(48))
     return np.float32((np.float32(np.int32(total)) - np.float32(131070.0)) * np.float32(1 / 37837.2))
 
 
 @njit(nogil=True, cache=True)
-def _draw_features(layout: Any, keys: Any, strays: Any, marks: Any, first: Any, out: Any, low: Any, high: Any) -> None:
-    """Row n is node first + n: the mark of its class (or of the class its community poses as), that of its community,
-    and noise of its own."""
-    classes_cd, looks_ld = marks
+def _fill_features(layout: Any, keys: Any, strays: Any, means: Any, first: Any, out: Any, low: Any, high: Any) -> None:
+    """Row n, of node first + n, is the sum of a class mean (or the mean of the community's disguise class), a community
+    mean, and noise."""
+    classes_cd, looks_ld = means
     for n in range(low, high):
         node = first + n
         k = _community_of(layout, node * layout.back % layout.size)
         shown = np.int64(_class_of(layout, keys[0], strays, node, k))
         if shown == layout.community_class[k]:
-            shown = np.int64(layout.community_look[k])
+            shown = np.int64(layout.community_disguise[k])
         class_d, look_d = classes_cd[shown], looks_ld[mix(np.uint64(k) + keys[1]) % np.uint64(len(looks_ld))]
         row_key = mix(keys[1] + np.uint64(node + 1) * _GOLDEN)
         for c in range(out.shape[1]):

@@ -1,11 +1,11 @@
-"""Embed: a run's best weights → a vector per node, and which nodes lie nearest to one.
+"""Embed: node embeddings from a run's best weights, and the nearest nodes of a node.
 
 Axes: n nodes, d width of a vector.
 
-Enters: a LargeGT run and the nodes asked for. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
-same as arrays), npy (the vectors alone, in the same order), or a table. A vector is what the prediction head reads
-(`output`, H_out), or one of its halves, H_local and H_global; with several samples of local nodes it is the mean. Cost:
-that of a prediction of the same nodes.
+Enters: a LargeGT run and the requested nodes. Leaves: a Parquet file (the user's own ids and a list per node), npz (the
+same as arrays), npy (only the vectors, in the same order), or a table. A vector is the input of the prediction head
+(`output`, H_out) or the output of one module, H_local or H_global; with several samples of local nodes, their mean.
+Cost: that of a prediction for the same nodes.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def embed(
 def nearest_nodes(
     run: PathLike | Run, node: Any, top_k: int = 10, split: str | None = None, layer: str = "output", **options: Any
 ) -> pa.Table:
-    """The `top_k` nodes whose vectors point most in the direction of this one's, nearest first: `node` (the user's own
-    id), `label` (its own, null without one) and `similarity`, the cosine. Exact, over every node of the store or of one
-    split; ties go to the node with the smaller number. Options are those of `predict`."""
+    """The `top_k` nodes with the highest cosine similarity to `node`, most similar first: columns `node` (the user's
+    own id), `label` (null for unlabelled nodes) and `similarity`. Exact search over every node of the store or of one
+    split; of equal similarities the smaller node number comes first. Options are those of `predict`."""
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}: it must be at least 1")
     opened, settings = Run.open(run), PredictOptions(split=split, **options)
@@ -84,20 +84,20 @@ def nearest_nodes(
         is_other = nodes != number
         best_n = np.concatenate([best_n, (_unit(found_nd) @ direction_d)[is_other]])
         nodes_n = np.concatenate([nodes_n, nodes[is_other]])
-        kept = np.lexsort((nodes_n, -best_n))[:top_k]
-        best_n, nodes_n = best_n[kept], nodes_n[kept]
+        best = np.lexsort((nodes_n, -best_n))[:top_k]
+        best_n, nodes_n = best_n[best], nodes_n[best]
     labels = [store.label_of(int(each)) for each in nodes_n]
     return pa.table({"node": store.id_array(nodes_n), "label": pa.array(labels), "similarity": pa.array(best_n)})
 
 
 class Embedding(Predictor):
-    """A run, opened to give the vectors of some of its nodes: a prediction whose outputs are those."""
+    """Computes the vectors of some nodes of a run: a `Predictor` with vectors as outputs."""
 
     what, suffixes = "embeddings", SUFFIXES
 
     def __init__(self, run: PathLike | Run, options: PredictOptions, layer: str = "output") -> None:
         self.layer = cast(Layer, layer)
-        super().__init__(run, replace(options, all_probabilities=True))  # every number of a vector
+        super().__init__(run, replace(options, all_probabilities=True))  # all columns of the vectors
 
     def check_run(self) -> None:
         name, path = self.run.config.model.name, self.run.path
@@ -126,7 +126,7 @@ class Embedding(Predictor):
 
 
 class Embedder(NodeModel):
-    """A LargeGT whose outputs are its vectors instead of logits."""
+    """A LargeGT that outputs node vectors instead of logits."""
 
     takes_padding = True
 
@@ -140,10 +140,10 @@ class Embedder(NodeModel):
         if self.layer == "output":
             output = self.model(batch)
             return NodeOutput(output.hidden, output.hidden, batch.nodes, None)
-        vectors_bd = self._half(batch)
+        vectors_bd = self._module_output(batch)
         return NodeOutput(vectors_bd, vectors_bd, batch.nodes, None)
 
-    def _half(self, batch: TokenBatch) -> Tensor:
+    def _module_output(self, batch: TokenBatch) -> Tensor:
         if self.layer == "local":
             assert self.model.local_module is not None
             embedded = self.model.embed(batch)
@@ -154,19 +154,19 @@ class Embedder(NodeModel):
         return global_bd
 
     def compile_for(self, batch_sizes: set[int]) -> None:
-        """Halves are computed as they are: the fused kernels are those of the whole."""
+        """Only `output` is compiled: the fused kernels cover the whole model, not one module."""
         if self.layer == "output":
             self.model.compile_for(batch_sizes)
             self.compiled_sizes = self.model.compiled_sizes
 
 
 def vectors_head(width: int) -> TaskHead:
-    """What leaves outputs as they are, and averages samples by their mean: that of values."""
+    """A head that returns vectors unchanged and averages samples by their mean, as for regression."""
     return TaskHead("regression", width, None, 0.0, 0.0, 1.0)
 
 
 def _unit(vectors_nd: Array) -> Array:
-    """Each of length one; one that is zero stays, and is like no other."""
+    """The vectors scaled to length one; zero vectors stay zero, with similarity 0 to all others."""
     vectors_nd = vectors_nd.astype(np.float64)
     lengths_n1 = np.linalg.norm(vectors_nd, axis=1, keepdims=True)
     return vectors_nd / np.where(lengths_n1 > 0, lengths_n1, 1.0)

@@ -1,15 +1,15 @@
-"""New nodes: predictions for nodes that the training never saw, without touching the store.
+"""New nodes: predictions for nodes that are not in the store, without changing the store.
 
-Enters: a run, tables of new nodes and of edges that they bring. Leaves: what `predict` gives. Old nodes are 0..N-1, new
-ones N and on, in the order of their table. Cost: that of the nodes around the new ones, segment by segment; memory for
-the new nodes and edges, and for the rows of one segment. Features of old nodes are read where they lie.
+Enters: a run, tables of new nodes and of their edges. Leaves: the same as `predict`. Old nodes are numbered 0..N-1, new
+ones from N on, in the order of their table. Cost: time for the neighbourhoods of the new nodes, one segment of nodes at
+a time; memory for the new nodes and edges, and for the rows of one segment. Features of old nodes are read in place.
 
-A new node's own rows (its sample, contexts, degrees, labels around it, projected positions) are those of a store
-ingested with everything: edges may join new nodes with old ones and with each other. Rows of *old* nodes that it
-samples are those that were prepared: the graph as the training knew it. `largegt append` renews them too.
+A new node's own rows (its sample, contexts, degrees, label distributions, projected positions) equal those of a store
+that includes all new nodes and edges: edges may join new nodes with old ones and with each other. Sampled *old* nodes
+keep their prepared rows, computed on the training graph. `largegt append` updates these as well.
 
-Encodings by node2vec and Laplacian eigenvectors cannot be computed for one node: a new one gets the mean of its
-neighbours' where they have some, else zero.
+Encodings by node2vec and Laplacian eigenvectors cannot be computed for single nodes: a new node gets the mean of its
+neighbours' encodings, or zero if they have none.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def predict_new(
 
 
 class NewNodes(Predictor):
-    """A run, opened to predict new nodes."""
+    """Predicts new nodes with a run."""
 
     def __init__(
         self, run: PathLike | Run, options: PredictOptions, nodes: Any = None, edges: Any = None, **files: Any
@@ -106,9 +106,9 @@ class NewNodes(Predictor):
         return ALONE
 
     def prepare(self) -> Prepared:
-        """The preparation of the training; before it is made, the new nodes and edges are read."""
+        """The preparation of the training. First reads the new nodes and edges."""
         refuse_payload(self.store)
-        self._scratch = TemporaryDirectory(prefix="largegt-")  # goes with this object
+        self._scratch = TemporaryDirectory(prefix="largegt-")  # removed with this object
         memory = memory_budget(self.options.memory)
         nodes, edges, files = self._given
         additions = _additions(self.store, nodes, edges, files, Path(self._scratch.name), memory)
@@ -131,7 +131,7 @@ class NewNodes(Predictor):
         return prediction_table(self.store, ids, found, self.options.all_probabilities)
 
     def groups(self) -> Iterator[Array]:
-        """[·, w] segment by segment, in order."""
+        """[·, w] predictions, one segment at a time, in order."""
         numbers = self.prepared.num_features * (1 + self.prepared.hops) + self.prepared.label_counts.shape[1]
         row_bytes = 4 * numbers * self._k * self.num_eval_samples
         step = max(1, min(_SEGMENT_NODES, self.engine.memory // (4 * row_bytes)))
@@ -142,27 +142,27 @@ class NewNodes(Predictor):
         self.show("predict", num_new, num_new)
 
     def _predicted(self, nodes: Array) -> Array:
-        """[n, w] what is predicted of some new nodes."""
+        """[n, w] predictions for some new nodes."""
         rows = np.arange(len(nodes))
         with TemporaryDirectory(prefix="largegt-") as folder:
-            prepared, drawn = self.prepared_rows(nodes, Path(folder) / "rows")
+            prepared, samples = self.prepared_rows(nodes, Path(folder) / "rows")
             loader = make_loader(prepared, self.model, self.config, self.accelerator.device, self.place, self.store)
             assert isinstance(loader, TokenLoader)
             if self.local_labels is not None:
                 loader = replace(loader, local_labels=self._labels_of(prepared, loader.table.device))
-            others = [replace(loader, table=loader.table.with_local_rows(rows, *draw)) for draw in drawn]
+            others = [replace(loader, table=loader.table.with_local_rows(rows, *sample)) for sample in samples]
             scorer = Scorer(self.model, self.head, self.config, self.accelerator, loader, prepared, self.store)
             logits = [part for _, part, _ in scorer.logits([loader, *others], rows)]
         return self.decide(torch.cat(logits))
 
-    # rows as a preparation has them
+    # rows in the format of a preparation
 
     @property
     def _k(self) -> int:
         return self.model.num_local_nodes or self.prepared.k
 
     def prepared_rows(self, nodes: Array, path: Path) -> tuple[Prepared, list[LocalNodeSample]]:
-        """A Prepared of these new nodes (sorted), with a token table of the nodes they sample; and further samples of
+        """A Prepared for these new nodes (sorted), with a token table of the nodes they sample; and more samples of
         local nodes, as rows of that table."""
         config, index = self.prepared.config, self.prepared.nodes.dtype
         settings = config.local_nodes.model_copy(update={"k": self._k})
@@ -196,14 +196,14 @@ class NewNodes(Predictor):
             writer.finish({**meta, **grown, "stages": {}, "store": {**meta["store"], **grown}})
         return Prepared.open(path), others
 
-    def _rows(self, nodes: Array, known: Array, dtype: Any, of_old: MakeRows, of_new: MakeRows) -> Array:
-        """Rows of a token table's `nodes`: of old ones as they were prepared (`known`), or would have been, and of new
-        ones as they are now."""
+    def _rows(self, nodes: Array, prepared: Array, dtype: Any, of_old: MakeRows, of_new: MakeRows) -> Array:
+        """Rows of a token table for `nodes`: old nodes keep their `prepared` row, or get the same row as from `prepare`
+        (`of_old`); new nodes get `of_new`."""
         first = int(np.searchsorted(nodes, self.graph.num_old))
         places = self.prepared.token_rows_of(nodes[:first])
-        there = np.flatnonzero(places >= 0)
-        rows = np.empty((len(nodes), *known.shape[1:]), dtype=dtype)
-        rows[there] = known[places[there]]
+        existing = np.flatnonzero(places >= 0)
+        rows = np.empty((len(nodes), *prepared.shape[1:]), dtype=dtype)
+        rows[existing] = prepared[places[existing]]
         for which, make in ((np.flatnonzero(places < 0), of_old), (np.arange(first, len(nodes)), of_new)):
             if len(which):
                 rows[which] = make(nodes[which])
@@ -218,9 +218,9 @@ class NewNodes(Predictor):
             features = ContextFeatures(
                 NodeFeatures(self.store, config.tokens.add_degrees), missing, shift, gain, directions, engine
             )
-            with scratch_folder() as made:
-                features.write(made, config.tokens.dtype, config.tokens.num_hops)
-                return np.array(made.array("tokens"))
+            with scratch_folder() as folder:
+                features.write(folder, config.tokens.dtype, config.tokens.num_hops)
+                return np.array(folder.array("tokens"))
 
         of_new = partial(token_rows, self.graph, shift=shift, gain=gain, config=config, engine=engine)
         return self._rows(nodes, prepared.tokens, prepared.tokens.dtype, of_old, of_new)
@@ -248,14 +248,14 @@ class NewNodes(Predictor):
         return TrainingLabels.from_store(self.store, self.prepared.version)
 
     def _labels_of(self, prepared: Prepared, device: torch.device) -> LocalLabels:
-        """What the nodes of a token table tell of their labels: old ones of the training split do."""
+        """The label inputs of a token table: only old nodes of the training split have a label."""
         assert self.local_labels is not None
         nodes = np.asarray(prepared.token_nodes)
         rows = self.prepared.rows_of(np.minimum(nodes, self.graph.num_old - 1))
-        is_train = np.zeros(len(self.prepared.nodes) + 1, dtype=np.bool_)  # the last is for nodes that have no row
+        is_train = np.zeros(len(self.prepared.nodes) + 1, dtype=np.bool_)  # the last entry is for nodes without a row
         is_train[self.prepared.split_rows("train")] = True
-        told = np.where(is_train[rows] & (nodes < self.graph.num_old), rows, -1)
-        label_rows = torch.from_numpy(told).to(device)
+        rows = np.where(is_train[rows] & (nodes < self.graph.num_old), rows, -1)
+        label_rows = torch.from_numpy(rows).to(device)
         half_r = None if self.local_labels.half_r is None else torch.zeros_like(label_rows, dtype=torch.uint8)
         return LocalLabels(label_rows, self.local_labels.labels.to(device), half_r)
 
@@ -263,7 +263,7 @@ class NewNodes(Predictor):
 def _additions(
     store: GraphStore, nodes: Any, edges: Any, files: dict[str, Any], scratch: Path, memory: int
 ) -> Additions:  # fmt: skip
-    """The tables of new nodes and edges, opened."""
+    """Open the tables of new nodes and edges."""
     given = nodes if isinstance(nodes, Source | FileSource) else additions_in_files(store, nodes, edges, **files)
     means = Means(memory // 4, num_threads(None), scratch)
     return Additions(store, given.opened(scratch, ingest_config(store), means.memory, means.threads), means)

@@ -1,11 +1,11 @@
-"""Predict: a run's best weights → labels and probabilities for all nodes, some nodes, or one split.
+"""Predict: labels and probabilities from a run's best weights, for all nodes, some nodes, or one split.
 
-Enters: a run folder and the nodes asked for. Leaves: a Parquet, CSV or npz file with the user's own ids, a table of the
-same, or both. A node that was not prepared is prepared first.
+Enters: a run folder and the requested nodes. Leaves: a Parquet, CSV or npz file with the user's own ids, a table of the
+same, or both. Nodes without prepared rows are prepared first.
 
-Rows are written as they are made, in groups of fixed size: memory is that of the model and of one segment of nodes,
-whatever their number. Of several ranks each keeps what it predicts in a file of its own, and the first one takes these
-in order: the same bytes as one rank writes.
+Rows are written in groups of fixed size as soon as they are predicted. Memory: the model and one segment of nodes,
+independent of the number of nodes. With several ranks, each collects its predictions in a temporary file and rank 0
+writes them in order: the same bytes as with one rank.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from largegt.types import Array, PathLike
 from .writers import SUFFIXES, check_prediction_file, prediction_file
 
 _SEGMENT_ROWS = 1 << 18
-"""Nodes whose row numbers, and new samples of local nodes, are held at once."""
+"""Nodes per segment, whose row numbers and new samples of local nodes are in memory at the same time."""
 _GROUP_ROWS, _GROUP_NUMBERS = 1 << 20, 1 << 22
-"""A group that is written has so many rows, or fewer if they are wide: whatever the batches and ranks."""
+"""Rows per written group, or fewer if rows are wide; independent of batches and ranks."""
 _NUMBERS_AT_ONCE = 1 << 22
-"""Outputs of batches are taken together, about so many numbers at a time: few copies from a GPU."""
+"""Outputs of several batches, about this many numbers, are copied from a GPU together."""
 
 
 Ids = Iterable[Any] | str | int
@@ -54,15 +54,15 @@ Ids = Iterable[Any] | str | int
 
 @dataclass(frozen=True)
 class Written:
-    """What a prediction has written."""
+    """A written prediction file."""
 
     out: Path
     num_rows: int
     columns: list[str]
     first: pa.Table
-    """Some rows to look at."""
+    """The first rows, as a preview."""
     reused: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Where a store that has grown was prepared for it: rows kept from before and rows made, by array."""
+    """Rows kept from an earlier preparation and rows computed, by array, if a grown store was prepared."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def predict(
 
 
 class Predictor:
-    """A run, opened to predict some of its nodes."""
+    """Predicts some or all nodes of a run's store."""
 
     what: str = "predictions"
     suffixes: tuple[str, ...] = SUFFIXES
@@ -145,18 +145,18 @@ class Predictor:
         with self.ranks.rank_zero_first():
             self.prepared = self.prepare()
         self.reused = self.prepared.reused
-        """Rows kept and made in preparing for these predictions, by array."""
+        """Rows kept and rows computed while preparing these predictions, by array."""
         self.accelerator = make_accelerator(config, self.ranks)
         self.model, self.head = self.open_model()
         self.model = self.model.to(self.accelerator.device)
-        self.every = options.all_probabilities or self.store.task in ("multilabel", "regression")
+        self.writes_all_columns = options.all_probabilities or self.store.task in ("multilabel", "regression")
         self.width = self.row_width()
-        """Numbers that are written of a node."""
+        """Numbers written per node."""
         place = self.run.config.train.token_table
-        self.place: Any = "auto" if place == "cuda" else place  # without a GPU it may be predicted, too
+        self.place: Any = "auto" if place == "cuda" else place  # predictions must also run without a GPU
         self.open_rows()
 
-    # what other kinds of predictions have of their own
+    # overridden by other kinds of predictions
 
     def check_run(self) -> None:
         """Refuse a run that cannot be used, before any work is done."""
@@ -165,50 +165,50 @@ class Predictor:
         return get_distributed(self.config.device)
 
     def prepare(self) -> Prepared:
-        """A Prepared that has a row for every node asked for."""
+        """A Prepared with a row for every requested node."""
         ids = self.options.ids
         self.nodes = None if ids is None else self.store.nodes_of([ids] if isinstance(ids, str | int) else list(ids))
-        """The nodes that were named, in that order."""
+        """The nodes of `options.ids`, in that order."""
         prepared = self.run.prepared(self.show, self.num_eval_samples > 1, self.options.memory, self.store)
         return prepared if self.options.split is not None else self._covering(prepared)
 
     def open_model(self) -> tuple[NodeModel, TaskHead]:
-        """What computes rows, and what makes of its outputs what is written."""
+        """The model, and the head that turns its outputs into predictions."""
         return self.run.load_model(self.prepared), self.run.head(self.prepared)
 
     def row_width(self) -> int:
-        if not self.every:
+        if not self.writes_all_columns:
             return 2
         return {"binary": 2, "regression": 1}.get(self.head.task, self.head.num_outputs)
 
     def open_rows(self) -> None:
         """The rows of the Prepared to predict, and their batches."""
         prepared, config, split = self.prepared, self.config, self.options.split
-        self.at: Array | None = None
-        """Where among the sorted rows those of the named nodes are."""
+        self.id_positions: Array | None = None
+        """Positions of the nodes of `options.ids` in the sorted `rows`."""
         self.rows: Array | range
         if self.nodes is not None:
-            self.rows, self.at = np.unique(prepared.rows_of(self.nodes), return_inverse=True)
+            self.rows, self.id_positions = np.unique(prepared.rows_of(self.nodes), return_inverse=True)
         else:
             self.rows = range(len(prepared.nodes)) if split is None else prepared.split_rows(split)
-        self.own = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
-        """The places among `rows` that are this rank's."""
+        self.own_positions = self.ranks.batches_of(range(len(self.rows)), config.eval_batch_size)
+        """This rank's positions in `rows`."""
         device = self.accelerator.device
         self.loader = make_loader(prepared, self.model.eval(), config, device, self.place, self.store)
         self.scorer = Scorer(self.model, self.head, config, self.accelerator, self.loader, prepared, self.store)
         at_once = nodes_at_once(self.loader, config)
-        if is_worth_compiling(config, device, len(self.own) // at_once):
+        if is_worth_compiling(config, device, len(self.own_positions) // at_once):
             self.model.compile_for({at_once})
 
     def table(self, done: int, found: Array) -> pa.Table:
-        """The rows from place `done` on, of these numbers, as the user reads them."""
+        """The output table for `found`, the predictions of the nodes from position `done` on."""
         ids = self.store.id_array(self.nodes_of(done, found))
         return prediction_table(self.store, ids, found, self.options.all_probabilities)
 
     # all rows
 
     def write(self) -> Written:
-        """Write all rows to `options.out`, in memory that does not grow with them."""
+        """Write all rows to `options.out`. Memory does not grow with their number."""
         assert self.options.out is not None
         num_rows = 0
         for table in self._written():
@@ -218,11 +218,11 @@ class Predictor:
         return Written(Path(self.options.out), num_rows, first.column_names, first, self.reused)
 
     def collect(self) -> pa.Table:
-        """All rows as one table; also written to `options.out` where that is given."""
+        """All rows as one table; also writes them to `options.out` if that is given."""
         return pa.concat_tables(list(self._written()))
 
     def _written(self) -> Iterator[pa.Table]:
-        """An empty table, then those of all rows, each when it is written."""
+        """An empty table, then the tables of all rows. Writes each before it is yielded."""
         out = self.options.out
         with ExitStack() as stack:
             file = None
@@ -235,52 +235,52 @@ class Predictor:
                 yield table
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows, in order. Ranks but the first have none: the first has theirs."""
+        """All rows, in order, on rank 0; no rows on other ranks."""
         done = 0
         for group in self.groups():
             yield self.table(done, group)
             done += len(group)
 
     def groups(self) -> Iterator[Array]:
-        """[·, w] the same as numbers."""
-        found = self._of_all_ranks()
-        if self.at is not None:  # named nodes: as many as someone has written down
+        """[·, w] the predictions of `tables` as arrays."""
+        found = self._gather_ranks()
+        if self.id_positions is not None:  # nodes of `options.ids`: few enough for memory
             every = np.concatenate([np.empty((0, self.width), np.float32), *found])
-            found = iter([every[self.at]] if self.ranks.is_first else [])
+            found = iter([every[self.id_positions]] if self.ranks.is_first else [])
         return _regrouped(found, self._group_rows)
 
     @property
     def _group_rows(self) -> int:
         return max(1, min(_GROUP_ROWS, _GROUP_NUMBERS // self.width))
 
-    def _of_all_ranks(self) -> Iterator[Array]:
-        """[·, w] what is predicted of `rows`, in order: of this rank and those behind it on the first, nothing on the
-        others, which keep theirs in a file that has no name, so that nothing is left of it whatever happens."""
+    def _gather_ranks(self) -> Iterator[Array]:
+        """[·, w] predictions for `rows`, in order: those of all ranks on rank 0, none on the others. These collect
+        theirs in an unnamed temporary file, which leaves nothing behind after a crash, and send it to rank 0."""
         if self.ranks.is_first:
-            yield from self._found()
+            yield from self._predict_own_rows()
             for rank in range(1, self.ranks.size):
                 while (rows := self.ranks.receive_rows(rank, self.width)) is not None:
                     yield rows.numpy()
             return
         folder = Path(self.options.out or ".").parent
         with disk_errors(folder), TemporaryFile(dir=folder if folder.is_dir() else None) as stream:
-            for rows_nw in self._found():
+            for rows_nw in self._predict_own_rows():
                 stream.write(rows_nw.tobytes())
             stream.seek(0)
             while piece := stream.read(4 * self.width * self._group_rows):
                 self.ranks.send_rows(torch.frombuffer(bytearray(piece), dtype=torch.float32).view(-1, self.width))
         self.ranks.send_rows(torch.empty(0, self.width))
 
-    def _found(self) -> Iterator[Array]:
-        """[·, w] what this rank predicts of its part of `rows`, in order."""
+    def _predict_own_rows(self) -> Iterator[Array]:
+        """[·, w] this rank's predictions for its part of `rows`, in order."""
         waiting: list[Tensor] = []
         for part in self._segments():
             rows = np.asarray(self.rows[part.start : part.stop])
-            loaders, done = self.scorer.loaders(rows, self.num_eval_samples), part.start - self.own.start
+            loaders, done = self.scorer.loaders(rows, self.num_eval_samples), part.start - self.own_positions.start
             for _, logits, _ in self.scorer.logits(loaders, rows):
                 waiting.append(logits)
                 done += len(logits)
-                self.show("predict", done, len(self.own))
+                self.show("predict", done, len(self.own_positions))
                 if sum(each.numel() for each in waiting) >= _NUMBERS_AT_ONCE:
                     yield self.decide(torch.cat(waiting))
                     waiting = []
@@ -290,27 +290,27 @@ class Predictor:
     def decide(self, logits: Tensor) -> Array:
         """[n, w] probabilities of every class, or the best class and its probability."""
         probabilities = self.head.probabilities(logits)
-        if not self.every:
+        if not self.writes_all_columns:
             probability, best = probabilities.max(dim=1)
             # exact up to 16 million classes
             probabilities = torch.stack([best.to(probability.dtype), probability], dim=1)
         return probabilities.cpu().numpy()
 
     def _segments(self) -> list[range]:
-        """This rank's places in pieces of whole batches. The last one has at least a batch if that can be, since a
-        smaller one is filled up where batches are compiled for. Message passing over all neighbours is not cut: it
-        would compute its layers once for each piece."""
+        """This rank's positions in segments of whole batches. The last segment has at least one full batch if possible:
+        a smaller one would be padded to a compiled batch size. Layer-wise inference uses a single segment: it would
+        compute all layers again for each segment."""
         size = self.config.eval_batch_size
         step = max(1, _SEGMENT_ROWS // size) * size
         if isinstance(self.model, MessagePassing) and self.config.layerwise_inference:
-            step = max(1, len(self.own))
-        starts = list(range(self.own.start, self.own.stop, step))
-        if len(starts) > 1 and self.own.stop - starts[-1] < size:
+            step = max(1, len(self.own_positions))
+        starts = list(range(self.own_positions.start, self.own_positions.stop, step))
+        if len(starts) > 1 and self.own_positions.stop - starts[-1] < size:
             del starts[-1]
-        return [range(low, high) for low, high in pairwise([*starts, self.own.stop])]
+        return [range(low, high) for low, high in pairwise([*starts, self.own_positions.stop])]
 
     def nodes_of(self, done: int, found: Array) -> Array:
-        """The nodes from place `done` on that these rows are of; refused where a row is no number."""
+        """The nodes that these rows belong to, from position `done` on. Raises if a row is not finite."""
         part = slice(done, done + len(found))
         nodes = self.prepared.nodes[self.rows[part]] if self.nodes is None else self.nodes[part]
         if (bad := first_not_finite(found)) is not None:
@@ -318,19 +318,19 @@ class Predictor:
         return np.asarray(nodes)
 
     def not_a_number(self, id_: Any) -> ConfigError:
-        """The error for a node of which the model says no number: whose fault it is, and what to do."""
-        said = f"what the model says of node {id_!r} is not a finite number"
+        """The error for a node whose prediction is not finite, with its likely cause and what to do."""
+        error = f"what the model says of node {id_!r} is not a finite number"
         if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            return ConfigError(f"{said}, since its weights are not: train it again")
+            return ConfigError(f"{error}, since its weights are not: train it again")
         return ConfigError(
-            f"{said}: features of this node or around it are too large for the model, or damaged; mend them, or train "
+            f"{error}: features of this node or around it are too large for the model, or damaged; mend them, or train "
             f"with `prepare.tokens.normalize=per_feature` (largegt inspect {quoted(self.store.path)} "
             "--verify looks for damage)"
         )
 
     def _covering(self, prepared: Prepared) -> Prepared:
-        """A Prepared that has a row for every node asked for, all when none are named. Sampling depends on (seed, node)
-        alone, so the rows that both have are the same."""
+        """A Prepared with a row for every requested node, or for all nodes. Sampling depends only on (seed, node), so
+        the rows of nodes in both are equal."""
         nodes = self.nodes
         is_whole = len(prepared.nodes) == self.store.num_nodes
         if is_whole or (nodes is not None and (prepared.rows_of(nodes) >= 0).all()):
@@ -343,13 +343,13 @@ class Predictor:
 
 
 def first_not_finite(rows_nw: Array) -> int | None:
-    """The first row that is not all finite."""
-    good = np.isfinite(rows_nw).all(axis=1)
-    return None if good.all() else int(np.argmin(good))
+    """The first row with a value that is not finite; None if there is none."""
+    is_finite = np.isfinite(rows_nw).all(axis=1)
+    return None if is_finite.all() else int(np.argmin(is_finite))
 
 
 def _regrouped(pieces: Iterator[Array], size: int) -> Iterator[Array]:
-    """The same rows in pieces of `size`, the last one shorter."""
+    """The same rows in pieces of `size`; the last piece may be shorter."""
     waiting: list[Array] = []
     count = 0
     for piece in pieces:
@@ -365,8 +365,8 @@ def _regrouped(pieces: Iterator[Array], size: int) -> Iterator[Array]:
 
 
 def prediction_table(store: GraphStore, ids: Any, found: Array, all_probabilities: bool) -> pa.Table:
-    """What is predicted of the nodes with these ids, as the user reads it."""
-    found = np.asfortranarray(found)  # columns in one piece
+    """The output table of predictions for the nodes with these ids."""
+    found = np.asfortranarray(found)  # contiguous columns
     columns: dict[str, Any] = {"node": ids}
     if store.task == "regression":
         return pa.table(columns | {"value": found[:, 0]})

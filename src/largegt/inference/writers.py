@@ -1,8 +1,8 @@
-"""Prediction files: tables that come one after the other → one Parquet, CSV, npz or npy file.
+"""Prediction files: writes a sequence of tables to one Parquet, CSV, npz or npy file.
 
-The file has its name only when it is whole; until then it lies beside it as `.NAME.partial`, which the same command
-replaces when it is run again. Cost: one table at a time. An npz has each column in one piece, and an npy is its last
-column alone: rows wait in an unnamed file of the same folder until the end.
+The file gets its name only when it is complete; until then it is `.NAME.partial` in the same folder, which the next run
+of the command replaces. Cost: one table at a time. An npz stores each column as one array, and an npy only the last
+column: their rows are collected in an unnamed temporary file of the same folder until the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUFFIXES = (".parquet", ".csv", ".npz")
 def check_prediction_file(
     out: PathLike, overwrite: bool, what: str = "predictions", suffixes: tuple[str, ...] = SUFFIXES
 ) -> None:
-    """Refuse a name that cannot be written, or that is taken or being written, before any work is done."""
+    """Refuse a file that cannot be written, exists already or is being written, before any work is done."""
     refuse_url(out, what)
     out = Path(out)
     if out.suffix not in suffixes:
@@ -45,8 +45,8 @@ def check_prediction_file(
 
 @contextmanager
 def prediction_file(out: PathLike, overwrite: bool = False, csv_safe: bool = False) -> Iterator[PredictionFile]:
-    """A file to add tables to, one at least. It gets its name at the end; nothing is left of it after an error.
-    `csv_safe` puts a single quote before text that a spreadsheet would run as a formula."""
+    """A file to add at least one table to. It gets its name at the end; after an error it is removed. `csv_safe` puts
+    a single quote before text that a spreadsheet would run as a formula."""
     with Lock(out):
         file = PredictionFile(Path(out), csv_safe)
         try:
@@ -57,7 +57,7 @@ def prediction_file(out: PathLike, overwrite: bool = False, csv_safe: bool = Fal
 
 
 class PredictionFile:
-    """A file in the making: `add` tables to it. Made by `prediction_file`."""
+    """An unfinished prediction file: `add` tables to it. Created by `prediction_file`."""
 
     def __init__(self, out: Path, csv_safe: bool = False) -> None:
         self.out, self.partial = out, out.with_name(f".{out.name}.partial")
@@ -65,7 +65,7 @@ class PredictionFile:
         self._writer: Any = None
 
     def add(self, table: pa.Table) -> None:
-        """Write these rows behind those before."""
+        """Append the rows of a table."""
         if self._csv_safe:
             table = _without_formulas(table)
         with disk_errors(self.out):
@@ -75,7 +75,7 @@ class PredictionFile:
                 self._writer.write(table)
 
     def finish(self, overwrite: bool) -> None:
-        """Give it its name."""
+        """Close the file and give it its name."""
         with disk_errors(self.out):
             writer, self._writer = self._writer, None
             writer.close()
@@ -84,10 +84,10 @@ class PredictionFile:
             os.replace(self.partial, self.out)
 
     def drop(self) -> None:
-        """What is left of it after an error goes; nothing else does."""
-        with suppress(OSError):  # the error that led here is the one to tell
+        """Remove the partial file after an error; does nothing after `finish`."""
+        with suppress(OSError):  # the original error is the one to report
             if isinstance(self._writer, _NumPyWriter):
-                self._writer.forget()
+                self._writer.discard()
             elif self._writer is not None:
                 self._writer.close()
         self.partial.unlink(missing_ok=True)
@@ -105,17 +105,17 @@ class PredictionFile:
 
 
 class _NumPyWriter:
-    """An npz, or the last column as an npy. Rows wait as Arrow batches: how long texts are is known at the end only."""
+    """Writes an npz, or the last column as an npy. Collects Arrow batches until the end, when text widths are known."""
 
     def __init__(self, file: Path, schema: Any, is_archive: bool) -> None:
         self.file, self.schema, self.is_archive = file, schema, is_archive
-        self._rows: IO[bytes] = TemporaryFile(dir=file.parent)  # noqa: SIM115 - closed by `forget`
+        self._rows: IO[bytes] = TemporaryFile(dir=file.parent)  # noqa: SIM115 - closed by `discard`
         self._stream = pa.ipc.new_stream(self._rows, schema)
 
     def write(self, table: pa.Table) -> None:
         self._stream.write_table(table)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         self._rows.close()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _NumPyWriter:
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         _write_column(batches, name, member)
         finally:
-            self.forget()
+            self.discard()
 
 
 def _write_column(batches: list[Any], name: str, stream: Any) -> None:
@@ -157,7 +157,7 @@ def _without_formulas(table: pa.Table) -> pa.Table:
 
 
 def _as_numpy(column: Any) -> Array:
-    """A column as a NumPy array that needs no pickle; lists of one length are its rows."""
+    """A column as a NumPy array that needs no pickle; fixed-size lists become its rows."""
     if pa.types.is_fixed_size_list(column.type):
         flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         return np.asarray(flat.flatten().to_numpy()).reshape(-1, column.type.list_size)

@@ -1,7 +1,7 @@
-"""Writing a folder of arrays (array_folder.py): array by array into `.NAME.partial`, then a commit.
+"""Write a folder of arrays (array_folder.py): array by array into `.NAME.partial`, then commit.
 
-A commit links the arrays into the folder under names of their content, and replaces `manifest.json` in one step: until
-then readers see the version before, and after it the new one. After a kill the same command resumes.
+A commit links the arrays into the folder under names derived from their checksums and replaces `manifest.json`
+atomically: readers see the old version before the commit and the new one after it. After a kill, the command resumes.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from .remote import MANIFEST
 from .remote_array import HEADER_BYTES
 
 _JOURNAL = "progress.json"
-"""What a writer has done so far, in its partial folder."""
+"""The writer's progress, saved in the partial folder."""
 _WRITE_BYTES = 1 << 30
 
 
 class ExistsError(InputError):
-    """There is something at the path already."""
+    """The target path already exists."""
 
 
 class ArrayAppender:
-    """A `.npy` file that grows by rows at its end. `close` makes it a whole array; until then it has no header."""
+    """A `.npy` file to which rows are appended. `close` writes the header and completes the array."""
 
     def __init__(self, file: Path, dtype: str, row_shape: tuple[int, ...], rows: int) -> None:
         self.file, self.dtype, self.row_shape, self.rows = file, dtype, row_shape, rows
         self.stored = stored_dtype(dtype)
         self._row_bytes = self.stored.itemsize * math.prod(row_shape)
-        self._digests = BlockDigests(self.num_bytes)
+        self._block_digests = BlockDigests(self.num_bytes)
         with disk_errors(file.parent):
             if not rows:
                 file.unlink(missing_ok=True)
@@ -64,14 +64,14 @@ class ArrayAppender:
             self._stream.seek(0, os.SEEK_END)
 
     def append(self, rows: Array) -> None:
-        """Write these rows behind the last one."""
+        """Append rows."""
         rows = np.ascontiguousarray(rows, dtype=self.stored)
         assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
         left = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         with disk_errors(self.file.parent, rows.nbytes):
-            while left:  # not by `tofile`, which does not see that the last bytes found no room
+            while left:  # `tofile` does not report that the disk is full
                 count = self._stream.write(left[:_WRITE_BYTES])
-                self._digests.add(left[:count])
+                self._block_digests.add(left[:count])
                 left = left[count:]
         self.rows += len(rows)
 
@@ -84,19 +84,19 @@ class ArrayAppender:
         return HEADER_BYTES + self.rows * self._row_bytes
 
     def so_far(self) -> Array:
-        """What was written until now, mapped."""
+        """The rows written so far, memory-mapped."""
         return mapped(self.file, self.shape, self.dtype)
 
     def close(self) -> str:
-        """Write the header: the file is a `.npy` array now. Its checksum."""
+        """Write the header, which completes the `.npy` file; return the checksum."""
         with disk_errors(self.file.parent):
             self._stream.seek(0)
             self._stream.write(npy_head(self.shape, self.dtype))
             self._stream.close()
-            return file_checksum(self.file, self._digests.known)
+            return file_checksum(self.file, self._block_digests.known)
 
     def abandon(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file without a header."""
         self._stream.close()
 
 
@@ -106,41 +106,41 @@ class ArrayWriter:
         with ArrayWriter("data/g", kind="store", identity=[...]) as writer:
             writer.save("labels", labels)
             features = writer.grow("features", "float32", (128,))
-            for block in blocks[features.rows :]:   # none of it on the first try
+            for block in blocks[features.rows :]:   # resume after the rows of an earlier run
                 features.append(block)
                 writer.commit()
             writer.close("features")
             writer.finish(meta={...})
 
-    With an `identity` (what the content depends on), work survives: after a kill, Ctrl-C or a full disk the next writer
-    of the same path and identity goes on from the last `commit`. Bad input (a `LargeGTError` other than `DiskError`)
-    removes everything that was written, and so does any error without an identity. One process at a time may write a
-    folder; with `wait`, the next one waits for it. `replace` allows a new version of a folder that is there.
+    With an `identity` (everything that the content depends on), work can be resumed: after a kill, Ctrl-C or a full
+    disk, the next writer with the same path and identity continues from the last `commit`. Bad input (a `LargeGTError`
+    other than `DiskError`) deletes the partial folder; without an identity, any error does. Only one process at a time
+    may write a folder; with `wait`, another one waits. `replace` allows a new version of an existing folder.
     """
 
     def __init__(
         self, path: PathLike, kind: str, replace: bool = False, identity: Any = None, wait: bool = False
     ) -> None:
         self.path, self.kind = remote.local_path(path), kind
-        if self.path.is_symlink():  # the user's own: what is written aside must be on the same disk
+        if self.path.is_symlink():  # the partial folder must be on the disk of the target
             self.path = self.path.resolve()
-        self.partial = _partial_of(self.path)
+        self.partial = _partial_folder(self.path)
         self.resumable = identity is not None
-        self._work = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot()}
+        self._work_id = {"identity": fingerprint([FORMAT_VERSION, kind, identity]), "boot": _boot_id()}
         if not wait:
             _check_target(self.path, kind, replace)
         self._lock = Lock(self.path, wait=wait)
         try:
             with disk_errors(self.path):
-                _check_target(self.path, kind, replace)  # another process may have made it just now
+                _check_target(self.path, kind, replace)  # another process may have created it in between
                 refuse_links_out(self.path, self.path / VERSIONS)
                 journal = self._read_journal() if self.resumable else {}
                 if not journal:
-                    if self.partial.is_symlink():  # nothing of ours
+                    if self.partial.is_symlink():  # not created by a writer
                         self.partial.unlink()
                     shutil.rmtree(self.partial, ignore_errors=True)
                     self.partial.mkdir()
-            remote.announce(self.partial)
+            remote.check_writable(self.partial)
         except BaseException:
             self._lock.release()
             raise
@@ -148,7 +148,7 @@ class ArrayWriter:
         self._rows: dict[str, list[int]] = journal.get("rows", {})
         self._growing: dict[str, ArrayAppender] = {}
         self.state: dict[str, Any] = journal.get("state", {})
-        """Whatever a stage must know to go on; kept by `commit`."""
+        """What a stage needs to resume; saved by `commit`."""
 
     def __enter__(self) -> ArrayWriter:
         return self
@@ -158,11 +158,11 @@ class ArrayWriter:
     ) -> None:
         for array in self._growing.values():
             array.abandon()
-        failed_for_good = isinstance(error, LargeGTError) and not isinstance(error, DiskError)
-        if error is None or failed_for_good or not self.resumable:
+        is_permanent = isinstance(error, LargeGTError) and not isinstance(error, DiskError)
+        if error is None or is_permanent or not self.resumable:
             shutil.rmtree(self.partial, ignore_errors=True)
             if (url := remote.url_of(self.partial)) is not None:
-                with suppress(LargeGTError):  # no reason to fail
+                with suppress(LargeGTError):  # cleanup is optional
                     remote.remove(url)
         self._lock.release()
         if isinstance(error, OSError):
@@ -172,20 +172,20 @@ class ArrayWriter:
     # arrays
 
     def save(self, name: str, array: Array, dtype: str | None = None) -> None:
-        """Write a whole array. `dtype` names what the bits stand for when NumPy cannot (`bfloat16`)."""
+        """Write a whole array. `dtype` is the logical dtype if NumPy does not have it (`bfloat16`)."""
         array = np.asarray(array)
         self._rows.pop(name, None)
         self.grow(name, dtype or array.dtype.name, array.shape[1:]).append(array)
         self.close(name)
 
     def grow(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayAppender:
-        """An array to be written row by row; it stands where the last commit of an earlier run left it."""
+        """An array to write row by row; it starts with the rows of an earlier run's last commit."""
         array = ArrayAppender(self._file(name), dtype, row_shape, self.rows(name))
         self._growing[name] = array
         return array
 
     def close(self, name: str) -> None:
-        """The growing array `name` is whole now."""
+        """Complete the growing array `name`."""
         array = self._growing.pop(name)
         checksum = array.close()
         self._rows.pop(name, None)
@@ -194,62 +194,62 @@ class ArrayWriter:
         }  # fmt: skip
 
     def has(self, name: str) -> bool:
-        """Whether this array is whole, in this run or in the one it goes on from."""
+        """Whether this array is complete, written by this run or by the run that it resumes."""
         return name in self._arrays
 
     def rows(self, name: str) -> int:
-        """How far a growing array has come by the last commit."""
+        """Rows of a growing array at the last commit."""
         return self._rows.get(name, [0])[0]
 
     def array(self, name: str) -> Array:
-        """A whole array, mapped."""
+        """A complete array, memory-mapped."""
         entry = self._arrays[name]
         with disk_errors(self.path):
             file = self.path / entry["file"] if "file" in entry else self._file(name)
             return mapped(file, entry["shape"], entry["dtype"])
 
     def drop(self, name: str) -> None:
-        """Remove an array: scratch that has served, or a result that is not wanted after all."""
+        """Remove a scratch array, or a result that is not needed."""
         if not self._file(name).exists():
             return
         if name in self._growing:
             self._growing.pop(name).abandon()
         self._rows.pop(name, None)
         self._arrays.pop(name, None)
-        self.commit()  # first the promise goes, then the file
-        remote.withdraw(self._file(name))
+        self.commit()  # the journal must not name a deleted file
+        remote.unpublish(self._file(name))
         self._file(name).unlink(missing_ok=True)
 
     def reuse(self, name: str, source: ArrayFolder) -> None:
-        """Take an array from another version of this folder: both name the same file."""
+        """Reuse the file of an array of another version of this folder."""
         assert source.path == self.path, (source.path, self.path)
         self._arrays[name] = dict(source.entry(name))
 
     def _file(self, name: str) -> Path:
         return self.partial / f"{name}.npy"
 
-    # the journal: what a later run may rely on
+    # the journal: progress for a later run
 
     def commit(self, **state: Any) -> None:
-        """What is written until now counts: a killed run goes on from here, with `state` as it is now."""
+        """Save progress: a killed run resumes from here, with the current `state`."""
         self.state.update(state)
         rows = self._rows | {name: [array.rows, array.num_bytes] for name, array in self._growing.items()}
-        journal = {**self._work, "arrays": self._arrays, "rows": rows, "state": self.state}
+        journal = {**self._work_id, "arrays": self._arrays, "rows": rows, "state": self.state}
         write_text_atomically(self.partial / _JOURNAL, json.dumps(journal))
 
     def _read_journal(self) -> dict[str, Any]:
-        """Empty for other work, or when a file that the journal names is missing."""
+        """The journal; empty if it belongs to other work or names a missing file."""
         try:
             journal: dict[str, Any] = json.loads((self.partial / _JOURNAL).read_text(encoding="utf-8"))
             sizes = {name: entry["bytes"] for name, entry in journal["arrays"].items() if "file" not in entry}
             sizes |= {name: size for name, (_, size) in journal["rows"].items()}
-            is_ours = all(journal[key] == value for key, value in self._work.items())
-            is_ours &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))
+            is_valid = all(journal[key] == value for key, value in self._work_id.items())
+            is_valid &= not any(file.is_symlink() for file in (self.partial, *self.partial.rglob("*")))
             for name, size in sizes.items():
-                is_ours = is_ours and name.isidentifier() and self._file(name).stat().st_size >= size
+                is_valid = is_valid and name.isidentifier() and self._file(name).stat().st_size >= size
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
-        return journal if is_ours else {}
+        return journal if is_valid else {}
 
     # the commit
 
@@ -257,15 +257,15 @@ class ArrayWriter:
         self, meta: Mapping[str, Any], identity: Any = None, progress: Progress | None = None,
         notes: Mapping[str, Any] | None = None, newest: bool = True,
     ) -> str:  # fmt: skip
-        """Commit; the fingerprint of the version.
+        """Commit the version and return its fingerprint.
 
-        `identity` is what the fingerprint is made of; without it, `meta` and the arrays' checksums are. `notes` go into
-        the manifest too; neither they nor arrays that they name are part of the fingerprint. Without `newest` the
-        version is added beside the newest one instead of replacing it.
+        The fingerprint is a hash of `identity`, or of `meta` and the arrays' checksums by default. `notes` are also
+        written to the manifest; they and the arrays that they name are not part of the fingerprint. Without `newest`,
+        the version is added without replacing the newest one.
         """
         if identity is None:
-            unnamed = (notes or {}).get("arrays", ())
-            identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in unnamed}]
+            excluded = (notes or {}).get("arrays", ())
+            identity = [meta, {n: entry["checksum"] for n, entry in self._arrays.items() if n not in excluded}]
         arrays = {name: {**entry, "file": array_file(name, entry["checksum"])} for name, entry in self._arrays.items()}
         manifest = {
             "format": f"largegt-{self.kind}",
@@ -278,24 +278,24 @@ class ArrayWriter:
         with disk_errors(self.path):
             self.commit()
             self.path.mkdir(exist_ok=True)
-            self._place(arrays, progress or silent)
+            self._link_arrays(arrays, progress or silent)
             if newest:
-                self._keep_version()
+                self._link_old_manifest()
             file = self.path / (MANIFEST if newest else f"{VERSIONS}/{manifest['fingerprint']}.json")
             file.parent.mkdir(exist_ok=True)
             sync(self.path)
-            with replacing(file) as aside:
-                aside.write_text(sealed(manifest), encoding="utf-8", newline="")
-                sync(aside)
-                if (url := remote.url_of(file)) is not None:  # the commit is there, and this is a copy
-                    remote.put(aside, url)
-                shutil.rmtree(self.partial, ignore_errors=True)  # all of it is in place
+            with replacing(file) as temporary:
+                temporary.write_text(sealed(manifest), encoding="utf-8", newline="")
+                sync(temporary)
+                if (url := remote.url_of(file)) is not None:  # uploading the manifest is the commit
+                    remote.put(temporary, url)
+                shutil.rmtree(self.partial, ignore_errors=True)  # all arrays are linked
             sync(file.parent)
             sync(self.path.parent)
         return str(manifest["fingerprint"])
 
-    def _place(self, arrays: Mapping[str, dict[str, Any]], show: Progress) -> None:
-        """Link the arrays into the folder, and upload what this work has not uploaded yet."""
+    def _link_arrays(self, arrays: Mapping[str, dict[str, Any]], show: Progress) -> None:
+        """Link the arrays into the folder, and upload those that are not uploaded yet."""
         total, done = sum(entry["bytes"] for entry in arrays.values()), 0
         uploaded: list[str] = self.state.setdefault("uploaded", [])
         for name, entry in arrays.items():
@@ -311,11 +311,11 @@ class ArrayWriter:
             done += entry["bytes"]
         show("commit", total, total)
 
-    def _keep_version(self) -> None:
-        """Give the manifest that is about to be replaced a second name, under which its readers' locks are found."""
+    def _link_old_manifest(self) -> None:
+        """Link the old manifest into `versions`, where `versions.clean` finds the locks of its readers."""
         try:
             old = ArrayFolder(self.path, self.kind, check=False).fingerprint
-        except LargeGTError:  # none, or a damaged one
+        except LargeGTError:  # no manifest, or a damaged one
             return
         kept = self.path / VERSIONS / f"{old}.json"
         kept.parent.mkdir(exist_ok=True)
@@ -325,32 +325,32 @@ class ArrayWriter:
         remote.upload(kept)
 
 
-def _partial_of(path: Path) -> Path:
+def _partial_folder(path: Path) -> Path:
     return path.parent / f".{path.name}.partial"
 
 
 def _check_target(path: Path, kind: str, replace: bool) -> None:
-    """Refuse to write where something else is."""
+    """Refuse to overwrite existing data, except a folder of this kind with `replace`."""
     remote.refresh(path)
     place = remote.shown(path)
     names = [file.name for file in path.iterdir()] if path.is_dir() else [MANIFEST]
     is_unfinished = all(ARRAY_FILE.fullmatch(name) or name.startswith(f".{MANIFEST}.partial-") for name in names)
-    if not path.exists() or is_unfinished:  # empty, or arrays of a first version that was not committed
+    if not path.exists() or is_unfinished:  # empty, or an interrupted first commit
         return
     if not replace:
         remove_stale(path)
         raise ExistsError(f"{place} already exists: choose another `out`, or say `overwrite=True` to replace it")
     try:
         with open(path / MANIFEST, "rb") as stream:
-            is_ours = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # also when it is damaged elsewhere
+            is_ours = f'"largegt-{kind}"'.encode() in stream.read(1 << 16)  # even if the rest is damaged
     except OSError:
         is_ours = False
     if not is_ours:
         raise InputError(f"{place} is not a largegt {kind}, so it is not overwritten: choose another `out`")
 
 
-def _boot() -> str:
-    """Names this run of the system: after a power cut, what a journal promises may never have reached the disk."""
+def _boot_id() -> str:
+    """Identifier of the system boot: a journal from before a power loss may name data that was not written."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""Atomic files: a file is written under a temporary name, and renamed when it is whole.
+"""Atomic writes: a file is written under a temporary name and renamed when complete.
 
-Enters: a path and its content. Leaves: the file, whole, or the file that was there before. Nothing is written through a
-link that leads out of a folder of ours.
+Enters: a path and its content. Leaves: the complete new file, or the old file. Links that lead out of a folder are
+not followed for writing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from largegt.types import PathLike
 
 
 def require_space(path: PathLike, num_bytes: int, what: str) -> None:
-    """Refuse now what would fill the disk that holds `path` later."""
+    """Raise an error before a write that does not fit on the disk of `path`."""
     path = Path(path)
     free = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free
     if num_bytes > free:
@@ -30,7 +30,7 @@ def require_space(path: PathLike, num_bytes: int, what: str) -> None:
 
 
 def sync(path: PathLike) -> None:
-    """Wait until a file, or the names in a folder, are on the disk itself: before something else relies on them."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -40,15 +40,15 @@ def sync(path: PathLike) -> None:
 
 @contextmanager
 def replacing(path: PathLike, durable: bool = False) -> Iterator[Path]:
-    """A temporary name for a new version of the file `path`, which takes its place at the end of the block.
+    """Context manager of a temporary path, which replaces the file `path` at the end of the block.
 
-    Readers see the old file or the new one, whole. `durable`: also after a power cut.
+    Readers see the complete old file or the complete new one. `durable`: also after a power loss.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with disk_errors(path.parent):
         try:
-            partial.unlink(missing_ok=True)  # it could be a link to another file
+            partial.unlink(missing_ok=True)  # it may be a link to another file
             yield partial
             if durable:
                 sync(partial)
@@ -56,20 +56,20 @@ def replacing(path: PathLike, durable: bool = False) -> Iterator[Path]:
         finally:
             partial.unlink(missing_ok=True)
     with suppress(OSError):
-        for file in path.parent.glob(f".{escape(path.name)}.partial-*"):  # of processes that were killed
+        for file in path.parent.glob(f".{escape(path.name)}.partial-*"):  # left by killed processes
             pid = file.name.rpartition("-")[2]
             if pid.isdigit() and not _is_running(int(pid)):
                 file.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: PathLike, text: str, durable: bool = False) -> None:
-    """Replace a small text file in one step."""
+    """Replace a small text file atomically."""
     with replacing(path, durable) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Put a file at `target` too, in the place of what is there; a copy where the file system has no hard links."""
+    """Hard-link a file to `target`, replacing an existing file; copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -82,12 +82,12 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def leaves(folder: Path, file: Path) -> bool:
-    """Whether a file named in `folder` is elsewhere: by `..`, by an absolute name or by a link."""
+    """Whether the path `file` leads out of `folder`: by `..`, an absolute path or a link."""
     return not file.resolve().is_relative_to(folder.resolve())
 
 
 def refuse_links_out(folder: Path, *paths: Path) -> None:
-    """Refuse to write to these paths of `folder` where a link leads out of it."""
+    """Refuse to write to these paths in `folder` if a link leads out of it."""
     for path in paths:
         if leaves(folder, path):
             raise FormatError(
@@ -100,6 +100,6 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:  # a process of another user
         pass
     return True

@@ -1,12 +1,12 @@
-"""Stores and preparations at URLs (s3://, gs://, az://; see urls.py), beside those on paths.
+"""Stores and preparations at URLs (s3://, gs://, az://; see urls.py).
 
-Enters: a path or a URL. Leaves: a local folder either way. A URL has a copy in the cache ($LARGEGT_CACHE, else
-~/.cache/largegt): every file in it has its place at the URL. A file that a process needs whole is fetched when it is
-first asked for; what a process makes is written to the copy and uploaded when it is whole, the manifest last, so that
-half of a folder never opens. Cost: the copy takes the disk of the files that were asked for; delete it whenever nothing
-runs. A process that needs only parts of an array reads them by ranges (remote_array.py), past the cache.
+Enters: a path or a URL. Leaves: a local folder. A URL has a copy in the cache ($LARGEGT_CACHE, by default
+~/.cache/largegt); each file of the copy corresponds to a file at the URL. A whole file is downloaded on first use.
+Output is written to the copy and uploaded when complete, the manifest last, so that an incomplete folder never opens.
+Cost: the disk space of the downloaded files; the cache may be deleted when no process runs. Parts of an array are read
+by ranges, without the cache (remote_array.py).
 
-A `file://` URL is the path it names, and every other path is left alone.
+A `file://` URL is the path that it names; other paths are unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .atomic import replacing, write_text_atomically
 from .urls import is_url as is_url
 
 PART_BYTES = 1 << 23
-"""What one request asks for at most; longer ranges are several, under way at once."""
+"""Largest range of one request; longer ranges are split into concurrent requests."""
 PARTS_AT_ONCE = 8
 MANIFEST = "manifest.json"
 _PREPARED = re.compile(r"(.+)(/prepared/[0-9a-f]{16})")
@@ -42,25 +42,25 @@ _published: dict[str, int] = {}
 
 
 def cache_folder() -> Path:
-    """Where the copies of URLs are."""
+    """The folder with the copies of URLs."""
     return Path(os.path.realpath(os.environ.get("LARGEGT_CACHE") or Path.home() / ".cache" / "largegt"))
 
 
 def local_path(place: PathLike, named_by: PathLike | None = None) -> Path:
-    """The folder that stands for `place` on this machine. It need not exist. `named_by` is the folder that `place` was
-    read from; without it the user gave `place`, and a URL is trusted from then on."""
-    found = urls.parts(place)
-    if found is None:
+    """The local folder of `place`, which need not exist. `named_by` is the folder that refers to `place`; without it,
+    the user gave `place`, and its URL becomes trusted."""
+    parts = urls.parts(place)
+    if parts is None:
         return Path(place)
-    scheme, name = found[0], found[1].rstrip("/")
+    scheme, name = parts[0], parts[1].rstrip("/")
     if not is_url(place):
-        return Path("/" + found[1])
+        return Path("/" + parts[1])
     url = f"{scheme}://{name}"
     if (fault := urls.fault(url)) is not None:
         raise ConfigError(fault)
-    if "/" not in name:  # partial folders are beside it
+    if "/" not in name:  # partial folders need a parent folder
         raise ConfigError(f"{url} is a whole bucket: give a name in it, such as {url}/g")
-    if inside := _PREPARED.fullmatch(url):  # it is in its store's copy
+    if inside := _PREPARED.fullmatch(url):  # part of the store's copy
         return local_path(inside[1], named_by).joinpath(*inside[2].split("/"))
     if named_by is None:
         urls.remember(url)
@@ -72,14 +72,14 @@ def local_path(place: PathLike, named_by: PathLike | None = None) -> Path:
     home = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16]
     note = home / "url"
     if not note.exists():
-        with _disk(home):
+        with _cache_errors(home):
             home.mkdir(parents=True, exist_ok=True)
             write_text_atomically(note, url)
     return home / url.rsplit("/", 1)[1]
 
 
 def url_of(path: PathLike) -> str | None:
-    """Where a path of the cache belongs; None for any other path."""
+    """The URL of a path in the cache; None for any other path."""
     root, whole = cache_folder(), Path(os.path.realpath(path))
     if not whole.is_relative_to(root):
         return None
@@ -92,12 +92,12 @@ def url_of(path: PathLike) -> str | None:
 
 
 def shown(path: PathLike) -> str:
-    """What a user calls this path: its URL where it has one."""
+    """The path for messages: its URL if it has one."""
     return url_of(path) or str(path)
 
 
 def refuse_url(place: PathLike, what: str) -> None:
-    """Refuse a URL for something that is written and read in small steps."""
+    """Refuse a URL for data that is written and read in small steps."""
     if is_url(place):
         raise ConfigError(f"{what} cannot lie at a URL, and {place} is one: give a path")
 
@@ -106,52 +106,52 @@ def refuse_url(place: PathLike, what: str) -> None:
 
 
 def refresh(path: Path, name: str = MANIFEST) -> None:
-    """Bring a small file of a cached folder up to date, its manifest by default, and remove arrays that it no longer
-    names; a folder that is no longer at the URL is removed. Other paths are left alone."""
+    """Update a small file of a cached folder, by default its manifest, and remove arrays that the manifest no longer
+    names. If the manifest is not at the URL, remove the cached folder. Paths outside the cache are unchanged."""
     if (url := url_of(path)) is None:
         return
-    now, file = _content(f"{url}/{name}"), path / name
-    if now == (file.read_bytes() if file.is_file() else None):
+    content, file = _content(f"{url}/{name}"), path / name
+    if content == (file.read_bytes() if file.is_file() else None):
         return
-    with _alone(path), _disk(path):
-        if now is None:
+    with _locked_copy(path), _cache_errors(path):
+        if content is None:
             shutil.rmtree(path, ignore_errors=True) if name == MANIFEST else file.unlink(missing_ok=True)
             return
         for old in (*path.glob("*.npy"), *path.glob(".*.npy.part")):
-            if name == MANIFEST and old.name.removeprefix(".").removesuffix(".part").encode() not in now:
+            if name == MANIFEST and old.name.removeprefix(".").removesuffix(".part").encode() not in content:
                 old.unlink()
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial:
-            partial.write_bytes(now)
+            partial.write_bytes(content)
 
 
-def bring(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
-    """Have a cached file here, whole and checked. Of several processes one does it and the others wait. What an
-    interrupted one has brought is kept."""
-    with _alone(file), _disk(file.parent):
+def download(file: Path, url: str, num_bytes: int, fault_of: Callable[[Path], str | None]) -> None:
+    """Download a file into the cache and check it. One process downloads while others wait. An interrupted download is
+    resumed."""
+    with _locked_copy(file), _cache_errors(file.parent):
         if file.is_file():
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f".{file.name}.part")
-        with open(aside, "ab") as stream:
+        partial = file.with_name(f".{file.name}.part")
+        with open(partial, "ab") as stream:
             while (done := stream.tell()) < num_bytes:
                 stream.writelines(read(url, done, min(num_bytes, done + PART_BYTES * PARTS_AT_ONCE)))
-        if (fault := fault_of(aside)) is not None:
-            aside.unlink()
+        if (fault := fault_of(partial)) is not None:
+            partial.unlink()
             raise FormatError(f"{url} {fault}: it was damaged or changed; make it again")
-        os.replace(aside, file)
+        os.replace(partial, file)
 
 
 def read(url: str, start: int, stop: int) -> list[bytes]:
-    """The bytes of a range, in parts."""
+    """The bytes of a range, split into parts."""
     return read_ranges(url, [(low, min(stop, low + PART_BYTES)) for low in range(start, stop, PART_BYTES)])
 
 
 def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of several ranges, none of them empty, asked for at once."""
+    """The bytes of several nonempty ranges, read concurrently."""
     if not ranges:
         return []
-    with _storage(url, "read") as (fs, path):
+    with _open_storage(url, "read") as (fs, path):
         starts, stops = [list(ends) for ends in zip(*ranges, strict=True)]
         parts: list[bytes] = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
     for (start, stop), part in zip(ranges, parts, strict=True):
@@ -161,30 +161,30 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def size(url: str) -> int | None:
-    """Bytes of the file at a URL; None without one."""
-    with _storage(url, "read") as (fs, path), suppress(FileNotFoundError):
+    """Size of the file at a URL in bytes; None if there is no file."""
+    with _open_storage(url, "read") as (fs, path), suppress(FileNotFoundError):
         return int(fs.info(path)["size"])
     return None
 
 
 def names(path: Path) -> list[str]:
-    """The names in a folder, sorted; none where there is no folder."""
+    """Sorted names in a folder; empty if there is no folder."""
     if (url := url_of(path)) is None:
         return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     found: list[str] = []
-    with _storage(url, "read") as (fs, inside), suppress(FileNotFoundError):
+    with _open_storage(url, "read") as (fs, inside), suppress(FileNotFoundError):
         found = fs.ls(inside, detail=False)
     return sorted({str(name).rstrip("/").rsplit("/", 1)[1] for name in found})
 
 
 def folders(path: Path) -> list[Path]:
-    """The folders in `path` that are named by a fingerprint, sorted."""
+    """Sorted folders in `path` whose names are fingerprints."""
     return [path / name for name in names(path) if FINGERPRINT.fullmatch(name)]
 
 
 def _content(url: str) -> bytes | None:
-    """The whole of a small file; None where there is none, though there is a bucket."""
-    with _storage(url, "read") as (fs, path):
+    """The content of a small file; None if the bucket exists but not the file."""
+    with _open_storage(url, "read") as (fs, path):
         try:
             return bytes(fs.cat_file(path))
         except FileNotFoundError as error:
@@ -197,29 +197,29 @@ def _content(url: str) -> bytes | None:
 # writing
 
 
-def announce(folder: Path) -> None:
-    """Before long work whose result goes to a URL: see that something can be written there."""
+def check_writable(folder: Path) -> None:
+    """Test that the URL of a folder is writable, before long work; nothing for paths outside the cache."""
     if (url := url_of(folder)) is not None:
-        with _storage(f"{url}/writer", "written") as (fs, path):
+        with _open_storage(f"{url}/writer", "written") as (fs, path):
             fs.pipe_file(path, f"{platform.node()} {os.getpid()}\n".encode())
 
 
 def upload(file: Path) -> None:
-    """Put a file of the cache where it belongs; nothing for other paths."""
+    """Upload a file of the cache to its URL; nothing for other paths."""
     if (url := url_of(file)) is not None:
         put(file, url)
 
 
 def put(file: Path, url: str) -> None:
-    """Put a file at a URL, in the place of what is there."""
-    with _storage(url, "written") as (fs, path):
+    """Upload a file to a URL, replacing an existing file."""
+    with _open_storage(url, "written") as (fs, path):
         fs.put_file(str(file), path)
-    if (there := size(url)) != (here := file.stat().st_size):
-        raise DiskError(f"{url} has {there} of {here} bytes: run the same command again")
+    if (uploaded := size(url)) != (num_bytes := file.stat().st_size):
+        raise DiskError(f"{url} has {uploaded} of {num_bytes} bytes: run the same command again")
 
 
 def publish(file: Path) -> str | None:
-    """The URL at which other machines can read a cached file: one that is still being written is uploaded first."""
+    """The URL at which other machines can read a cached file; an incomplete file is uploaded first."""
     url = url_of(file)
     if url is not None and file.parent.name.endswith(".partial"):
         num_bytes = file.stat().st_size
@@ -229,22 +229,22 @@ def publish(file: Path) -> str | None:
     return url
 
 
-def withdraw(file: Path) -> None:
-    """Remove what `publish` put to a URL."""
+def unpublish(file: Path) -> None:
+    """Remove the copy that `publish` uploaded."""
     if (url := url_of(file)) in _published:
         remove(url)
 
 
 def remove(url: str) -> None:
-    """Remove a file, or a folder with everything in it; nothing where there is none."""
-    for known in [known for known in _published if known == url or known.startswith(f"{url}/")]:
-        del _published[known]
-    with _storage(url, "written") as (fs, path), suppress(FileNotFoundError):
+    """Remove the file or the whole folder at a URL, if it exists."""
+    for other in [other for other in _published if other == url or other.startswith(f"{url}/")]:
+        del _published[other]
+    with _open_storage(url, "written") as (fs, path), suppress(FileNotFoundError):
         fs.rm(path, recursive=True)
 
 
 def remove_file(file: Path, dry_run: bool = False) -> int:
-    """Remove a file, also where it belongs; its bytes."""
+    """Remove a file, also at its URL; return its size in bytes."""
     url = url_of(file)
     num_bytes = (size(url) if url is not None else file.lstat().st_size) or 0
     if not dry_run:
@@ -255,7 +255,7 @@ def remove_file(file: Path, dry_run: bool = False) -> int:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a finished folder of ours, also where it belongs: first that it opens, then the rest."""
+    """Remove a finished folder, also at its URL: first the manifest, so that it no longer opens, then the rest."""
     if (url := url_of(path)) is not None:
         remove(f"{url}/{MANIFEST}")
         remove(url)
@@ -266,19 +266,19 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-# how fsspec is met
+# fsspec
 
 
 @contextmanager
-def talking(url: str, done: str) -> Iterator[None]:
-    """Turn whatever a storage refuses into one line. Work that was done before it stays, so that it can go on."""
+def storage_errors(url: str, done: str) -> Iterator[None]:
+    """Turn any error of the storage into a one-line error. Earlier work is kept, so that the command can resume."""
     try:
         yield
     except LargeGTError:
         raise
     except Exception as error:
-        answered = getattr(error.__cause__, "status", 404) != 404  # fsspec calls any refusal of a web server missing
-        reason = error.__cause__ if answered and error.__cause__ else error
+        has_status = getattr(error.__cause__, "status", 404) != 404  # fsspec reports any web error as a missing file
+        reason = error.__cause__ if has_status and error.__cause__ else error
         missing = isinstance(reason, FileNotFoundError)
         kind = InputError if missing and done == "read" else DiskError
         advice = "" if missing else _advice(reason)
@@ -294,16 +294,16 @@ def _advice(error: BaseException) -> str:
 
 
 @contextmanager
-def _storage(url: str, done: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL, which looks anew, and the path in it; refusals become one line."""
-    with talking(url, done):
+def _open_storage(url: str, done: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, with an empty listing cache, and the path in it; one-line errors."""
+    with storage_errors(url, done):
         fs, path = file_system(url)
         fs.invalidate_cache()
         yield fs, path
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, which keeps its connections, and the path in it."""
+    """fsspec's file system for a URL, with cached connections, and the path in it."""
     if (fault := urls.fault(url, urls.TABLES)) is not None:
         raise ConfigError(fault)
     try:
@@ -319,17 +319,17 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process changes the copy that holds `path`, and keep others waiting."""
+def _locked_copy(path: Path) -> Iterator[None]:
+    """Lock the cached copy that contains `path` against other processes, waiting if it is locked."""
     root = cache_folder()
     home = root / Path(os.path.realpath(path)).relative_to(root).parts[0]
-    with _disk(home), open(home / "lock", "a", encoding="ascii") as lock:
+    with _cache_errors(home), open(home / "lock", "a", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _disk(path: Path) -> Iterator[None]:
+def _cache_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""RemoteArray: a `.npy` file at a URL of which only the parts that are asked for are read.
+"""RemoteArray: a `.npy` file at a URL, read in parts.
 
-Enters: a URL, and what its manifest says of the array. Leaves: ordinary arrays, for slices, single rows and sorted row
-numbers. Cost: a request per range of up to 8 MiB, eight under way at once; who reads from front to back gets 16 MiB
-ahead, which are held. Nothing lands on disk but by `window`, which holds a range for kernels to read in place.
+Enters: a URL, and the dtype and shape from the manifest. Leaves: ordinary arrays, for slices, single rows and sorted
+row numbers. Cost: one request per range of up to 8 MiB, eight at a time; sequential reads prefetch 16 MiB into memory.
+Only `window` uses the disk: it stores a range, so that kernels can read it in place.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from largegt.types import Array
 
 from .remote import PART_BYTES, PARTS_AT_ONCE, cache_folder, read, read_ranges
 
-_AHEAD_BYTES = 1 << 24
-_AROUND_BYTES = 1 << 16
-"""A single row comes with its surroundings: who searches an array asks for some of them next."""
+_PREFETCH_BYTES = 1 << 24
+_NEARBY_BYTES = 1 << 16
+"""Reading a single row also reads nearby rows, which a binary search needs next."""
 _GAP_BYTES = 1 << 18
-"""Rows that lie closer together come in one request."""
+"""Rows with smaller gaps are read in one request."""
 HEADER_BYTES = 128
 
 
 class RemoteArray:
-    """Rows of an array at a URL. `offset` is where in the file they begin; read from its header when None."""
+    """An array at a URL. `offset` is the position of its data in the file; None: read from the header."""
 
     def __init__(self, url: str, dtype: str, shape: tuple[int, ...], offset: int | None = None) -> None:
         self.url, self.dtype, self.shape, self.ndim = url, np.dtype(dtype), shape, len(shape)
@@ -38,9 +38,9 @@ class RemoteArray:
         self.nbytes = len(self) * self._row_bytes
         self._lock = threading.Lock()
         self._first, self._rows = 0, np.empty((0, *shape[1:]), self.dtype)
-        """What is held: these rows, from that one on."""
+        """Cached rows, and the number of the first of them."""
         self._last = -1
-        """Where the last slice ended."""
+        """End of the last slice."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteArray, (self.url, self.dtype.str, self.shape, self._offset)
@@ -55,27 +55,27 @@ class RemoteArray:
             return self._slice(start, max(start, stop))
         if np.ndim(key):
             return self._take(np.asarray(key, dtype=np.int64))
-        row, around = range(len(self))[int(key)], max(1, _AROUND_BYTES // max(1, self._row_bytes))
+        row, around = range(len(self))[int(key)], max(1, _NEARBY_BYTES // max(1, self._row_bytes))
         with self._lock:
-            return self._held(row, row + 1, row - row % around, row - row % around + around)[0]
+            return self._cached(row, row + 1, row - row % around, row - row % around + around)[0]
 
     def _slice(self, start: int, stop: int) -> Array:
         with self._lock:
-            goes_on = start <= self._last <= stop and self._last > 0
+            is_sequential = start <= self._last <= stop and self._last > 0
             self._last = stop
-            if (stop - start) * self._row_bytes > _AHEAD_BYTES:
+            if (stop - start) * self._row_bytes > _PREFETCH_BYTES:
                 return self._read(start, stop)
-            ahead = start + _AHEAD_BYTES // max(1, self._row_bytes) if goes_on else stop
-            return self._held(start, stop, start, max(stop, ahead))
+            ahead = start + _PREFETCH_BYTES // max(1, self._row_bytes) if is_sequential else stop
+            return self._cached(start, stop, start, max(stop, ahead))
 
-    def _held(self, start: int, stop: int, low: int, high: int) -> Array:
-        """Rows that are held; if they are not, `low` to `high` are read."""
+    def _cached(self, start: int, stop: int, low: int, high: int) -> Array:
+        """Rows from the cache; if they are not cached, read rows `low` to `high`."""
         if not self._first <= start <= stop <= self._first + len(self._rows):
             self._rows, self._first = self._read(low, min(len(self), high)), low
         return self._rows[start - self._first : stop - self._first]
 
     def _take(self, rows: Array) -> Array:
-        """These rows; sorted numbers are read in as few requests as lie close together."""
+        """The given rows; sorted rows that lie close together share a request."""
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         if (np.diff(rows) < 0).any():
             order = np.argsort(rows, kind="stable")
@@ -86,14 +86,14 @@ class RemoteArray:
             return np.asarray(self._slice(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]])
         for group in range(0, len(pairs), PARTS_AT_ONCE):
             some = pairs[group : group + PARTS_AT_ONCE]
-            wanted = [(self._at(int(rows[low])), self._at(int(rows[high - 1]) + 1)) for low, high in some]
+            wanted = [(self._position(int(rows[low])), self._position(int(rows[high - 1]) + 1)) for low, high in some]
             for (low, high), part in zip(some, read_ranges(self.url, wanted), strict=True):
                 between = np.frombuffer(part, self.dtype).reshape(-1, *self.shape[1:])
                 out[low:high] = between[rows[low:high] - rows[low]]
         return out
 
     def _cuts(self, rows: Array) -> Array:
-        """Where one request for sorted rows ends and the next begins."""
+        """Boundaries between the requests for sorted rows."""
         if not len(rows) or not self._row_bytes:
             return np.zeros(1, dtype=np.int64)
         begins = np.flatnonzero(np.append(True, np.diff(rows) * self._row_bytes > _GAP_BYTES))
@@ -108,14 +108,14 @@ class RemoteArray:
         if not out.nbytes:
             return out
         left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        for low in range(self._at(start), self._at(stop), PART_BYTES * PARTS_AT_ONCE):
-            for part in read(self.url, low, min(self._at(stop), low + PART_BYTES * PARTS_AT_ONCE)):
+        for low in range(self._position(start), self._position(stop), PART_BYTES * PARTS_AT_ONCE):
+            for part in read(self.url, low, min(self._position(stop), low + PART_BYTES * PARTS_AT_ONCE)):
                 left[: len(part)] = part
                 left = left[len(part) :]
         return out
 
-    def _at(self, row: int) -> int:
-        """Where in the file a row begins."""
+    def _position(self, row: int) -> int:
+        """Position of a row in the file."""
         if self._offset is None:
             (head,) = read(self.url, 0, HEADER_BYTES)
             if head[:6] != b"\x93NUMPY":
@@ -126,8 +126,8 @@ class RemoteArray:
 
 
 def window(array: Any, first: int, last: int) -> Array:
-    """An array whose rows `first` to `last` can be read in place: itself, or for a RemoteArray a mapped file with these
-    rows in their places and holes elsewhere, which take no room. The file goes with the array."""
+    """An array whose rows `first` to `last` can be read in place: the array itself, or for a RemoteArray a sparse file
+    with these rows, memory-mapped. The file is deleted together with the array."""
     if not isinstance(array, RemoteArray):
         return np.asanyarray(array)
     if not array.nbytes:

@@ -1,13 +1,13 @@
-"""URLs: which ones are opened, which ones are trusted, and how they are shown.
+"""URLs: allowed schemes, trusted URLs, and redacted display.
 
-Stores may be at URLs of a few schemes, tables also on web servers. Everything else is refused before fsspec sees it:
-fsspec chains URLs with `::`, and some of its file systems run templates or read other places that a URL names.
+Stores may be at URLs of a few schemes, tables also on web servers. All other URLs are refused before fsspec gets them:
+fsspec chains URLs with `::`, and some of its file systems run templates or read other files that a URL names.
 
-A URL that comes out of a folder is trusted only if the user gave the same URL on this machine before, or sets
-LARGEGT_TRUST_REMOTE (`--trust-remote`). The URLs that were given are in `trusted-urls.txt` in the settings folder:
+A URL that is read from a folder is trusted only if the user gave the same URL on this machine before, or sets
+LARGEGT_TRUST_REMOTE (`--trust-remote`). URLs from the user are saved in `trusted-urls.txt` in the settings folder:
 $LARGEGT_CONFIG, else $XDG_CONFIG_HOME/largegt, else ~/.config/largegt.
 
-This module imports nothing of the package at first, so that `errors` can use it.
+This module imports the package only inside functions, so that `errors` can import it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _URL = re.compile(r"([^/]{2,}?):/+(.+)", re.DOTALL)  # Path("s3://b/g") keeps on
 _AFTER_SCHEME = re.compile(r"(:/+)(\S+)")
 _SECRET_VALUE = re.compile(r"([?&][^=&\s]*(?:pass|secret|token|sig|key|cred|auth)[^=&\s]*=)[^&\s'\")]+", re.IGNORECASE)
 _given: set[str] = set()
-"""URLs that were given in this process."""
+"""URLs that the user gave in this process."""
 
 
 def parts(place: str | Path) -> tuple[str, str] | None:
@@ -43,7 +43,7 @@ def parts(place: str | Path) -> tuple[str, str] | None:
 
 
 def is_url(place: str | Path) -> bool:
-    """Whether this looks like the URL of something that is not on a path. It need not be one that can be opened."""
+    """Whether `place` has the form of a URL, other than `file://`. The URL need not be valid."""
     found = parts(place)
     return found is not None and found[0] not in _PATHS
 
@@ -63,13 +63,13 @@ def fault(url: str, schemes: tuple[str, ...] = STORES) -> str | None:
 
 
 def redacted(text: str) -> str:
-    """The same text with the logins and the secret parameters of its URLs replaced by `***`."""
-    return _AFTER_SCHEME.sub(_hide, text)
+    """The text with logins and secret parameters of URLs replaced by `***`."""
+    return _AFTER_SCHEME.sub(_redact, text)
 
 
-def _hide(found: re.Match[str]) -> str:
+def _redact(found: re.Match[str]) -> str:
     slashes, rest = found[1], found[2]
-    login, at, place = rest.rpartition("@")  # the last one: a password may hold / and @
+    login, at, place = rest.rpartition("@")  # split at the last @: a password may contain / and @
     has_login = at and set(":@") & set(rest.partition("/")[0])
     if has_login and not (":" not in login and found.string[: found.start()].endswith(_AZURE)):
         rest = f"***@{place}"
@@ -80,7 +80,7 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def remember(url: str) -> None:
-    """Note that the user gave this URL. Nothing is noted where every URL is trusted, or nothing can be written."""
+    """Save that the user gave this URL, unless all URLs are trusted or the settings folder is not writable."""
     if url in _given or _trusts_all():
         return
     _given.add(url)
@@ -88,18 +88,18 @@ def remember(url: str) -> None:
 
     from .atomic import write_text_atomically
 
-    with suppress(OSError, RuntimeError, LargeGTError):  # RuntimeError: there is no home folder
-        if url not in (known := _known()):
+    with suppress(OSError, RuntimeError, LargeGTError):  # RuntimeError: no home folder
+        if url not in (trusted := _trusted_urls()):
             _trusted_file().parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(_trusted_file(), "".join(f"{line}\n" for line in [*known, url]))
+            write_text_atomically(_trusted_file(), "".join(f"{line}\n" for line in [*trusted, url]))
 
 
 def is_trusted(url: str) -> bool:
-    """Whether a URL that a folder names may be opened."""
+    """Whether a URL that is read from a folder may be opened."""
     if url in _given or _trusts_all():
         return True
     with suppress(OSError, RuntimeError):
-        return url in _known()
+        return url in _trusted_urls()
     return False
 
 
@@ -112,6 +112,6 @@ def _trusted_file() -> Path:
     return Path(os.environ.get("LARGEGT_CONFIG") or Path(home) / "largegt") / "trusted-urls.txt"
 
 
-def _known() -> list[str]:
+def _trusted_urls() -> list[str]:
     file = _trusted_file()
     return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []

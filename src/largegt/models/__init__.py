@@ -1,1 +1,1 @@
-"""The networks."""
+"""LargeGT and the baselines."""

@@ -1,4 +1,4 @@
-"""What every model here is: a batch in, a `NodeOutput` out, and perhaps a codebook to move after the step."""
+"""The interface of all models: a batch in, a `NodeOutput` out, and for some a codebook update after the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataShape:
-    """The sizes of the data that a model's shape depends on."""
+    """The data sizes that determine a model's shapes."""
 
     num_features: int
     num_outputs: int
@@ -23,9 +23,9 @@ class DataShape:
     num_nodes: int = 0
     num_positions: int = 0
     hops: int = 2
-    """Contexts that a token row has beside the features."""
+    """Context features per token row, beside the node's own features."""
     num_labels: int = 0
-    """Numbers in a label distribution."""
+    """Width of a label distribution."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> DataShape:
@@ -37,7 +37,7 @@ class DataShape:
 
 @dataclass(frozen=True)
 class NodeOutput:
-    """What a model predicts for b nodes."""
+    """The output of a model for b nodes."""
 
     logits: Tensor
     """[b, outputs]"""
@@ -46,46 +46,46 @@ class NodeOutput:
     nodes: Tensor
     """[b] node numbers."""
     codebook_input: Tensor | None = None
-    """[b, w] what `update_codebook` learns from; None without a GlobalModule."""
+    """[b, w] the input of `update_codebook`; None without a GlobalModule."""
 
     def without_nodes(self) -> NodeOutput:
-        """The same of no nodes."""
+        """The output for an empty batch."""
         codebook_input = None if self.codebook_input is None else self.codebook_input[:0]
         return NodeOutput(self.logits[:0], self.hidden[:0], self.nodes[:0], codebook_input)
 
 
 class NodeModel(nn.Module):
-    """Base of LargeGT and the baselines. A baseline is made of a DataShape and a ModelConfig."""
+    """Base class of LargeGT and the baselines. A baseline is constructed from a DataShape and a ModelConfig."""
 
     num_local_nodes: int | None = None
-    """How many local nodes a batch must carry; None: all that were sampled."""
+    """Local nodes per node that a batch must hold; None: all sampled ones."""
     reads: str = "tokens"
-    """What its batches hold: tokens, or for models that draw neighbours themselves a sample by layers, neighborhoods
-    by distance, or adjacency, all neighbours."""
+    """The kind of batch: tokens, or for models with a neighbour sampler: sample (neighbours by layer), neighborhoods
+    (neighbours by distance), adjacency (all neighbours)."""
     fanouts: tuple[int, ...] = ()
-    """Neighbours to draw per hop, where it draws."""
+    """Neighbours to sample per hop, for models with a neighbour sampler."""
     takes_padding = False
-    """Whether tokens may be wider than the features, with zeros behind them: widths that suit a GPU."""
+    """Whether tokens may be zero-padded to a feature width that suits a GPU."""
     reads_labels = False
-    """Whether batches must carry the labels of local nodes."""
+    """Whether batches must hold the labels of local nodes."""
     local_node_dropout: float = 0.0
-    """Share of the local nodes that a batch leaves out in training."""
+    """Fraction of the local nodes that a training batch drops."""
     compiled_sizes: frozenset[int] = frozenset()
-    """Batches of these sizes are computed by fused kernels."""
+    """Batch sizes that run on compiled kernels."""
 
     @classmethod
     def for_prepared(cls, prepared: Prepared, config: Any) -> Self:
         """A model whose shapes fit a Prepared."""
-        make: Any = cls  # a baseline is made of these two
+        make: Any = cls  # the constructor of a baseline takes these two
         model: Self = make(DataShape.of(prepared), config)
         return model
 
     def forward(self, batch: Any) -> NodeOutput:
-        """`batch` is a TokenBatch, or what `reads` names."""
+        """`batch` is a TokenBatch, or another kind according to `reads`."""
         raise NotImplementedError
 
     def compile_for(self, batch_sizes: set[int]) -> None:
-        """Compute batches of these sizes with fused kernels; models that have none ready do nothing."""
+        """Compile the model for batches of these sizes; does nothing for models without compiled kernels."""
 
     def update_codebook(self, output: NodeOutput) -> None:
-        """Move the codebook by one step of EMA k-means after an optimizer step; models without one do nothing."""
+        """Take one step of EMA k-means after an optimizer step; does nothing for models without a codebook."""

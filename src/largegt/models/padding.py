@@ -1,7 +1,7 @@
-"""Widths that suit a GPU: the same products with zeros behind what is there.
+"""Zero padding to widths that suit a GPU, with the same results.
 
-Tensor cores take rows in multiples of 8 numbers; 100 features or 47 classes send a product to kernels that are several
-times slower. On a CPU nothing is padded.
+Tensor cores need widths that are multiples of 8; with 100 features or 47 classes a matrix product uses kernels that are
+several times slower. On a CPU nothing is padded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _MULTIPLE = 8
 
 
 class PaddedLinear(nn.Linear):
-    """A linear layer on rows that may have zeros behind their features; on a GPU its outputs are computed at a width
-    that suits it. Its weights are those of a plain `nn.Linear`."""
+    """A linear layer that accepts zero-padded features, and on a GPU pads its outputs internally. Its weights have the
+    shapes of a plain `nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         more_inputs = input.shape[-1] - self.in_features

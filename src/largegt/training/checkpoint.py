@@ -1,6 +1,6 @@
-"""Checkpoints: the whole state of a training between two epochs, so that a resumed run equals an unbroken one.
+"""Checkpoints: the whole state of a training between two epochs. A resumed run equals an uninterrupted one.
 
-Randomness needs no saving: shuffling and dropout of an epoch are functions of (seed, epoch).
+Random number generators are not saved: shuffling and dropout of an epoch are functions of (seed, epoch).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrainingState:
         return cls(model, make_optimizer(model, config, accelerator.device), accelerator.scaler, average)
 
     def num_bytes(self) -> int:
-        """About how large a checkpoint is: weights, two moments of each parameter, and the average if there is one."""
+        """Approximate size of a checkpoint: weights, two moments per parameter, and the moving average if any."""
         moments = 2 * sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         return self.weight_bytes() * (2 if self.average is not None else 1) + moments
 
@@ -72,13 +72,13 @@ def save_checkpoint(path: Path, state: TrainingState, progress: TrainingProgress
         "scaler": state.scaler,
         "average": state.average,
     }
-    kept = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    contents = {name: part.state_dict() for name, part in parts.items() if part is not None}
     with disk_errors(path.parent, state.num_bytes()):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as stream:
             try:
-                torch.save(kept | {"progress": asdict(progress)}, stream)
-            except RuntimeError as error:  # of torch.save, which does not say that a disk is full
+                torch.save(contents | {"progress": asdict(progress)}, stream)
+            except RuntimeError as error:  # torch.save hides the OSError of a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
@@ -97,18 +97,18 @@ def load_checkpoint(path: Path, state: TrainingState, device: torch.device) -> T
     check_file(path.parents[1], path)
     optimizer = state.optimizer
     try:
-        kept: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        state.model.load_state_dict(kept["model"])
+        saved: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state.model.load_state_dict(saved["model"])
         own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(kept["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
         for group, settings in zip(optimizer.param_groups, own, strict=True):
             group.update(settings)
         _check_moments(optimizer)
         if state.average is not None:
-            state.average.load_state_dict(kept["average"])
-        if kept["scaler"]:  # empty where it was written in another precision
-            state.scaler.load_state_dict(kept["scaler"])
-        return TypeAdapter(TrainingProgress).validate_python(kept["progress"])
+            state.average.load_state_dict(saved["average"])
+        if saved["scaler"]:  # empty where it was written in another precision
+            state.scaler.load_state_dict(saved["scaler"])
+        return TypeAdapter(TrainingProgress).validate_python(saved["progress"])
     except Exception as error:
         raise FormatError(
             f"checkpoint {path} cannot be resumed from ({first_line(error)}); train again with `overwrite=True`"
@@ -116,7 +116,7 @@ def load_checkpoint(path: Path, state: TrainingState, device: torch.device) -> T
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse moments of another shape than their parameter: kernels do not look."""
+    """Refuse moments whose shape differs from their parameter's: the optimizer's kernels do not check."""
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if not isinstance(value, torch.Tensor) or (value.dim() and value.shape != parameter.shape):

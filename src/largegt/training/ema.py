@@ -1,7 +1,7 @@
-"""Weight average: an exponential moving average of the weights over the steps, which is scored in their place.
+"""Exponential moving average of the weights over the steps. Validation, saved weights and predictions use it.
 
-Parameters alone are averaged: buffers (the codebook, the running statistics of batch norm) are moving averages already.
-Cost: one more copy of the parameters, and a pass over them per step.
+Only parameters are averaged: buffers (the codebook, the running statistics of batch norm) are moving averages already.
+Cost: one more copy of the parameters, and one pass over them per step.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from torch import nn
 
 
 class WeightAverage:
-    """`update()` after every step; `with average.in_place():` the model has the averaged weights."""
+    """Call `update()` after every step; inside `with average.in_place():` the model has the averaged weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Of a model that is on its device already."""
+        """The model must already be on its device."""
         self.decay = decay
-        self._own = dict(model.named_parameters())
-        self._averaged = {name: parameter.detach().clone() for name, parameter in self._own.items()}
-        device = next(iter(self._own.values())).device
-        self._num_steps = torch.zeros((), device=device)  # on the device: a recorded step counts there
+        self._parameters = dict(model.named_parameters())
+        self._averaged = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        device = next(iter(self._parameters.values())).device
+        self._num_steps = torch.zeros((), device=device)  # on the device, so that a CUDA graph can count
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count the newest weights in. After t steps the decay is (1 + t) / (10 + t) at most."""
+        """Add the current weights to the average. After t steps the decay is at most (1 + t) / (10 + t)."""
         decay = ((1 + self._num_steps) / (10 + self._num_steps)).clamp(max=self.decay)
         self._num_steps += 1
         averaged = list(self._averaged.values())
-        steps = torch._foreach_sub(list(self._own.values()), averaged)
-        torch._foreach_mul_(steps, 1 - decay)
-        torch._foreach_add_(averaged, steps)
+        differences = torch._foreach_sub(list(self._parameters.values()), averaged)
+        torch._foreach_mul_(differences, 1 - decay)
+        torch._foreach_add_(averaged, differences)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; afterwards its own again, to the bit. They are copied, since
-        compiled and recorded code looks for them where they lie."""
+        """Inside, the model has the averaged weights; afterwards its own again, bit for bit. Values are copied, since
+        compiled code and CUDA graphs hold the addresses of the parameters."""
         self._swap()
         try:
             yield
@@ -56,7 +56,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for own, averaged in zip(self._own.values(), self._averaged.values(), strict=True):
-            kept = own.clone()
-            own.copy_(averaged)
-            averaged.copy_(kept)
+        for parameter, averaged in zip(self._parameters.values(), self._averaged.values(), strict=True):
+            current = parameter.clone()
+            parameter.copy_(averaged)
+            averaged.copy_(current)

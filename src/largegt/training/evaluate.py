@@ -35,7 +35,7 @@ from .setup import Accelerator, AnyLoader, make_accelerator, make_loader, num_sa
 Predicted = tuple[Tensor, Tensor, Tensor]
 """Nodes, logits and labels."""
 _BATCH_BYTES, _FEWEST = 1 << 29, 16
-"""What tokens of a batch may take, and the fewest nodes of one: features may be thousands of words."""
+"""Limit on the tokens of a batch, and the fewest nodes per batch: features may have thousands of columns."""
 
 
 def evaluate(
@@ -99,7 +99,7 @@ def majority_scores(prepared: Prepared) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model with all that its predictions and scores are made of. `rows` are those of the loader's table, sorted."""
+    """A model with everything that predictions and scores need. `rows` are sorted rows of the loader's table."""
 
     model: NodeModel
     head: TaskHead
@@ -113,7 +113,7 @@ class Scorer:
     def of_run(
         cls, run: Run, prepared: Prepared, store: GraphStore, config: TrainConfig, ranks: Ranks = ALONE
     ) -> Scorer:
-        """A run's best weights. One that was trained with its table on a GPU may be scored where there is none."""
+        """Scores a run's best weights. A run trained with its token table on a GPU can be scored without a GPU."""
         accelerator = make_accelerator(config, ranks)
         model = run.load_model(prepared).to(accelerator.device)
         place = run.config.train.token_table
@@ -121,8 +121,8 @@ class Scorer:
         return cls(model, run.head(prepared), config, accelerator, loader, prepared, store)
 
     def scores(self, rows: Array, num_eval_samples: int = 1, progress: Progress | None = None) -> dict[str, float]:
-        """Scores of these rows, of predictions averaged over so many samples. With several ranks each brings its own
-        rows, and the scores are those of all."""
+        """Scores of predictions for `rows`, averaged over `num_eval_samples` samples. With several ranks, each passes
+        its own rows and gets the scores over all of them."""
         scores = Scores(self.head)
         for _, logits, labels in self.logits(self.loaders(rows, num_eval_samples), rows, progress, "evaluate"):
             scores.add(logits, labels)
@@ -135,8 +135,8 @@ class Scorer:
         first, others = self.loader, range(1, num_samples(self.model, self.config, num_eval_samples))
         if isinstance(first, NeighborLoader):
             return [first, *(replace(first, draw=draw) for draw in others)]
-        drawn = (sample_rows(self.store, self.prepared, rows, draw) for draw in others)
-        return [first, *(replace(first, table=first.table.with_local_rows(rows, *each)) for each in drawn)]
+        samples = (sample_rows(self.store, self.prepared, rows, draw) for draw in others)
+        return [first, *(replace(first, table=first.table.with_local_rows(rows, *sample)) for sample in samples)]
 
     @torch.no_grad()
     def logits(
@@ -160,7 +160,7 @@ class Scorer:
             yield from self._over_all_neighbors(model, loader, rows)
             return
         num_left, size = len(rows), nodes_at_once(loader, self.config)
-        if size in model.compiled_sizes and num_left > size:  # the last batch as full as the others
+        if size in model.compiled_sizes and num_left > size:  # pad the last batch to the compiled size
             rows = np.concatenate([rows, np.repeat(rows[-1:], -num_left % size)])
         for batch in loader.batches(rows, size):
             with self.accelerator.autocast():
@@ -171,19 +171,19 @@ class Scorer:
             num_left -= count
 
     def _over_all_neighbors(self, model: MessagePassing, loader: NeighborLoader, rows: Array) -> Iterator[Predicted]:
-        """Every layer once for every node it is needed for."""
+        """Layer-wise inference: computes each layer once per node."""
         table = loader.table
-        at = torch.from_numpy(rows).to(table.device)
-        nodes, labels = table.nodes[at].cpu().numpy(), table.labels[at].to(self.accelerator.device)
-        outputs = layerwise(model, loader.csr, lambda of: loader.features(torch.from_numpy(of)), nodes)
+        table_rows = torch.from_numpy(rows).to(table.device)
+        nodes, labels = table.nodes[table_rows].cpu().numpy(), table.labels[table_rows].to(self.accelerator.device)
+        outputs = layerwise(model, loader.csr, lambda some: loader.features(torch.from_numpy(some)), nodes)
         done = 0
         while True:
             with self.accelerator.autocast():
                 output = next(outputs, None)
             if output is None:
                 return
-            of = labels[done : done + len(output.nodes)]
-            yield output.nodes, output.logits, of if of.is_floating_point() else of.long()
+            part = labels[done : done + len(output.nodes)]
+            yield output.nodes, output.logits, part if part.is_floating_point() else part.long()
             done += len(output.nodes)
 
 
@@ -195,5 +195,5 @@ def nodes_at_once(loader: AnyLoader, config: TrainConfig) -> int:
 
 
 def _in_order(batch: Any, values: Tensor) -> Tensor:
-    """Values of a batch by node; only batches of distinct tokens come in another order."""
+    """Values of a batch in the order of its nodes; only batches with deduplicated tokens are reordered."""
     return values if batch.multiplicity is None else values[batch.nodes.argsort()]

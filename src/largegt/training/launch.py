@@ -1,8 +1,8 @@
-"""Launch: one command → the same command in several processes of this machine, which train together.
+"""Launch: runs one command in several processes of this machine, which train together.
 
-The processes find each other as those of torchrun do, which launches jobs on several machines. The first one has the
-terminal, the others are silent. If one dies, the rest are ended within seconds, and the error says which, why, and how
-to go on. (torchrun names the rank that it sees first, which may be one that only lost another.)
+The processes connect through the environment variables of torchrun, which launches jobs on several machines. Only rank
+0 writes to the terminal. If a rank dies, the others end within seconds, and the error names the rank, the cause and the
+command to resume. (torchrun names the first rank that exits, which may only have lost its connection to another.)
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from largegt.runtime.threads import num_threads
 
 _POLL_S = 0.02
 _GRACE_S = 5.0
-"""The others of a dead rank miss it at once and leave by themselves; who has not by then is ended."""
+"""The other ranks detect a dead rank at once and exit; after this time the launcher terminates them."""
 
 
 def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) -> int:
-    """Run `largegt` with these arguments on so many ranks. `advice` says what to do after one of them died."""
+    """Run `largegt` with these arguments on `devices` ranks. `advice` gives the end of the error when a rank dies."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, "-m", "largegt", *arguments]
     processes: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory(prefix="largegt-") as folder, ExitStack() as at_end:
-        at_end.callback(_end, processes)  # after a kill of this process they end by themselves (`end_with_parent`)
+        at_end.callback(_terminate, processes)  # if this process is killed, they exit themselves (`end_with_parent`)
         errors = [Path(folder) / f"rank{rank}" for rank in range(devices)]
         for rank in range(devices):
             environment = os.environ | _environment(rank, devices, store.port)
@@ -46,7 +46,7 @@ def launch(devices: int, arguments: Sequence[str], advice: Callable[[], str]) ->
         if failed is None:
             return 0
         code = processes[failed].returncode
-        if processes[0].returncode == 2:  # it has said what was wrong
+        if processes[0].returncode == 2:  # rank 0 has printed the error
             return 2
         words = errors[failed].read_text(encoding="utf-8", errors="replace").strip() if failed else ""
         if code == 2:
@@ -66,13 +66,13 @@ def resume_advice(out: Path, devices: int) -> str:
         return f"there is no checkpoint yet; begin again with: {command}"
     try:
         epoch = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]["epoch"]
-    except Exception:  # resuming says what is wrong with it
+    except Exception:  # --resume reports the damage
         return f"go on with: {command}"
     return f"the last checkpoint is epoch {epoch}; go on with: {command}"
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun sets, and cores for each."""
+    """The environment variables of torchrun, and a share of the cores."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_threads(None) // size))
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
@@ -82,24 +82,24 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _first_to_fail(processes: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all to end well, or for one that did not: its number. Those that only lost another are passed over as
-    long as there may be another."""
-    blamed: int | None = None
+    """Wait until all processes succeed (None) or one fails (its rank). A process that only lost its connection to
+    another is returned only if no other process fails."""
+    first: int | None = None
     deadline = float("inf")
     while True:
         running = [process for process in processes if process.poll() is None]
         failed = [number for number, process in enumerate(processes) if process.returncode]
         causes = [number for number in failed if processes[number].returncode != LOST_RANK_CODE]
-        if blamed is None and causes:
-            blamed = min(causes, key=lambda number: processes[number].returncode)  # a signal before what it led to
+        if first is None and causes:
+            first = min(causes, key=lambda number: processes[number].returncode)  # a signal before other failures
         if not running or time.monotonic() > deadline:
-            return blamed if blamed is not None else next(reversed(failed), None)
+            return first if first is not None else next(reversed(failed), None)
         if failed and deadline == float("inf"):
             deadline = time.monotonic() + _GRACE_S
         time.sleep(_POLL_S)
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:

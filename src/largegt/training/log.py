@@ -1,5 +1,5 @@
-"""The log of a training: metrics.jsonl and .csv, TensorBoard, and Weights & Biases on request; and how metrics.json and
-metrics.jsonl are read. A run folder may come from a stranger, so types are checked."""
+"""The log of a training: metrics.jsonl and .csv, TensorBoard, and Weights & Biases on request. Also reads metrics.json
+and metrics.jsonl, and checks all types: a run folder may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scores = dict[str, Number]
 
 
 class Entry(BaseModel):
-    """An entry of a metrics file that must have the fields of its class; others are numbers, text or scores."""
+    """An entry of a metrics file. It has the fields of its class; further fields are numbers, text or scores."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, Number | str | Scores | None]
@@ -56,7 +56,7 @@ class FinalEntry(Entry):
 
 
 def parse_metrics(file: Path, text: str, kind: type[Entry]) -> dict[str, Any]:
-    """The entry in `text`, a line or the whole of `file`."""
+    """Parse and check the entry in `text`, which is one line or all of `file`."""
     try:
         entry: dict[str, Any] = json.loads(text)
         kind.model_validate(entry)
@@ -71,7 +71,7 @@ def parse_metrics(file: Path, text: str, kind: type[Entry]) -> dict[str, Any]:
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
-    """Write metrics.jsonl and metrics.csv, a line per epoch."""
+    """Write metrics.jsonl and metrics.csv, one line per epoch."""
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
     rows = [flatten(entry) for entry in history]
@@ -82,8 +82,8 @@ def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
 
 
 class RunLog:
-    """TensorBoard, and Weights & Biases where it is asked for. Opened at epoch e it forgets epochs after e (a killed
-    run's)."""
+    """TensorBoard, and Weights & Biases if `train.wandb_project` is set. Removes the events of a killed run that are
+    later than `epoch`."""
 
     def __init__(self, path: Path, config: Config, epoch: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -111,7 +111,7 @@ class RunLog:
             self.wandb.log(flat, step=entry["epoch"])
 
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
-        """TensorBoard's thread raises its errors in ours too, where they are reported."""
+        """Ignore disk errors of TensorBoard's thread: TensorBoard raises them again in the main thread."""
         if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
             self._hook(args)
 
@@ -137,7 +137,7 @@ def flatten(entry: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_wandb() -> None:
-    """Refuse early where Weights & Biases is wanted and not installed."""
+    """Refuse `train.wandb_project` if Weights & Biases is not installed, before any work is done."""
     if find_spec("wandb") is None:
         raise ConfigError(
             "train.wandb_project is set, but Weights & Biases is not installed: "

@@ -1,7 +1,7 @@
-"""What a task means: its loss, its predictions, its metrics, and which of them picks the best epoch.
+"""Loss, predictions and metrics of each task, and the metric that picks the best epoch.
 
-Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split, however it is cut into
-batches. A metric that is undefined on the nodes at hand (ROC-AUC of one class alone) is left out, not called zero.
+Enters: logits [b, o] and labels. Leaves: a loss, probabilities, or scores over a whole split, independent of its
+batches. A metric that is undefined on the given nodes (ROC-AUC of a single class) is omitted, not reported as zero.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _METRICS: dict[Task, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2"),
 }
 _registered: dict[str, Metric] = {}
-_NOTHING = 1e-12
-"""Less than any node weighs: what the loss of no nodes is divided by."""
+_MIN_WEIGHT = 1e-12
+"""Smaller than the weight of any node; avoids a division by zero for a batch without nodes."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of somebody else's."""
+    """A metric registered by another package."""
 
     compute: Callable[[np.ndarray, np.ndarray], float]
     tasks: tuple[Task, ...]
@@ -47,11 +47,12 @@ MetricT = TypeVar("MetricT", bound=Callable[[np.ndarray, np.ndarray], float])
 
 
 def register_metric(name: str, tasks: tuple[Task, ...], larger_is_better: bool = True) -> Callable[[MetricT], MetricT]:
-    """A decorator that makes `metric(predicted, labels) -> float` one of the scores of these tasks, for
-    `train.monitor` too.
+    """A decorator that adds `metric(predicted, labels) -> float` to the scores of these tasks. `train.monitor` can name
+    it as well.
 
-    It gets NumPy arrays of a whole split: class numbers [n] for multiclass, probabilities of the positive class [n]
-    for binary and [n, c] for multilabel (an unknown label is NaN), values [n] for regression. NaN means undefined.
+    The function gets NumPy arrays of a whole split: class numbers [n] for multiclass, probabilities of the positive
+    class [n] for binary and [n, c] for multilabel (an unknown label is NaN), values [n] for regression. It returns NaN
+    if the metric is undefined.
 
     Args:
         name: its name in scores.
@@ -78,7 +79,7 @@ class TaskHead:
     task: Task
     num_outputs: int
     weight: Tensor | None
-    """Class weights [o] (binary: [2]), or for multi-label the weight of positives [o]; None: all alike."""
+    """Class weights [o] (binary: [2]), or for multi-label the weight of positives [o]; None: equal weights."""
     label_smoothing: float
     target_mean: float
     target_std: float
@@ -86,10 +87,10 @@ class TaskHead:
 
     @classmethod
     def for_training(cls, prepared: Prepared, config: TrainConfig) -> TaskHead:
-        """The head for this data: class weights and target scale come from the training split alone."""
+        """The head for this data. Class weights and target scale come only from the training split."""
         task, num_outputs = prepared.meta["task"], prepared.meta["num_outputs"]
         mean, std, weight = 0.0, 1.0, None
-        if config.class_weights == "balanced" or task == "regression":  # else nothing is read
+        if config.class_weights == "balanced" or task == "regression":  # otherwise no label is read
             labels = np.asarray(prepared.labels[prepared.split_rows("train")])
             if task == "regression":
                 mean, std = float(labels.mean(dtype=np.float64)), float(labels.std(dtype=np.float64)) or 1.0
@@ -98,22 +99,22 @@ class TaskHead:
         return cls(task, num_outputs, weight, config.label_smoothing, mean, std)
 
     def loss(self, logits: Tensor, labels: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Mean loss of a batch in float32; missing parts of a multi-label row count nothing. With several ranks, this
-        one's part of it: the parts add up to the mean over all nodes of the batch."""
+        """Mean loss of a batch in float32, without unknown labels of multi-label rows. With several ranks, this rank's
+        part of it: the parts add up to the mean over all nodes of the batch."""
         total, weight = self.loss_terms(logits, labels)
         if ranks.has_empty_batch:
             total, weight = 0.0 * total, 0.0 * weight
-        return total / ranks.all_reduce_(weight).clamp(min=_NOTHING)
+        return total / ranks.all_reduce_(weight).clamp(min=_MIN_WEIGHT)
 
     def on(self, device: torch.device) -> TaskHead:
-        """The same with its weights there already."""
+        """A copy with the class weights on `device`."""
         return self if self.weight is None else replace(self, weight=self.weight.to(device))
 
     def loss_terms(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the batch's losses, and the weight to divide it by."""
+        """The sum of the losses of a batch, and the total weight to divide it by."""
         logits = logits.float()
         weight = None if self.weight is None else self.weight.to(logits.device)
-        count = torch.full((), float(len(labels)), device=logits.device)  # no copy from the host, so no waiting
+        count = torch.full((), float(len(labels)), device=logits.device)  # no copy from the host, so no sync
         if self.task == "multiclass":
             labels = labels.long()
             total = F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
@@ -145,32 +146,32 @@ class TaskHead:
         return logits * self.target_std + self.target_mean
 
     def disagreement(self, logits: list[Tensor], confidence: float = 0.0) -> Tensor:
-        """[b] the distance of views of the same nodes from their sharpened mean (probabilities squared, normalised),
-        which has no gradient; 0 where no class has at least the probability `confidence` in that mean."""
+        """[b] mean squared distance between the views' probabilities and their sharpened mean (squared and normalised,
+        without gradient); 0 for a node whose mean has no class with at least the probability `confidence`."""
         if self.task == "regression":
             values = torch.stack([each.float() for each in logits])
             return (values - values.mean(dim=0).detach()).square().sum(dim=-1).mean(dim=0)
         views = torch.stack([self.probabilities(each) for each in logits])
-        if self.task == "multilabel":  # each label on its own: there, or not
+        if self.task == "multilabel":  # each label as a binary task
             views = torch.stack([views, 1.0 - views], dim=-1)
         mean = views.mean(dim=0).detach()
         target = mean.square() / mean.square().sum(dim=-1, keepdim=True)
-        apart = (views - target).square().sum(dim=-1).mean(dim=0) * (mean.amax(dim=-1) >= confidence)
-        return apart.mean(dim=1) if self.task == "multilabel" else apart
+        distance = (views - target).square().sum(dim=-1).mean(dim=0) * (mean.amax(dim=-1) >= confidence)
+        return distance.mean(dim=1) if self.task == "multilabel" else distance
 
     def average(self, logits: list[Tensor]) -> Tensor:
-        """Logits whose probabilities are the mean of these ones' (values, for regression)."""
+        """Logits whose probabilities are the mean of the given ones' probabilities (regression: the mean value)."""
         if len(logits) == 1:
             return logits[0]
-        every = torch.stack([each.float() for each in logits])
+        stacked = torch.stack([each.float() for each in logits])
         if self.task == "multiclass":
-            return every.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
+            return stacked.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
         if self.task == "regression":
-            return every.mean(dim=0)
-        return every.double().sigmoid().mean(dim=0).logit(eps=1e-12).float()
+            return stacked.mean(dim=0)
+        return stacked.double().sigmoid().mean(dim=0).logit(eps=1e-12).float()
 
     def monitor(self, wanted: str) -> tuple[str, float]:
-        """The metric that picks the best epoch, and +1 or -1 for larger or smaller is better."""
+        """The metric that picks the best epoch, and its sign: +1 if larger is better, -1 if smaller is."""
         load_plugins()
         own = [name for name, metric in _registered.items() if self.task in metric.tasks]
         known = (*_METRICS[self.task], "loss", *own)
@@ -185,15 +186,15 @@ class TaskHead:
 
 
 class Scores:
-    """Tallies loss and predictions over the batches of a split, on the device of the model."""
+    """Collects losses and predictions over the batches of a split, on the model's device."""
 
     def __init__(self, head: TaskHead) -> None:
         self.head = head
-        self._counted: list[tuple[Tensor, ...]] = []
-        """Of each batch: the loss, its weight, predictions and labels."""
+        self._batches: list[tuple[Tensor, ...]] = []
+        """For each batch: the summed loss, its weight, predictions and labels."""
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count one batch."""
+        """Add one batch."""
         loss, weight = self.head.loss_terms(logits, labels)
         predicted = self.head.probabilities(logits)
         if self.head.task == "multiclass":
@@ -202,24 +203,23 @@ class Scores:
             predicted, labels = predicted[:, 1:], labels[:, None]
         elif self.head.task == "regression":
             predicted = predicted[:, 0]
-        self._counted.append((loss, weight, predicted, labels))
+        self._batches.append((loss, weight, predicted, labels))
 
     def result(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """`{"loss": …, "accuracy": …}` over everything that all ranks counted, on each of them; empty when nothing
-        was."""
+        """`{"loss": …, "accuracy": …}` over the batches of all ranks, the same on each rank; {} without batches."""
         if ranks.size == 1:
-            return self._over(self._counted)
-        every = ranks.gather_objects([tuple(values.cpu() for values in batch) for batch in self._counted])
-        return ranks.broadcast_object(self._over([batch for counted in every for batch in counted]))
+            return self._scores_of(self._batches)
+        every = ranks.gather_objects([tuple(values.cpu() for values in batch) for batch in self._batches])
+        return ranks.broadcast_object(self._scores_of([batch for counted in every for batch in counted]))
 
-    def _over(self, counted: list[tuple[Tensor, ...]]) -> dict[str, float]:
-        if not counted:
+    def _scores_of(self, batches: list[tuple[Tensor, ...]]) -> dict[str, float]:
+        if not batches:
             return {}
-        losses, weights, predicted, truth = zip(*counted, strict=True)
+        losses, weights, predicted, truth = zip(*batches, strict=True)
         total, weight = (torch.stack(terms).double().sum() for terms in (losses, weights))
-        loss = float(total / weight.clamp(min=_NOTHING))
-        every = torch.cat(predicted), torch.cat(truth)
-        return {"loss": loss, **_metrics(self.head, *every), **_registered_metrics(self.head.task, *every)}
+        loss = float(total / weight.clamp(min=_MIN_WEIGHT))
+        of_split = torch.cat(predicted), torch.cat(truth)
+        return {"loss": loss, **_metrics(self.head, *of_split), **_registered_metrics(self.head.task, *of_split)}
 
 
 def _registered_metrics(task: Task, predicted: Tensor, truth: Tensor) -> dict[str, float]:
@@ -236,7 +236,7 @@ def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, floa
         accuracy = float((predicted == truth).double().mean())
         return {"accuracy": accuracy, "macro_f1": _macro_f1(predicted, truth.long(), head.num_outputs)}
     if head.task == "regression":
-        predicted, truth = predicted.double(), truth.double()  # squares of large targets leave float32
+        predicted, truth = predicted.double(), truth.double()  # squares of large targets overflow float32
         error = predicted - truth
         found = {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
         if len(truth) > 1 and bool((truth != truth[0]).any()):
@@ -257,30 +257,30 @@ def _metrics(head: TaskHead, predicted: Tensor, truth: Tensor) -> dict[str, floa
 
 
 def _mean_over_labels(metric: Callable[[Tensor, Tensor], Tensor], predicted: Tensor, truth: Tensor) -> float | None:
-    """The mean of a ranking metric over the labels that have positives and negatives; None where none has."""
+    """The mean of a ranking metric over the labels with positives and negatives; None if there is no such label."""
     values = []
-    for column, wanted in zip(predicted.T, truth.T, strict=True):
-        known = wanted >= 0
-        if bool((wanted == 1).any()) and bool((wanted == 0).any()):
-            values.append(float(metric(column[known], wanted[known])))
+    for scores, labels in zip(predicted.T, truth.T, strict=True):
+        known = labels >= 0
+        if bool((labels == 1).any()) and bool((labels == 0).any()):
+            values.append(float(metric(scores[known], labels[known])))
     return float(np.mean(values)) if values else None
 
 
 def roc_auc(score: Tensor, truth: Tensor) -> Tensor:
-    """Area under the ROC curve, by trapezoids: equal scores count half."""
+    """Area under the ROC curve by the trapezoidal rule: ties count half."""
     positives, negatives = (F.pad(counts, (1, 0)) for counts in _counts_by_threshold(score, truth))
     return torch.trapezoid(positives / positives[-1], negatives / negatives[-1])
 
 
 def _average_precision(score: Tensor, truth: Tensor) -> Tensor:
-    """Precision at each threshold, weighted by the recall gained there."""
+    """Mean of the precision at each threshold, weighted by the increase in recall."""
     positives, negatives = (counts.flip(0) for counts in _counts_by_threshold(score, truth))
     recall, precision = positives / positives[0], positives / (positives + negatives)
     return ((recall - F.pad(recall[1:], (0, 1))) * precision).sum()
 
 
 def _counts_by_threshold(score: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """True and false positives at each distinct score, from the highest down."""
+    """True and false positives at each distinct score, highest score first."""
     score, order = score.sort(descending=True)
     last = torch.cat([score.diff().nonzero()[:, 0], torch.tensor([len(score) - 1], device=score.device)])
     positives = truth[order].cumsum(0)[last]
@@ -288,15 +288,15 @@ def _counts_by_threshold(score: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _macro_f1(predicted: Tensor, truth: Tensor, num_classes: int) -> float:
-    """Mean F1 score of the classes that occur, as labels or as predictions."""
+    """Mean F1 score over the classes that occur in labels or predictions."""
     hits = truth[predicted == truth].bincount(minlength=num_classes)
     total = truth.bincount(minlength=num_classes) + predicted.bincount(minlength=num_classes)
     return float((2.0 * hits / total.clamp(min=1))[total > 0].double().mean())
 
 
 def _balanced(task: Task, labels: np.ndarray, num_outputs: int) -> Tensor:
-    """scikit-learn's "balanced": nodes / (classes · nodes of the class), over the classes there are; for multi-label,
-    the same ratio as a weight of positives, negatives per positive. A class that training never sees gets 1."""
+    """scikit-learn's "balanced": nodes / (classes · nodes of the class), over the classes that occur. Multi-label:
+    negatives per positive, as a weight of the positives. A class without training nodes gets 1."""
     if task != "multilabel":
         count = np.bincount(labels, minlength=2 if task == "binary" else num_outputs).astype(np.float64)
         weight = np.where(count > 0, count.sum() / np.maximum(count, 1) / (count > 0).sum(), 1.0)

@@ -1,5 +1,5 @@
-"""Ray Train: the same training on workers of a Ray cluster. Every machine sees store and run folder under the same
-path; the store may lie at a URL. If a worker is lost, Ray starts all again and they go on from the last checkpoint."""
+"""Ray Train: the same training on workers of a Ray cluster. Store and run folder have the same path on every machine;
+the store may be at a URL. If a worker is lost, Ray restarts all workers and they resume from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ try:
 except ImportError:
     raise ConfigError("a Ray cluster needs Ray: pip install 'largegt[ray]'") from None
 
-_LOST_AT_MOST = 3
-"""So often a worker may be lost before the job ends."""
+_MAX_LOST_WORKERS = 3
+"""Lost workers after which the job ends."""
 _STEP_LIMIT_S = 120
 
 
@@ -43,8 +43,8 @@ def train_on_ray(
     overwrite: bool = False,
     memory: str | int | None = None,
 ) -> Run:
-    """Train on so many workers of the cluster at `address`, of the one that this process is connected to, or of a new
-    one on this machine; a GPU each where the cluster has as many. The rest is as in `train`."""
+    """Train on `devices` workers of the cluster at `address`, of the cluster that this process is connected to, or of a
+    new one on this machine. Each worker gets a GPU if the cluster has enough. The rest is as in `train`."""
     refuse_url(out, "a run")
     out = Path(out).absolute()
     check_out(out, config, store, resume, overwrite)
@@ -64,12 +64,12 @@ def train_on_ray(
         "refusal": str(refusal), "config": config.model_dump(mode="json"),
     }  # fmt: skip
     trainer = TorchTrainer(
-        _work,
+        _train_worker,
         train_loop_config=job,
         torch_config=TorchConfig(backend="nccl" if has_gpus else "gloo", timeout_s=_STEP_LIMIT_S),
         scaling_config=ScalingConfig(num_workers=devices, use_gpu=has_gpus),
         run_config=RunConfig(
-            name="train", storage_path=str(scratch), failure_config=FailureConfig(max_failures=_LOST_AT_MOST)
+            name="train", storage_path=str(scratch), failure_config=FailureConfig(max_failures=_MAX_LOST_WORKERS)
         ),
     )
     try:
@@ -85,9 +85,9 @@ def train_on_ray(
     return Run.open(out)
 
 
-def _work(job: dict[str, Any]) -> None:
-    """What each worker does, in a process group that Ray has made. An error that is the user's to mend is kept from
-    Ray, which would try again."""
+def _train_worker(job: dict[str, Any]) -> None:
+    """Train on one worker, in the process group that Ray has created. A `LargeGTError` is written to a file instead of
+    raised: Ray would retry."""
     try:
         store = GraphStore.open(job["store"], version=job["version"])
         train(store, build(Config, job["config"]), job["out"], resume=True, memory=job["memory"])

@@ -1,12 +1,12 @@
-"""Run: the folder that a training leaves.
+"""Run: the folder that a training writes.
 
-config.toml         the whole configuration and where the data is, seen from here: enough to run it again
-metrics.jsonl       a line per epoch; metrics.csv the same for spreadsheets; tensorboard/ the same to look at
-metrics.json        the final scores, at the epoch that was best on validation
+config.toml         the whole configuration and the relative path of the data: enough to repeat the run
+metrics.jsonl       one line per epoch; also as metrics.csv for spreadsheets and tensorboard/ for TensorBoard
+metrics.json        the final scores, at the best validation epoch
 model.safetensors   the weights of that epoch
-checkpoints/        what --resume goes on from
-checksums.json      what each of these is, so that a damaged one is found (run_checksums.py)
-analysis.json       what `largegt report` found out about these weights, once it has
+checkpoints/        the state that --resume continues from
+checksums.json      the checksum of each of these files (run_checksums.py)
+analysis.json       results of `largegt report` for these weights, if it has run
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Run(Summary):
 
     @classmethod
     def create(cls, path: PathLike, config: Config, store: GraphStore) -> Run:
-        """Write `config.toml` of a new run."""
+        """Create a run folder with its `config.toml`."""
         run = cls(Path(path), config, Path(store.path).resolve(), store.fingerprint)
         run.path.mkdir(parents=True, exist_ok=True)
         data = {
@@ -76,7 +76,7 @@ class Run(Summary):
 
     @classmethod
     def open(cls, run: PathLike | Run) -> Run:
-        """Open the run at a path; a Run stays as it is."""
+        """Open the run at a path; return a Run as it is."""
         if isinstance(run, Run):
             return run
         remote.refuse_url(run, "a run")
@@ -94,7 +94,7 @@ class Run(Summary):
         try:
             tree = tomllib.loads(file.read_text(encoding="utf-8"))
             data = tree.pop("data")
-            return cls(path, build(Config, tree), _store_of(path, data), str(data["fingerprint"]))
+            return cls(path, build(Config, tree), _store_path(path, data), str(data["fingerprint"]))
         except UnknownModelError as error:
             raise ConfigError(f"{file}: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
@@ -146,12 +146,12 @@ class Run(Summary):
         return [parse_metrics(file, line, EpochEntry) for line in lines if line]
 
     def train_config(self, device: str | None = None) -> TrainConfig:
-        """The training's settings, on another device if one is named."""
+        """The training settings, with another device if one is given."""
         tree = self.config.train.model_dump(mode="json") | ({"device": device} if device else {})
         return build(TrainConfig, tree)
 
     def store(self) -> GraphStore:
-        """The version of the store that it was trained on."""
+        """The version of the store that the run was trained on."""
         self._require_store()
         try:
             return GraphStore.open(self.store_path, version=self.store_fingerprint)
@@ -162,7 +162,7 @@ class Run(Summary):
             ) from error
 
     def newest_store(self) -> GraphStore:
-        """The newest version of the store; the run's own version where that has labels of its own."""
+        """The newest version of the store; the run's own version if that is a branch with its own labels."""
         self._require_store()
         store = GraphStore.open(self.store_path)
         if store.fingerprint != self.store_fingerprint:
@@ -193,8 +193,8 @@ class Run(Summary):
         self, progress: Progress | None = None, reachable: bool = False, memory: str | int | None = None,
         store: GraphStore | None = None,
     ) -> Prepared:  # fmt: skip
-        """The preparation it was trained on, made again if it was deleted; or of a newer version of its `store`, or one
-        that other samples can be drawn from."""
+        """The preparation that the run was trained on, recomputed if it was deleted. `store`: prepare this version of
+        the store instead. `reachable`: with token rows of all reachable nodes, for new samples."""
         config = self.config.preparation
         return prepare(
             store or self.store(), config.reachable() if reachable else config, progress=progress, memory=memory,
@@ -211,7 +211,7 @@ class Run(Summary):
         return model.eval()
 
     def load_weights(self, model: NodeModel) -> None:
-        """Give a model of this run the weights of the best epoch."""
+        """Load the weights of the best epoch into a model of this run."""
         from safetensors.torch import load
 
         file = self.path / "model.safetensors"
@@ -219,27 +219,27 @@ class Run(Summary):
             raise InputError(f"{self.path} has no weights yet: train it to its first validation")
         check_file(self.path, file)
         try:
-            model.load_state_dict(load(file.read_bytes()))  # its reader of files keeps some memory of every one
+            model.load_state_dict(load(file.read_bytes()))  # load_file leaks some memory per file
         except Exception as error:
             raise FormatError(
                 f"{file} does not fit the model of {self.path / 'config.toml'}: {first_line(error)}"
             ) from error
 
 
-def _store_of(path: Path, data: dict[str, Any]) -> Path:
-    """Where a run's store is: where it was, seen from the run, so that both may be moved together; or where it was on
-    this machine, so that a run may be moved alone. A URL is where it was."""
+def _store_path(path: Path, data: dict[str, Any]) -> Path:
+    """The path of a run's store: the recorded relative path, valid if run and store moved together; or the recorded
+    absolute path, valid if only the run moved. A URL stays as it is."""
     if remote.is_url(data["store"]):
         return remote.local_path(data["store"], named_by=path)
-    beside = Path(os.path.normpath(path.resolve() / data["store"]))
-    before = Path(os.path.abspath(data["absolute"]))  # absolute, so that nobody takes it for a URL
-    return before if before.exists() and not beside.exists() else beside
+    relative = Path(os.path.normpath(path.resolve() / data["store"]))
+    absolute = Path(os.path.abspath(data["absolute"]))  # abspath, so that the value is never read as a URL
+    return absolute if absolute.exists() and not relative.exists() else relative
 
 
 def store_to_train_on(place: PathLike, out: Path, resume: bool) -> GraphStore:
-    """The newest version of a store; when a run is resumed, the version that the run names."""
+    """The newest version of a store; for a resumed run, the version that the run was started on."""
     if resume and (out / "config.toml").is_file():
-        with suppress(InputError):  # another store: the caller says so
+        with suppress(InputError):  # another store: the caller raises the error
             return GraphStore.open(place, version=Run.open(out).store_fingerprint)
     return GraphStore.open(place)
 

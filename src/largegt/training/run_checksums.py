@@ -1,8 +1,8 @@
-"""checksums.json of a run: what its files are, so that a damaged one is found before it is used.
+"""checksums.json of a run: the size and checksum of each file, so that a damaged file is detected before it is used.
 
-A training may be killed at any moment: while files take their places, each has a note of what it was and one of what it
-is about to be, and either is sound. `analysis.json`, which a report may write beside a training, carries its own
-checksum. Runs without a checksums.json are read as they are. Cost: a hash of each file, and two small files per write.
+A training may be killed at any moment: while files are replaced, each has the checksums of its old and its new content,
+and either is valid. `analysis.json`, which a report may write during a training, holds its own checksum. Runs without a
+checksums.json are read without checks. Cost: a hash of each file, and two small files per write.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from largegt.io.checksums import Damage, bytes_checksum, file_checksum, mismatch
 FILE = "checksums.json"
 _FORMAT, _VERSION = "largegt-run", 2
 _ATTEMPTS = 5
-_PLACE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
-"""Where the store lies is the user's to change in config.toml, and its fingerprint is checked anyway."""
+_STORE_PATH_LINE = re.compile(rb"^(store|absolute) = .*$", re.MULTILINE)
+"""Lines of config.toml without a checksum: users may change the store's path, and its fingerprint is checked."""
 
 
 Note = dict[str, Any]
-"""The size and the checksum of a file, as `_Note` has them."""
+"""The size and the checksum of a file, with the fields of `_Note`."""
 Notes = dict[str, list[Note]]
-"""What each file is, by its name: one note, or several while it is replaced."""
+"""The notes of each file, by its name: one note, or several while the file is replaced."""
 
 
 class _Note(BaseModel, strict=True):
@@ -45,9 +45,9 @@ _NOTES = TypeAdapter(dict[str, list[_Note]])
 
 @contextmanager
 def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
-    """A folder for new files of the run, each under the name that it is to have. At the end they take their places
-    together: a kill at any moment leaves each file old or new, and the checkpoint is the last to be new. `others` are
-    noted as they are."""
+    """A folder for new files of the run, each under its final name. At the end they replace the old files together: a
+    kill at any moment leaves each file old or new, and the checkpoint is replaced last. `others` are existing files
+    that get a new checksum."""
     with disk_errors(run), _temporary(run) as folder:
         yield folder
         new = sorted((file for file in folder.rglob("*") if file.is_file()), reverse=True)
@@ -57,16 +57,16 @@ def replacing(run: Path, others: Iterable[Path] = ()) -> Iterator[Path]:
         before = noted(run)
         contents = files | {path: path for path in others}
         after = {_name(run, path): [_note(path, content)] for path, content in contents.items()}
-        _write(run, before | {name: [*before.get(name, []), *note] for name, note in after.items()}, durable=True)
+        _write_notes(run, before | {name: [*before.get(name, []), *note] for name, note in after.items()}, durable=True)
         for path, file in files.items():
             path.parent.mkdir(exist_ok=True)
             os.replace(file, path)
-        _write(run, before | after)
+        _write_notes(run, before | after)
 
 
 @contextmanager
 def _temporary(run: Path) -> Iterator[Path]:
-    """A folder in the run that is gone at the end, also where a signal comes while it is removed."""
+    """A temporary folder in the run, removed at the end even if a signal interrupts the removal."""
     folder = run / f".{uuid.uuid4().hex[:8]}.partial"
     try:
         folder.mkdir()
@@ -80,7 +80,7 @@ def _temporary(run: Path) -> Iterator[Path]:
 
 
 def check_file(run: Path, path: Path) -> None:
-    """Refuse a file of the run that is not what was written."""
+    """Refuse a file of the run that does not match its checksum."""
     try:
         fault = _fault_of(run, path)
     except OSError as error:
@@ -93,7 +93,7 @@ def check_file(run: Path, path: Path) -> None:
 
 
 def damages(run: Path) -> Iterator[Damage]:
-    """Each file of the run that is there and is not what was written. Reads every byte."""
+    """The existing files of the run that do not match their checksums. Reads every byte."""
     for name in noted(run):
         path = run / name
         try:
@@ -105,14 +105,14 @@ def damages(run: Path) -> Iterator[Damage]:
 
 
 def unchecked(run: Path) -> list[str]:
-    """Files in the run that nothing was noted of."""
+    """Files in the run without a checksum."""
     known = {*noted(run), FILE, "analysis.json"}
     names = (_name(run, file) for file in sorted(run.rglob("*")) if file.is_file())
     return [name for name in names if name not in known]
 
 
 def noted(run: Path) -> Notes:
-    """What is noted of each file of the run, by its name."""
+    """The notes of each file of the run, by its name."""
     file = run / FILE
     if not file.is_file():
         return {}
@@ -128,7 +128,7 @@ def noted(run: Path) -> Notes:
 
 
 def _fault_of(run: Path, path: Path) -> str | None:
-    """What is wrong with a file. A training may write between our two looks, so we look again when it did."""
+    """What is wrong with a file, or None. Tries again if a training has changed the checksums in between."""
     fault = None
     for _ in range(_ATTEMPTS):
         notes = noted(run)
@@ -136,7 +136,7 @@ def _fault_of(run: Path, path: Path) -> str | None:
             return None
         if leaves(run, path):
             return "leads out of its run"
-        faults = [_fault(path, note) for note in reversed(known)]
+        faults = [_mismatch(path, note) for note in reversed(known)]
         if None in faults:
             return None
         fault = faults[0]
@@ -145,7 +145,7 @@ def _fault_of(run: Path, path: Path) -> str | None:
     return fault
 
 
-def _fault(path: Path, note: Note) -> str | None:
+def _mismatch(path: Path, note: Note) -> str | None:
     if path.name != "config.toml":
         return mismatch(path, note["bytes"], note["checksum"])
     try:
@@ -155,9 +155,9 @@ def _fault(path: Path, note: Note) -> str | None:
 
 
 def _note(path: Path, content: Path) -> Note:
-    """What `path` is, whose content lies at `content`."""
+    """The size and checksum of the file `path`, whose content is read from `content`."""
     if path.name == "config.toml":
-        text = _PLACE.sub(rb"\1 =", content.read_bytes(), count=2)
+        text = _STORE_PATH_LINE.sub(rb"\1 =", content.read_bytes(), count=2)
         return {"bytes": len(text), "checksum": bytes_checksum(text)}
     return {"bytes": content.stat().st_size, "checksum": file_checksum(content)}
 
@@ -166,5 +166,5 @@ def _name(run: Path, path: Path) -> str:
     return path.relative_to(run).as_posix()
 
 
-def _write(run: Path, notes: Notes, durable: bool = False) -> None:
+def _write_notes(run: Path, notes: Notes, durable: bool = False) -> None:
     write_text_atomically(run / FILE, sealed({"format": _FORMAT, "version": _VERSION, "files": notes}), durable)

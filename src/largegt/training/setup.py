@@ -1,7 +1,7 @@
-"""From a configuration to the parts of a training: device and precision, model, loader, optimizer, step size.
+"""Builds the parts of a training from a configuration: device and precision, model, loader, optimizer, learning rate.
 
-Mixed precision is PyTorch's: `torch.autocast` around the forward pass, and in float16 a `GradScaler`, whose state
-belongs to a checkpoint. Models of several ranks are wrapped in DistributedDataParallel.
+Mixed precision uses PyTorch's `torch.autocast` around the forward pass, and in float16 a `GradScaler`, whose state is
+part of a checkpoint. With several ranks the model is wrapped in DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _STEPS_WORTH_COMPILING = 4000
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Where a process computes, and in which precision."""
+    """The device and the precision of a process."""
 
     device: torch.device
     precision: str
     scaler: GradScaler
-    """Disabled in every precision but 16-mixed: it passes everything through."""
+    """Enabled only in 16-mixed; otherwise it changes nothing."""
     ranks: Ranks = ALONE
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -56,18 +56,18 @@ class Accelerator:
         return torch.autocast(self.device.type, dtype=_MIXED[self.precision])
 
     def distribute(self, model: NodeModel) -> nn.Module:
-        """A model that is on the device; of several ranks, with gradients averaged over them. Its buffers are the same
-        on every rank by themselves."""
+        """Wrap a model that is on the device so that gradients are averaged over ranks. Its buffers need no broadcast:
+        every rank computes the same ones."""
         if self.ranks.size == 1:
             return model
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # its new name is not in every torch
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # older torch lacks the new name
             return DistributedDataParallel(model, broadcast_buffers=False)
 
 
 def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE, trains: bool = False) -> Accelerator:
-    """One device, chosen at run time, with the precision that suits it. Each rank has one of its own. One that trains
-    is refused a precision that this CPU cannot compute in."""
+    """The device of this rank, chosen at run time, and its precision. `trains`: refuse a precision that this CPU does
+    not support; evaluation uses float32 instead."""
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigError("train.device=cuda, but this machine has no usable GPU: use `train.device=cpu`")
@@ -77,7 +77,7 @@ def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE, trains: bool = F
         _log.warning("train.precision=16-mixed computes in bfloat16 on a CPU")
         precision = "bf16-mixed"
     if precision == "bf16-mixed":
-        torch.set_float32_matmul_precision("high")  # the few products left in float32 are small, and as exact as that
+        torch.set_float32_matmul_precision("high")  # few products stay in float32, and TF32 is accurate enough for them
     device = torch.device("cuda", ranks.gpu) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -85,8 +85,8 @@ def make_accelerator(config: TrainConfig, ranks: Ranks = ALONE, trains: bool = F
 
 
 def precision_of(config: TrainConfig, device_type: str, trains: bool = False) -> str:
-    """The precision to compute in. `auto` is float32 on every CPU: results must not depend on how fast it is. A run
-    that was trained in bfloat16 elsewhere is evaluated in float32 where bfloat16 does not work."""
+    """The precision to compute in. `auto` is float32 on every CPU: results must not depend on the CPU's speed. A run
+    trained in bfloat16 on another machine is evaluated in float32 where bfloat16 does not work."""
     if config.precision == "auto":
         return "bf16-mixed" if device_type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
     if device_type == "cuda" or config.precision not in _MIXED:
@@ -100,18 +100,18 @@ def precision_of(config: TrainConfig, device_type: str, trains: bool = False) ->
 
 
 def build_model(config: ModelConfig, prepared: Prepared) -> NodeModel:
-    """The model that `config.name` names, in the shape that fits the data."""
+    """The model named `config.name`, with shapes that fit the data."""
     model: NodeModel = config.spec.load().for_prepared(prepared, config)
     return model
 
 
 def is_worth_compiling(config: TrainConfig, device: torch.device, num_steps: int) -> bool:
-    """Whether `train.compile` says so, and it works here; by itself, where the steps that are faster make up for the
-    minute it takes."""
-    is_wanted = config.compile is True
+    """Whether `train.compile` is on and works on this machine. `auto` compiles if the number of faster steps outweighs
+    the minute of compilation."""
+    is_on = config.compile is True
     if config.compile == "auto":
-        is_wanted = device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
-    return is_wanted and usable(
+        is_on = device.type == "cuda" and num_steps >= _STEPS_WORTH_COMPILING
+    return is_on and usable(
         "compile_cuda" if device.type == "cuda" else "compile_cpu", "the model is not compiled, since that fails"
     )
 
@@ -142,7 +142,7 @@ def make_loader(
 
 
 def num_samples(model: NodeModel, config: TrainConfig, wanted: int) -> int:
-    """As many samples as are wanted, or one where predictions of the model depend on none."""
+    """`wanted` samples, or one if the model's predictions do not depend on a sample."""
     is_random = {
         "tokens": model.num_local_nodes is None, "neighborhoods": True, "sample": not config.layerwise_inference
     }  # fmt: skip
@@ -150,7 +150,7 @@ def num_samples(model: NodeModel, config: TrainConfig, wanted: int) -> int:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Adam or AdamW; weight decay falls on matrices only, not on biases, norms and embeddings."""
+    """Adam or AdamW, with weight decay only on matrices, not on biases, norms and embeddings."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim != 2]
@@ -158,14 +158,14 @@ def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) 
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if device.type == "cuda" and config.precision != "16-mixed":  # there gradients are scaled, and clipped unscaled
-        # one kernel, which can be recorded: its step size lies on the device
+    if device.type == "cuda" and config.precision != "16-mixed":  # 16-mixed: gradients are unscaled before clipping
+        # one kernel, usable in a CUDA graph: the learning rate is a tensor on the device
         return kind(groups, lr=torch.tensor(config.learning_rate, device=device), fused=True, capturable=True)
     return kind(groups, lr=config.learning_rate)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, num_steps: int) -> None:
-    """Constant; or linear warm-up, then a cosine to zero (cosine) or a line to min_learning_rate (linear)."""
+    """Set the rate of a step: constant, or linear warm-up and then cosine to zero or linear to min_learning_rate."""
     rate = config.learning_rate * _factor(config, step, num_steps)
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):

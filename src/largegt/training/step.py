@@ -1,10 +1,10 @@
-"""One training step: forward, loss, backward, clipping, optimizer, weight average, codebook; of a batch, or of two
-views of its nodes (batches.py). On a GPU, recorded once and replayed.
+"""One training step on a batch or on two views of its nodes (batches.py): forward, loss, backward, clipping, optimizer,
+moving average of the weights, codebook. On a GPU, a CUDA graph captured once and replayed.
 
-A step of a few milliseconds on a GPU is some two hundred launches, more than Python can make in that time. So batches
-are copied into buffers, and after a few steps one is recorded as a CUDA graph over those; later ones replay it. The
-steps before it have the same buffers: all that is compiled is compiled then, since compiling would end a recording. A
-batch of another size (the last of an epoch) is computed as usual. Nothing inside an epoch waits for the device.
+A step of a few milliseconds launches about two hundred kernels, more than Python can launch in that time. Therefore
+batches are copied into fixed buffers, a CUDA graph over these buffers is captured after a few steps, and later steps
+replay it. The steps before the capture use the same buffers and compile all kernels, since compilation would abort a
+capture. A batch of another size (the last of an epoch) runs without the graph. No step waits for the device.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from .setup import Accelerator
 
 _log = logging.getLogger(__name__)
 
-_STEPS_BEFORE_RECORDING = 3
+_STEPS_BEFORE_CAPTURE = 3
 
 
 class TrainingStep:
-    """`step([batch])` trains on a batch, `step([batch, other])` on two views of its nodes. True: a loss of this
-    epoch is known to be no number."""
+    """`step([batch])` trains on a batch, `step([view, view])` on two views of its nodes. Returns True if a loss of
+    this epoch is known not to be finite."""
 
     def __init__(
         self, accelerator: Accelerator, state: TrainingState, head: TaskHead, config: TrainConfig, record: bool,
         num_others: int = 0,
     ) -> None:  # fmt: skip
-        """So many nodes at the end of a batch, `num_others`, are not trained on: their views are to agree."""
+        """The last `num_others` nodes of a batch have no training label: only the consistency loss uses them."""
         device, self.ranks = accelerator.device, accelerator.ranks
         self.accelerator, self.state, self.config, self.num_others = accelerator, state, config, num_others
         self.network = accelerator.distribute(state.model)
         self.head = head.on(device)
         self.losses = Losses(device, self.ranks)
         self.agreement = torch.zeros((), device=device)
-        """Weight of the views' agreement; on the device, where a recorded step reads it."""
+        """Weight of the consistency loss; on the device, where the CUDA graph reads it."""
         can_record = device.type == "cuda" and config.precision != "16-mixed" and self.ranks.size == 1
         self._record = record and can_record and usable("cuda_graphs", "steps are not replayed, since recording fails")
         self._num_steps = 0
-        self._aside = side_stream(device, "step") if self._record else None
+        self._stream = side_stream(device, "step") if self._record else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._buffers: list[TokenBatch] = []
 
@@ -63,12 +63,12 @@ class TrainingStep:
         if not self._record:
             self._compute(views)
         elif len(views[0]) != self.config.batch_size + self.num_others or views[0].multiplicity is not None:
-            self._compute_aside(views)
+            self._compute_on_stream(views)
         else:
             self._fill_buffers(views)
-            if self._num_steps < _STEPS_BEFORE_RECORDING:
+            if self._num_steps < _STEPS_BEFORE_CAPTURE:
                 self._num_steps += 1
-                self._compute_aside(self._buffers)
+                self._compute_on_stream(self._buffers)
             else:
                 self._replay()
         return self.losses.look()
@@ -96,25 +96,25 @@ class TrainingStep:
         return output
 
     def _losses(self, views: Sequence[TokenBatch], logits: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The loss of the training nodes, and what is minimised."""
+        """The loss of the training nodes, and the total loss to minimise."""
         if not self.num_others:
             loss = self.head.loss(logits[0], views[0].labels, self.ranks)
             return loss, loss
-        own = slice(len(views[0]) - self.num_others)  # of the others no label is read
-        each = [self.head.loss(of[own], view.labels[own]) for of, view in zip(logits, views, strict=True)]
-        loss = torch.stack(each).mean()
-        others = [of[own.stop :] for of in logits]
-        apart = self.head.disagreement(others, self.config.consistency_threshold).mean()
-        return loss, loss + self.agreement * apart
+        own = slice(len(views[0]) - self.num_others)  # the labels of the others are never read
+        losses = [self.head.loss(some[own], view.labels[own]) for some, view in zip(logits, views, strict=True)]
+        loss = torch.stack(losses).mean()
+        others = [some[own.stop :] for some in logits]
+        disagreement = self.head.disagreement(others, self.config.consistency_threshold).mean()
+        return loss, loss + self.agreement * disagreement
 
-    def _compute_aside(self, views: Sequence[TokenBatch]) -> None:
-        """On the stream that is recorded from: gradients must not remember another one."""
-        assert self._aside is not None
+    def _compute_on_stream(self, views: Sequence[TokenBatch]) -> None:
+        """Compute on the stream of the capture: gradient accumulation must not be bound to another stream."""
+        assert self._stream is not None
         now = torch.cuda.current_stream()
-        self._aside.wait_stream(now)
-        with torch.cuda.stream(self._aside):
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
             self._compute(views)
-        now.wait_stream(self._aside)
+        now.wait_stream(self._stream)
 
     def _fill_buffers(self, views: Sequence[TokenBatch]) -> None:
         if not self._buffers:
@@ -125,10 +125,10 @@ class TrainingStep:
                 buffer.copy_(tensor)
 
     def _replay(self) -> None:
-        """The step of what is in the buffers."""
+        """Run the step on the buffers' contents."""
         if self._graph is None:
             try:
-                self._graph = self._recorded()
+                self._graph = self._capture()
             except RuntimeError as error:
                 _log.warning(f"steps are not replayed, since recording failed: {first_line(error)}")
                 self._record = False
@@ -137,19 +137,19 @@ class TrainingStep:
                 return
         self._graph.replay()
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         now = torch.cuda.current_stream()
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         before = random.clone_state()
         try:
-            with torch.cuda.graph(graph, pool, stream=self._aside, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream=self._stream, capture_error_mode="thread_local"):
                 self._compute(self._buffers)
         except BaseException:
-            random.graphsafe_set_state(before)  # it would go on as if recorded, and refuse every later dropout
+            random.graphsafe_set_state(before)  # otherwise it stays in capture mode and every later dropout fails
             torch.cuda.set_stream(now)
-            with suppress(RuntimeError):  # before 2.12 PyTorch keeps all memory that is freed for a recording to end
+            with suppress(RuntimeError):  # before 2.12 PyTorch never releases the pool of a failed capture
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
         return graph

@@ -1,10 +1,10 @@
 """The training loop, for every model.
 
-Enters: a Prepared (or a store, prepared as the recipe says) and a Config. Leaves: a run folder. The loop reads the
-train and valid splits; the test split is read once, at the end, with the weights that were best on valid.
+Enters: a Prepared (or a store, prepared as the recipe sets) and a Config. Leaves: a run folder. The loop reads the
+train and valid splits; the test split is read once, at the end, with the weights of the best validation epoch.
 
-Several ranks run the same code. Each trains on its part of every batch and scores its part of the validation nodes; the
-first alone writes.
+Several ranks run the same code. Each trains on its part of every batch and scores its part of the validation nodes;
+only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "the time is used up"
 _STEPS_BEFORE = 8
-"""A step that spoils weights may have a finite loss itself, and so may the next."""
+"""A step that corrupts the weights may itself have a finite loss, and so may the next step."""
 Watch = Callable[[NodeModel, int, float], None]
 
 
@@ -148,7 +148,7 @@ def train(
         head = TaskHead.for_training(prepared, config.train)
         head.monitor(config.train.monitor)  # refuses what is no metric
         with ranks.rank_zero_first():
-            run = _begin(out, config, store, overwrite) if ranks.is_first else Run.open(out)
+            run = _open_run(out, config, store, overwrite) if ranks.is_first else Run.open(out)
         trainer = Trainer(run, store, prepared, head, accelerator)
         trainer.fit(show, watch)
         trainer.finish(score_test)
@@ -161,7 +161,7 @@ class Trainer:
     def __init__(
         self, run: Run, store: GraphStore, prepared: Prepared, head: TaskHead, accelerator: Accelerator
     ) -> None:
-        """A new training, or one that goes on from the checkpoint of its run."""
+        """Start a new training, or resume from the run's checkpoint."""
         self.run, self.config = run, run.config.train
         self.device, self.ranks = accelerator.device, accelerator.ranks
         self.monitor, self.sign = head.monitor(self.config.monitor)
@@ -176,8 +176,8 @@ class Trainer:
         self.scorer = Scorer(self.model, head, self.config, accelerator, loader, prepared, store)
         self.train_rows = prepared.split_rows("train")
         self.valid_rows = self.ranks.batches_of(prepared.split_rows("valid"), self.config.eval_batch_size)
-        draws_anew = self.config.resample == "epoch" and self.model.num_local_nodes is None
-        self.batches = EpochBatches(loader, prepared, self.config, store if draws_anew else None)
+        resamples = self.config.resample == "epoch" and self.model.num_local_nodes is None
+        self.batches = EpochBatches(loader, prepared, self.config, store if resamples else None)
         self.steps_per_epoch = loader.num_batches(len(self.train_rows), self.config.batch_size)
         self.num_steps = self.config.epochs * self.steps_per_epoch
         self._compile()
@@ -195,7 +195,7 @@ class Trainer:
             self.log = RunLog(run.path, run.config, self.progress.epoch)
 
     def _compile(self) -> None:
-        """Compile the model where that pays; sums over ranks are not compiled."""
+        """Compile the model if the training is long enough; batch norm over ranks is not compiled."""
         if self.ranks.size > 1 and any(isinstance(module, BatchNorm) for module in self.model.modules()):
             return
         if is_worth_compiling(self.config, self.device, self.num_steps):
@@ -203,7 +203,7 @@ class Trainer:
             self.model.compile_for({*sizes, nodes_at_once(self.scorer.loader, self.config)})
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model has the weights that are scored and kept: their average, where there is one."""
+        """Inside, the model has the weights to score and save: their moving average if `ema_decay` is set."""
         return self.state.average.in_place() if self.state.average else nullcontext()
 
     # epochs
@@ -226,7 +226,7 @@ class Trainer:
             self.batches.close()
 
     def _epoch(self) -> None:
-        """Train on every batch once, validate, and save the result."""
+        """Train on every batch once, validate, and save."""
         progress, start = self.progress, time.perf_counter()
         losses = self._train_epoch(start)
         sizes = np.diff(np.minimum(np.arange(len(losses) + 1) * self.config.batch_size, len(self.train_rows)))
@@ -245,10 +245,10 @@ class Trainer:
         self._save(entry)
 
     def _train_epoch(self, start: float) -> Array:
-        """The loss of every step."""
+        """Train on every batch once; returns the loss of each step."""
         config, progress, step = self.config, self.progress, self.step
         epoch, num_rows, done = progress.epoch, len(self.train_rows), 0
-        own_seed = np.random.SeedSequence([config.seed, epoch, self.ranks.rank])  # ranks drop out other numbers
+        own_seed = np.random.SeedSequence([config.seed, epoch, self.ranks.rank])  # ranks differ in dropout
         torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0] >> 1))
         self.model.train()
         step.losses.restart()
@@ -259,14 +259,14 @@ class Trainer:
             before, done = done, min(num_rows, done + config.batch_size)
             if step(batches, done - before):
                 break
-            self.show(self._so_far(), epoch * num_rows + done, config.epochs * num_rows)
+            self.show(self._progress_line(), epoch * num_rows + done, config.epochs * num_rows)
             elapsed_s = progress.elapsed_s + time.perf_counter() - start
             if config.max_time and self.ranks.broadcast_object(elapsed_s > self.max_time_s):
                 progress.stopped = _OUT_OF_TIME
                 break
         losses = step.losses.finish()
         if len(bad := np.flatnonzero(~np.isfinite(losses))):
-            raise self._bad_step(int(bad[0]))
+            raise self._step_error(int(bad[0]))
         return losses
 
     def _validate(self, train_loss: float) -> dict[str, float]:
@@ -284,9 +284,9 @@ class Trainer:
         return valid
 
     def _update_best(self, valid: dict[str, float]) -> None:
-        """Is this epoch the best so far, and is it time to stop?"""
+        """Record whether this epoch is the best so far, and whether `patience` ends the training."""
         progress, best = self.progress, self.progress.best_valid.get(self.monitor)
-        if not valid:  # nothing to validate on: the last weights are the best we know
+        if not valid:  # without validation nodes the last epoch counts as the best
             progress.best_epoch = progress.epoch
         elif best is None or self.sign * valid[self.monitor] > self.sign * best:
             progress.best_valid, progress.best_epoch, progress.stale_epochs = valid, progress.epoch, 0
@@ -296,7 +296,7 @@ class Trainer:
                 progress.stopped = f"no better {self.monitor} in {self.config.patience} epochs"
 
     def _save(self, entry: dict[str, Any]) -> None:
-        """Weights, log and checkpoint of an epoch take their places together: they never disagree."""
+        """Replace weights, log and checkpoint together, so that they always belong to the same epoch."""
         progress, run = self.progress, self.run
         self.history.append(entry)
         if self.log is None:
@@ -312,8 +312,8 @@ class Trainer:
             if is_best or is_last or progress.epoch % self.config.checkpoint_every_n_epochs == 0:
                 save_checkpoint(folder / "checkpoints" / "last.pt", self.state, progress)
 
-    def _so_far(self) -> str:
-        """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the loss of the last epoch, the best score of all."""
+    def _progress_line(self) -> str:
+        """`train: epoch 3/30, loss 0.512, best accuracy 0.8073`: the last epoch's loss and the best score so far."""
         parts = [f"train: epoch {self.progress.epoch + 1}/{self.config.epochs}"]
         if self.history:
             parts.append(f"loss {self.history[-1]['train']['loss']:.3f}")
@@ -323,8 +323,8 @@ class Trainer:
 
     # errors
 
-    def _bad_step(self, number: int) -> ConfigError:
-        """The error of a step, from 0 on, whose loss is no number."""
+    def _step_error(self, number: int) -> ConfigError:
+        """The error for step `number` (counted from 0), whose loss is not finite."""
         size, epoch = self.config.batch_size, self.progress.epoch
         order, start = shuffled(self.train_rows, self.config.seed, epoch), number * size
         rows, before = order[start : start + size], order[max(0, start - _STEPS_BEFORE * size) : start]
@@ -347,7 +347,7 @@ class Trainer:
     # the end
 
     def finish(self, score_test: bool = True) -> None:
-        """Load the best weights, score them on test where that is wanted, and write the final scores."""
+        """Load the best weights, score them on the test split if `score_test`, and write the final scores."""
         config, progress, history, scorer = self.config, self.progress, self.history, self.scorer
         self.run.load_weights(self.model)
         num_eval_samples, test = num_samples(self.model, config, config.num_eval_samples), dict[str, float]()
@@ -387,7 +387,7 @@ def save_weights(path: Path, model: nn.Module) -> None:
 
 
 def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwrite: bool) -> None:
-    """Refuse a run folder that this training must not touch, before any work is done."""
+    """Refuse a run folder that this training must not change, before any work is done."""
     refuse_url(out, "a run")
     if resume and overwrite:
         raise ConfigError("`resume=True` goes on with a run and `overwrite=True` starts anew: give one of them")
@@ -410,24 +410,24 @@ def check_out(out: Path, config: Config, store: GraphStore, resume: bool, overwr
 
 
 def _comparable(config: Config) -> Config:
-    """A run may go on with another time limit or token table; every other setting would make it another run."""
+    """The settings that must not change on resume: all but the time limit and the place of the token table."""
     train = config.train.model_copy(update={"max_time": None, "token_table": "auto"})
     return config.model_copy(update={"prepare": config.preparation, "train": train})
 
 
 def _is_partial(name: str) -> bool:
-    """Whether this is left of a process that was killed before it had written a first file."""
+    """Whether a process that was killed before its first complete file has left this one."""
     return name == CHECKSUMS or (name.startswith(".") and ".partial" in name)
 
 
-def _begin(out: Path, config: Config, store: GraphStore, overwrite: bool) -> Run:
-    """The run folder, new or as it is. A run that is overwritten is moved away first, so that a kill leaves no half of
-    one."""
+def _open_run(out: Path, config: Config, store: GraphStore, overwrite: bool) -> Run:
+    """Create the run folder or reuse an existing one. An overwritten run is moved away first, so that a kill never
+    leaves half of a run."""
     old = out.parent / f".{out.name}.old"
     if overwrite and out.exists():
         out.replace(old)
     shutil.rmtree(old, ignore_errors=True)
     refuse_links_out(out, out / "checkpoints", out / "tensorboard", out / "wandb")
-    for file in out.glob(".*.partial*"):  # of a process that was killed
+    for file in out.glob(".*.partial*"):  # left by a killed process
         shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink(missing_ok=True)
     return Run.create(out, config, store)

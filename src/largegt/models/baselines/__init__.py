@@ -1,1 +1,1 @@
-"""The models people compare with, under the same training, evaluation and report as LargeGT."""
+"""Baseline models, with the same training, evaluation and report as LargeGT."""

@@ -1,4 +1,4 @@
-"""Batches of the models that draw neighbours themselves.
+"""Batches of the models with a neighbour sampler.
 
 Axes: b batch, u nodes of a sample, f features, p positional width, m members of a neighbourhood, e neighbours.
 """
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Movable:
-    """Base of frozen dataclasses of tensors, of tuples of such dataclasses, and of plain numbers."""
+    """Base of frozen dataclasses whose fields are tensors, `Movable`s, tuples of these, or numbers."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same on another device."""
+        """A copy on another device."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, tuple):
@@ -31,14 +31,14 @@ class Movable:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphBatch(Movable):
-    """What every such model sees of b nodes."""
+    """The inputs of b nodes that these models share."""
 
     multiplicity: ClassVar[None] = None
-    """As a TokenBatch has it: every row stands for itself."""
+    """As in a TokenBatch without deduplication."""
     nodes: Tensor
     """[b] node numbers."""
     features: Tensor
-    """[u, f] of all nodes in the sample, each once."""
+    """[u, f] features of the distinct nodes in the sample."""
     positions: Tensor
     """[b, p] positional encodings; p may be 0."""
     labels: Tensor
@@ -63,12 +63,12 @@ class NeighborhoodBatch(GraphBatch):
     member: Tensor
     """[b, m] rows of `features`; the target in column 0."""
     distance: Tensor
-    """[b, m] hops from the target, 0 for itself; -1 where there is no member."""
+    """[b, m] hops from the target, 0 for itself; -1 for padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdjacencyBatch(GraphBatch):
-    """All neighbours of each node by number, for LINKX; `features` are those of the b nodes."""
+    """All neighbours of each node, for LINKX; `features` are those of the b nodes."""
 
     neighbors_indptr: Tensor
     """[b+1] int64: the neighbours of node i are neighbors[indptr[i] : indptr[i + 1]]."""

@@ -1,4 +1,4 @@
-"""Baselines that read a node's own row of the token table: MLP (its features), SGC (the last hop), SIGN (every hop).
+"""Baselines on a node's own token row: MLP (its features), SGC (the last hop), SIGN (every hop).
 
 Axes: b batch, h = hops + 1, d hidden width.
 """
@@ -17,8 +17,8 @@ from largegt.models.padding import PaddedLinear
 
 
 class FeatureModel(NodeModel):
-    """A model on the node's own token row; with `model.neighbor_label_hops` the label distributions around the node are
-    features as well."""
+    """A model on the node's own token row; with `model.neighbor_label_hops` also on the label distributions around the
+    node."""
 
     num_local_nodes = 1
 
@@ -29,7 +29,7 @@ class FeatureModel(NodeModel):
         self.takes_padding = not self.label_width
 
     def rows(self, batch: TokenBatch, hop: int) -> Tensor:
-        """[b, f + l] features after so many hops, and label distributions."""
+        """[b, f + l] features after `hop` hops, and label distributions."""
         rows_bf = batch.tokens[:, hop]
         if not self.label_width:
             return rows_bf
@@ -37,8 +37,7 @@ class FeatureModel(NodeModel):
 
 
 class MLP(FeatureModel):
-    """`num_layers + 1` hidden layers with norm, ReLU and dropout, then a linear head. What every graph model must
-    beat."""
+    """`num_layers + 1` hidden layers with norm, ReLU and dropout, then a linear head."""
 
     def __init__(self, shape: DataShape, config: MLPConfig) -> None:
         super().__init__(shape, config)
@@ -51,7 +50,7 @@ class MLP(FeatureModel):
 
 
 class SGC(FeatureModel):
-    """A linear layer on the features after the last hop, Ãʰ H; with no hops, on the node's own features."""
+    """A linear layer on the features after the last hop, Ãʰ H; without hops, on the node's own features."""
 
     def __init__(self, shape: DataShape, config: SGCConfig) -> None:
         super().__init__(shape, config)
@@ -64,7 +63,7 @@ class SGC(FeatureModel):
 
 
 class SIGN(FeatureModel):
-    """Per hop one layer with norm, ReLU and dropout; joined, `num_layers` more of them, then a linear head."""
+    """One layer per hop with norm, ReLU and dropout; concatenated, `num_layers` more layers and a linear head."""
 
     def __init__(self, shape: DataShape, config: MLPConfig) -> None:
         super().__init__(shape, config)
@@ -80,7 +79,7 @@ class SIGN(FeatureModel):
 
 
 def hidden_layers(width: int, config: BlockConfig, num_layers: int) -> nn.Sequential:
-    """So many layers of `config.hidden_dim` from an input of this width: linear, norm, ReLU, dropout."""
+    """`num_layers` layers of `config.hidden_dim` on an input of this width: linear, norm, ReLU, dropout."""
     layers: list[nn.Module] = []
     for _ in range(num_layers):
         layers += [

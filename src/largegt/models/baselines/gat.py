@@ -1,13 +1,13 @@
-"""GAT: neighbours weighed by a small network of both ends, several heads side by side, and a linear skip.
+"""GAT: attention weights from a small network on both ends of an edge, several heads, and a linear skip connection.
 
 Axes: n inputs, t targets, d width of the inputs, h heads, w width of a head, g targets of a group, m their neighbours.
 
-A head gives Σ_j α_ij W h_j with α_i = softmax_j(leaky(a_t·W h_i + a_s·W h_j)). The scores need one number per node and
-head, a_s·W h_j = (Wᵀa_s)·h_j, and the sum is W (Σ_j α_ij h_j): no input is projected. Only where that is more work, on
-wide inputs that many targets share (bags of words, whole graphs), is each projected once and Σ_j α_ij (W h_j) taken.
+A head computes Σ_j α_ij W h_j with α_i = softmax_j(leaky(a_t·W h_i + a_s·W h_j)). The scores need one number per node
+and head, a_s·W h_j = (Wᵀa_s)·h_j, and the sum is W (Σ_j α_ij h_j): inputs are not projected. Where that costs more, for
+wide inputs shared by many targets (bags of words, whole graphs), each input is projected once for Σ_j α_ij (W h_j).
 
-A node sees itself by the skip; without it (`residual` off, the form of the first paper) by an edge to itself, and then
-dropout falls on the projected inputs too, as the first paper's authors have it.
+The skip connection adds the node itself. Without it (`residual` off, as in the GAT paper) the node has an edge to
+itself, and dropout also applies to the projected inputs, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SLOPE = 0.2
 
 
 class GatLayer(nn.Module):
-    """Heads side by side (`average`: their mean) plus a linear skip, or attention to the target too."""
+    """Concatenated heads (`average`: their mean) plus a linear skip connection, or attention to the target as well."""
 
     def __init__(self, width_in: int, head_dim: int, average: bool, config: GATConfig) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class GatLayer(nn.Module):
 
     @property
     def weight_hwd(self) -> Tensor:
-        """W of every head. Kept as one matrix, on which weight decay falls."""
+        """W of every head. Stored as one matrix, so that weight decay applies to it."""
         return self.weight.view(*self.source_hw.shape, -1)
 
     def forward(self, h_nd: Tensor, block: Block) -> Tensor:
@@ -62,12 +62,12 @@ class GatLayer(nn.Module):
         target_th = own_td @ self._scorer(self.target_hw)
         dropout = self.dropout if self.training else 0.0
 
-        def attend(rows: Tensor | slice, place_gm: Tensor, here_gm: Tensor) -> Tensor:
-            score_gmh = F.leaky_relu(target_th[rows][:, None] + gather(source_nh, place_gm), _SLOPE)
-            weight_ghm = edge_weights(score_gmh.transpose(1, 2), here_gm, dropout)
+        def attend(rows: Tensor | slice, source_gm: Tensor, is_edge_gm: Tensor) -> Tensor:
+            score_gmh = F.leaky_relu(target_th[rows][:, None] + gather(source_nh, source_gm), _SLOPE)
+            weight_ghm = edge_weights(score_gmh.transpose(1, 2), is_edge_gm, dropout)
             if x_nd is None:
-                return weight_ghm.to(h_nd.dtype) @ gather(h_nd, place_gm)
-            x_gmhw = gather(x_nd, place_gm).view(*place_gm.shape, *self.source_hw.shape)
+                return weight_ghm.to(h_nd.dtype) @ gather(h_nd, source_gm)
+            x_gmhw = gather(x_nd, source_gm).view(*source_gm.shape, *self.source_hw.shape)
             return torch.einsum("ghm,gmhw->ghw", weight_ghm.to(x_nd.dtype), x_gmhw)
 
         sums = over_neighbors(block, attend)
@@ -82,7 +82,7 @@ class GatLayer(nn.Module):
 
 
 def with_own(block: Block) -> Block:
-    """The same block with an edge from every target to itself, before its others."""
+    """The block with an edge from every target to itself, before its other edges."""
     number_t = torch.arange(block.num_targets, device=block.source.device)
     number_e = torch.arange(len(block.source), device=block.source.device)
     source = block.source.new_empty(len(number_t) + len(number_e))
@@ -92,7 +92,7 @@ def with_own(block: Block) -> Block:
 
 
 class GAT(MessagePassing):
-    """As many layers as fan-outs, ELU between them; the last one averages its heads into logits."""
+    """One layer per fan-out, with ELU between them; the last layer averages its heads into logits."""
 
     def __init__(self, shape: DataShape, config: GATConfig) -> None:
         super().__init__(*layers_of_heads(GatLayer, shape, config), F.elu, config)

@@ -5,17 +5,17 @@ Axes: b batch, u nodes of all neighbourhoods, m members of one, f input features
 h heads, w width of a head, s distances.
 
 Local: x = W_in H + b_in; q from the target, k and v from the members, score q·k/√w + bias[distance, head]
-− log(members at that distance), so that a distance weighs as one however many were drawn there. As in
-models/largegt/attention.py, what is linear in the members waits until they are summed:
+− log(members at that distance), so that the weight of a distance does not depend on its number of members. As in
+models/largegt/attention.py, linear maps of the members are applied after the sum over them:
 
     q_i · k_j = (W_inᵀ W_kᵀ q_i) · H_j + const
     Σ_j p_ij v_j = W_v (W_in Σ_j p_ij H_j + b_in Σ_j p_ij) + b_v Σ_j p_ij,
 
-so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory; no product per member.
+so targets attend to the members' features. Cost: O(b·m·h·f) time and O(b·m·(f + h)) memory, without a projection of
+each member.
 
-Global: models/largegt/global_module.py. Under `--original` (`model.codebook.variant=goat`) GOAT's own form: the query
-is not normalised, nothing stands between the heads and the FFN, and the codebook starts at random. Then the FFN block
-and the output layer.
+Global: models/largegt/global_module.py. With `--original` (`model.codebook.variant=goat`) GOAT's own variant: the query
+is not normalised, the heads go straight into the FFN, and the codebook starts at random. Then FFN and output layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .message_passing import gather
 
 
 class NeighborhoodAttention(nn.Module):
-    """Features [u, f] and neighbourhoods → H_local [b, h·w], the heads side by side."""
+    """Features [u, f] and neighbourhoods → H_local [b, h·w], the heads concatenated."""
 
     def __init__(self, num_features: int, config: GOATLocalConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class NeighborhoodAttention(nn.Module):
         return y_bhw.flatten(1)
 
     def _distance_scores(self, distance_bm: Tensor) -> Tensor:
-        """[b, h, m] bias of each member's distance − log(members at it); -inf where there is no member."""
+        """[b, h, m] bias of each member's distance − log(members at that distance); -inf for padding."""
         distance_bm = distance_bm.long()
         number_s = torch.arange(self.distance_bias_hs.shape[1], device=distance_bm.device)
         count_bs = (distance_bm[:, :, None] == number_s).sum(dim=1)
@@ -83,12 +83,12 @@ class NeighborhoodAttention(nn.Module):
 
 
 class GOATCodebook(Codebook):
-    """EMA k-means as GOAT's public code has it: centroids, their sums and what is attended to start as independent
-    N(0, 1) tables over sizes of 0, every node is assigned at random, smoothed sizes are written back, and no centroid
-    is revived."""
+    """EMA k-means as in GOAT's public code: centroids, their sums and the attended table start as independent N(0, 1)
+    tables with sizes 0, every node starts with a random centroid, smoothed sizes are written back, and dead centroids
+    do not move."""
 
     output: Tensor
-    """[c, w] centroids in the scale of the input: what nodes attend to."""
+    """[c, w] centroids in the scale of the input, which nodes attend to."""
 
     def __init__(self, num_nodes: int, width: int, config: CodebookConfig) -> None:
         super().__init__(num_nodes, width, config)
@@ -100,14 +100,14 @@ class GOATCodebook(Codebook):
         self.started.fill_(True)
 
     def query_space(self, z_bw: Tensor) -> Tensor:
-        """As it is: `output` is in the scale of the input."""
+        """z unchanged: `output` is in the scale of the input."""
         return z_bw
 
     def attended(self) -> Tensor:
         return self.output
 
     def _normalize_batch(self, z_bw: Tensor, counts: list[int]) -> Tensor:
-        """nn.BatchNorm1d without gain: its running variance is the unbiased one."""
+        """nn.BatchNorm1d without gain: its running variance is unbiased."""
         number = sum(counts)
         if number < 2:
             return self.normalize(z_bw)
@@ -124,7 +124,7 @@ class GOATCodebook(Codebook):
 
 
 class GOATGlobalModule(GlobalModule):
-    """Features [b, f] and positions [b, p] → H_global [b, h·w], the heads side by side as GOAT has them, and the joined
+    """Features [b, f] and positions [b, p] → H_global [b, h·w], the heads concatenated as in GOAT, and the joined
     vector for the codebook."""
 
     codebook_class = GOATCodebook
@@ -136,7 +136,7 @@ class GOATGlobalModule(GlobalModule):
 
 
 class GOAT(NodeModel):
-    """`goat-local`, `goat-global` or `goat-full`, as the configuration's name says. goat-global reads TokenBatches."""
+    """`goat-local`, `goat-global` or `goat-full`, by the configuration's class. goat-global reads TokenBatches."""
 
     num_local_nodes = 1
     reads = "neighborhoods"
@@ -178,6 +178,6 @@ class GOAT(NodeModel):
         return NodeOutput(logits=self.head(h_bd), hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def update_codebook(self, output: NodeOutput) -> None:
-        """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
+        """Take one step of EMA k-means; does nothing without a GlobalModule."""
         if self.global_module is not None and output.codebook_input is not None:
             self.global_module.codebook.update(output.codebook_input, output.nodes)

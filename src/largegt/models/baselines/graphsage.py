@@ -1,4 +1,4 @@
-"""GraphSAGE: each node's own representation and the mean of its neighbours', a matrix for each.
+"""GraphSAGE: each node's own representation and the mean of its neighbours', with separate weight matrices.
 
 Axes: n inputs, t targets, d width.
 """
@@ -35,7 +35,7 @@ class SageLayer(nn.Module):
 
 
 class GraphSAGE(MessagePassing):
-    """As many layers as fan-outs, ReLU between them."""
+    """One layer per fan-out, with ReLU between them."""
 
     def __init__(self, shape: DataShape, config: GraphSAGEConfig) -> None:
         widths = layer_widths(shape, config.hidden_dim, config)

@@ -1,14 +1,14 @@
-"""GT-sparse: a graph transformer whose attention runs along sampled edges alone.
+"""GT-sparse: a graph transformer with attention only along sampled edges.
 
 Axes: n inputs, t targets, d width of the inputs, h heads, w width of a head, g targets of a group, m their neighbours.
 
-A head gives Σ_j p_ij v_j with p_i = softmax_j(q_i·k_j / √w); q from the target, k and v from its neighbours. As in
-models/largegt/attention.py, up to what is the same for every j,
+A head computes Σ_j p_ij v_j with p_i = softmax_j(q_i·k_j / √w); q from the target, k and v from its neighbours. As in
+models/largegt/attention.py, up to terms that are equal for every j,
 
     q_i · k_j = (W_kᵀ q_i) · h_j    and    Σ_j p_ij v_j = W_v (Σ_j p_ij h_j) + b_v Σ_j p_ij,
 
-so targets attend to the inputs themselves, and neither keys nor values are made. The last sum is 1 but where dropout
-fell on weights or a target has no neighbours; keys need no bias.
+so targets attend to the inputs themselves, without keys and values. The last sum is 1 unless dropout removed weights or
+a target has no neighbours; keys need no bias.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .neighbors import Block
 
 
 class TransformerLayer(nn.Module):
-    """Heads side by side (`average`: their mean) plus a linear skip from the target."""
+    """Concatenated heads (`average`: their mean) plus a linear skip connection from the target."""
 
     def __init__(self, width_in: int, head_dim: int, average: bool, config: GTSparseConfig) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ class TransformerLayer(nn.Module):
         q_thd = torch.einsum("thw,hwd->thd", q_thw, self._per_head(self.key.weight)) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
 
-        def attend(rows: Tensor | slice, place_gm: Tensor, here_gm: Tensor) -> Tensor:
-            h_gmd = gather(h_nd, place_gm)
+        def attend(rows: Tensor | slice, source_gm: Tensor, is_edge_gm: Tensor) -> Tensor:
+            h_gmd = gather(h_nd, source_gm)
             score_ghm = q_thd[rows] @ h_gmd.to(q_thd.dtype).transpose(1, 2)
-            weight_ghm = edge_weights(score_ghm, here_gm, dropout).to(h_gmd.dtype)
+            weight_ghm = edge_weights(score_ghm, is_edge_gm, dropout).to(h_gmd.dtype)
             return torch.cat([weight_ghm @ h_gmd, weight_ghm.sum(dim=2, keepdim=True)], dim=2)
 
         sums = over_neighbors(block, attend)
@@ -62,7 +62,7 @@ class TransformerLayer(nn.Module):
 
 
 class GTSparse(MessagePassing):
-    """As many layers as fan-outs, ReLU between them; the last one averages its heads into logits."""
+    """One layer per fan-out, with ReLU between them; the last layer averages its heads into logits."""
 
     def __init__(self, shape: DataShape, config: GTSparseConfig) -> None:
         super().__init__(*layers_of_heads(TransformerLayer, shape, config), F.relu, config)

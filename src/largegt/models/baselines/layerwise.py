@@ -1,5 +1,5 @@
-"""Message passing over full neighbourhoods, layer by layer: every node takes each layer once, where a sample would
-repeat it for each node it serves."""
+"""Layer-wise inference of message-passing models over full neighbourhoods: computes each layer once per node, where
+sampled batches repeat it for every batch that contains the node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = Callable[[Array], Tensor]
 
 _NODES_AT_ONCE = 1 << 20
 _ROWS_PER_READ, _READERS = 1024, 32
-"""A file has so many requests in hand at once."""
+"""Rows per read request, and the number of parallel requests to a file."""
 
 
 @torch.no_grad()
@@ -33,14 +33,14 @@ def layerwise(
     model: MessagePassing, csr: tuple[Array, Array], features: Rows, nodes: Array, block_size: int = 1 << 18,
     memory: int = 1 << 30,
 ) -> Iterator[NodeOutput]:  # fmt: skip
-    """What the model predicts for these distinct nodes over their full neighbourhoods, block after block in order.
+    """Predictions for these distinct nodes over their full neighbourhoods, block by block in order.
 
-    `csr` is (indptr, indices), arrays or mapped files; `features(nodes)` gives float rows. A layer is computed for the
-    nodes that the next one needs: for those within reach of `nodes`, or for all where that is over half of them.
+    `csr` is (indptr, indices), arrays or mapped files; `features(nodes)` returns float rows. A layer is computed for
+    the nodes that the next layer needs, or for all nodes if these are more than half of them.
 
     Cost: the edges of the needed nodes, per layer. A block has at most max(block_size, 1 + largest degree) edges and
-    targets together, and no more input rows than that. Rows of a layer that take over half of `memory` bytes lie in a
-    temporary file; there are two layers at a time.
+    targets together, and no more input rows than that. The rows of a layer are stored in a temporary file if they take
+    more than half of `memory` bytes; two layers exist at a time.
     """
     model.eval()
     device, dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
@@ -71,7 +71,7 @@ def layerwise(
 def _needed(
     neighbors: NeighborSampler, indptr: Array, wanted: Array, hops: int, block_size: int
 ) -> list[Array | range]:
-    """The nodes, rising, whose rows of each hidden layer are needed, the first layer first."""
+    """For each hidden layer, first to last: the nodes (sorted) whose rows are needed."""
     everyone, found = range(neighbors.num_nodes), list[Array | range]([wanted])
     for _ in range(hops):
         nearer = found[0]
@@ -87,20 +87,20 @@ def _needed(
 
 
 def _cut(indptr: Array, nodes: Array | range, block_size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes whose edges and themselves are at most `block_size`, or one node alone."""
+    """Ranges of nodes with at most `block_size` edges and nodes together, or of a single node."""
     for start in range(0, len(nodes), _NODES_AT_ONCE):
-        here = node_array(nodes[start : start + _NODES_AT_ONCE])
-        end_of = np.cumsum(indptr[here + 1] - indptr[here] + 1)
+        part = node_array(nodes[start : start + _NODES_AT_ONCE])
+        ends = np.cumsum(indptr[part + 1] - indptr[part] + 1)
         low = 0
-        while low < len(here):
-            before = end_of[low - 1] if low else 0
-            high = max(low + 1, int(np.searchsorted(end_of, before + block_size, side="right")))
+        while low < len(part):
+            before = ends[low - 1] if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + block_size, side="right")))
             yield start + low, start + high
             low = high
 
 
 class _LayerRows:
-    """A layer's rows for some nodes, which come in order: in memory, or in a file if they take over `limit` bytes."""
+    """A layer's rows for some nodes: in memory, or in a file if they take more than `limit` bytes."""
 
     def __init__(self, nodes: Array | range, width: int, dtype: torch.dtype, limit: int, file: Path) -> None:
         self.nodes, self.file, self.filled = nodes, file, 0
@@ -115,7 +115,7 @@ class _LayerRows:
             self.array, self.readers = np.memmap(file, dtype=stored, mode="w+", shape=shape), _READERS
 
     def append(self, rows: Tensor) -> None:
-        """The rows of the next nodes."""
+        """Append the rows of the next nodes."""
         self.array[self.filled : self.filled + len(rows)] = rows.to("cpu", self.dtype).numpy()
         self.filled += len(rows)
 

@@ -1,12 +1,12 @@
-"""LINKX: an MLP of the node's row of the adjacency matrix, one of its features, and one of both.
+"""LINKX: MLPs on the node's row of the adjacency matrix, on its features, and on both.
 
-Axes: b batch, e neighbours of them all, f input features, p positional width, d hidden width.
+Axes: b batch, e neighbours of all batch nodes, f input features, p positional width, d hidden width.
 
 h_A = W_A a_i + b_A, h_X = W_X x_i + b_X, and logits = MLP(σ(W [h_A; h_X] + h_A + h_X)). The row a_i of the adjacency
-matrix is never formed: W_A a_i is a sum of the neighbours' rows of a table [num_nodes, d].
+matrix is never formed: W_A a_i is the sum of the neighbours' rows in a table [num_nodes, d].
 
-Cost: O(e·d) time. The table is most of the model, and it learns nothing for a node that no training node has as a
-neighbour; an optimizer step touches all of it.
+Cost: O(e·d) time. The table holds most of the parameters; rows of nodes that are no neighbour of a training node get no
+gradient, and an optimizer step updates the whole table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .feature_models import hidden_layers
 
 
 class LINKX(NodeModel):
-    """One layer for each of adjacency and features, then `num_layers` hidden layers and a linear head."""
+    """One layer for the adjacency and one for the features, then `num_layers` hidden layers and a linear head."""
 
     num_local_nodes = 1
     reads = "adjacency"
@@ -33,7 +33,7 @@ class LINKX(NodeModel):
         width, num_nodes = config.hidden_dim, shape.num_nodes
         self.table_nd = nn.Parameter(torch.empty(num_nodes, width))
         self.table_bias_d = nn.Parameter(torch.empty(width))
-        bound = num_nodes**-0.5  # of a linear layer on rows of num_nodes numbers
+        bound = num_nodes**-0.5  # as in nn.Linear with num_nodes inputs
         nn.init.uniform_(self.table_nd, -bound, bound)
         nn.init.uniform_(self.table_bias_d, -bound, bound)
         self.features = nn.Linear(shape.num_features, width)

@@ -1,8 +1,8 @@
-"""Batches for the models that draw neighbours themselves, with the interface of loader/loader.py.
+"""Batches for models with a neighbour sampler, with the interface of loader/loader.py.
 
 Enters: rows of a Prepared whose token table holds the features of every node (row = node number), and the graph.
-Leaves: batches (batch.py), the next ones drawn while this one is used. Order and draws are a function of (seed, epoch,
-node). The graph lies on a GPU where it fits there and draws on it; otherwise the cores draw, a batch each.
+Leaves: batches (batch.py); the next ones are sampled in the background. Order and samples are functions of (seed,
+epoch, node). The graph is copied to the GPU and sampled there if it fits; otherwise each CPU core samples a batch.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .batch import AdjacencyBatch, NeighborBatch, NeighborhoodBatch
 from .neighbors import NeighborSampler
 
 _GPU_SHARE = 0.25
-_SCORING = 1 << 40
-"""Epochs of samples that are scored on lie beyond those of training."""
+_EVAL_EPOCH = 1 << 40
+"""Evaluation samples use epoch numbers that training never reaches."""
 
 
 @dataclass(frozen=True)
 class NeighborLoader:
-    """Draws and gathers batches of chosen rows of one table."""
+    """Samples and gathers batches for chosen rows of one table."""
 
     table: TokenTable
     device: torch.device
     sampler: NeighborSampler
     reads: str
-    """What the model reads: sample, neighborhoods or adjacency."""
+    """The kind of batch: sample, neighborhoods or adjacency."""
     csr: tuple[Array, Array]
     draw: int = 0
-    """Which of several samples to score on."""
+    """Number of the evaluation sample."""
     ranks: Ranks = ALONE
-    """Of each shuffled batch only this rank's part is drawn."""
+    """This rank samples only its part of each shuffled batch."""
 
     @classmethod
     def make(
         cls, table: TokenTable, device: torch.device, model: NodeModel, prepared: Prepared, store: GraphStore, seed: int
     ) -> NeighborLoader:
-        """The loader that this model wants."""
+        """The loader for this model's kind of batch."""
         store.check(prepared.config.local_nodes.direction)
         csr = store.csr(prepared.config.local_nodes.direction)
         where = torch.device("cpu")
@@ -64,8 +64,8 @@ class NeighborLoader:
         return -(-num_rows // batch_size)
 
     def batches(self, rows: Array, batch_size: int, seed: int | None = None, epoch: int = 0) -> Iterator[Any]:
-        """Batches over `rows`: shuffled and drawn by (seed, epoch), or in order and drawn by `draw`."""
-        gather = partial(self.gather, epoch=_SCORING + self.draw if seed is None else epoch)
+        """Batches over `rows`: shuffled and sampled by (seed, epoch); without a seed in order, sampled by `draw`."""
+        gather = partial(self.gather, epoch=_EVAL_EPOCH + self.draw if seed is None else epoch)
         ahead = 2 if self.sampler.device.type == "cuda" else num_threads(None)
         yield from prefetch_batches(
             gather, split_batches(rows, batch_size, self.ranks, seed, epoch), self.device, ahead

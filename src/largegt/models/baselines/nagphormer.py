@@ -2,12 +2,12 @@
 
 Axes: b batch, t = hops + 1 tokens, f input features, p positional width, d model width.
 
-Positional encodings, where the Prepared has some, are joined to the features of every token. Readout:
+Positional encodings, if the Prepared has any, are concatenated to the features of every token. Readout:
 
     h₀ + Σ_k softmax_k(w·[h₀; h_k]) h_k    over the hops k ≥ 1,
 
-where the half of w that meets h₀ adds the same to every score and falls out of the softmax: only the other half is
-here. Cost: attention over a handful of tokens, so mostly the products with the encoder's weights.
+where the half of w for h₀ adds the same number to every score and cancels in the softmax: the code has only the other
+half. Cost: attention over a few tokens, so mostly the products with the encoder's weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from largegt.models.padding import PaddedLinear
 
 
 class NAGphormer(NodeModel):
-    """`num_layers` pre-norm encoder layers (`ffn_ratio` 2 is its authors' width), and a head of two layers."""
+    """`num_layers` pre-norm encoder layers (its authors use `ffn_ratio` 2), and a head of two layers."""
 
     num_local_nodes = 1
     takes_padding = True
@@ -58,7 +58,7 @@ class NAGphormer(NodeModel):
 
     def forward(self, batch: TokenBatch) -> NodeOutput:
         x_btd = self.inputs(batch.tokens[:, : self.hops + 1])
-        if self.project_positions is not None:  # a product with joined vectors is the sum of two products
+        if self.project_positions is not None:  # the projection of a concatenation is the sum of two projections
             x_btd = x_btd + self.project_positions(batch.positions.to(x_btd.dtype))[:, None]
         if self.labels is not None:  # one more token
             x_btd = torch.cat([x_btd, self.labels(self.labels.shares(batch))[:, None]], dim=1)

@@ -17,14 +17,14 @@ LOW_32 = 0xFFFFFFFF
 
 @njit(nogil=True, cache=True)
 def num_drawn(indptr: Any, i: Any, fanout: int) -> Any:
-    """How many neighbours node i draws."""
+    """Number of neighbours sampled for node i."""
     degree = indptr[i + 1] - indptr[i]
     return fanout if 0 <= fanout < degree else degree
 
 
 @njit(nogil=True, cache=True)
 def count_draws(indptr: Any, nodes: Any, fanout: int, starts: Any) -> None:
-    """starts[t] = what the targets before t draw together."""
+    """starts[t] = number of neighbours sampled for all targets before t."""
     for t in range(len(nodes)):
         starts[t + 1] = starts[t] + num_drawn(indptr, nodes[t], fanout)
 
@@ -33,17 +33,17 @@ def count_draws(indptr: Any, nodes: Any, fanout: int, starts: Any) -> None:
 def draw_rows(
     indptr: Any, indices: Any, nodes: Any, starts: Any, key: Any, low: int, high: int, neighbors: Any
 ) -> None:  # fmt: skip
-    """What targets [low, high) draw, into neighbors[starts[t] : starts[t + 1]]."""
+    """Sample neighbours of targets [low, high) into neighbors[starts[t] : starts[t + 1]]."""
     for t in range(low, high):
         pick_entries(indptr, nodes[t], key, neighbors[starts[t] : starts[t + 1]])
-    for place in range(starts[low], starts[high]):  # a loop of its own: the memory answers many of them at once
+    for place in range(starts[low], starts[high]):  # a separate loop, so that memory reads overlap
         neighbors[place] = indices[neighbors[place]]
 
 
 @njit(nogil=True, cache=True)
 def pick_entries(indptr: Any, i: Any, key: Any, row: Any) -> None:
-    """Fill `row` with distinct entries of node i's row of the CSR: all of them in order, or a subset by Floyd's way,
-    one random number each, however large the degree."""
+    """Fill `row` with distinct entries of node i's row of the CSR: all of them in order, or a subset by Floyd's
+    algorithm, which needs one random number per entry for any degree."""
     first = indptr[i]
     degree = indptr[i + 1] - first
     if degree == len(row):
@@ -63,8 +63,8 @@ def pick_entries(indptr: Any, i: Any, key: Any, row: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def below(bits: Any, bound: Any) -> Any:
-    """64 random bits as a whole number in [0, bound): the high word of their product, in halves. No number is more
-    likely than another by over bound / 2⁶⁴; bound must be less than 2³¹."""
+    """An integer in [0, bound) from 64 random bits: the high word of their product, computed in halves. Probabilities
+    differ by at most bound / 2⁶⁴; bound must be less than 2³¹."""
     n = np.uint64(bound)
     high, low = bits >> np.uint64(32), bits & np.uint64(LOW_32)
     return np.int64((high * n + (low * n >> np.uint64(32))) >> np.uint64(32))
@@ -72,8 +72,8 @@ def below(bits: Any, bound: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def number_distinct(keys: Any, table: Any, places: Any, values: Any) -> int:
-    """places[j] = the number of keys[j] among the distinct `values`, which are numbered as they appear; how many.
-    `table` is open-addressed and holds numbers: -1s at first, a power of two of them, more than there are keys."""
+    """places[j] = the position of keys[j] in the distinct `values`, in order of first appearance; returns their number.
+    `table` is an open-addressing hash table of positions: initially -1, its size a power of two above len(keys)."""
     mask, count = len(table) - 1, 0
     for j in range(len(keys)):
         slot = np.int64(mix(keys[j]) & np.uint64(mask))

@@ -1,12 +1,12 @@
 """The neighbour sampler of the message-passing baselines and of GOAT.
 
 Enters: a CSR (arrays or mapped files), a fan-out per hop, seeds. Leaves: a `Sample` (one `Block` of edges per layer,
-over the distinct nodes of the batch) or `Neighborhoods` (each seed's own nodes by distance). Cost: time and memory in
-proportion to the sample, beside the CSR.
+over the distinct nodes of the batch) or `Neighborhoods` (each seed's own nodes by distance). Cost: time and memory
+proportional to the sample, beside the CSR.
 
-A node draws min(fan-out, degree) distinct neighbours, every subset of that size equally likely. What it draws is a
-function of (seed, epoch, hop, node): in any batch, with any number of threads, on any device. Two backends give the
-same bits: numba kernels on a CPU, which draw 4 to 5 times as fast there as the tensor operations of a GPU.
+Each node gets min(fan-out, degree) distinct neighbours; all subsets of that size are equally likely. A sample is a
+function of (seed, epoch, hop, node), independent of batch, threads and device. Two backends return identical results:
+on a CPU, the numba kernels are 4 to 5 times as fast as the tensor operations written for a GPU.
 
 Axes: b seeds, m members of a neighbourhood, t targets of a hop, e edges, u distinct nodes, f fan-out.
 """
@@ -31,7 +31,7 @@ from .batch import Movable
 from .neighbor_kernels import GOLDEN, LOW_32, SPREAD, count_draws, draw_rows, number_distinct
 
 _TARGETS_PER_TASK = 1 << 13
-"""Fewer are drawn before another thread has begun."""
+"""Smaller samples finish before another thread would start."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Block(Movable):
     indptr: Tensor
     """[t+1] int64: the edges of target i are source[indptr[i] : indptr[i + 1]]."""
     source: Tensor
-    """[e] int64: the place of each edge's source among the layer's input rows."""
+    """[e] int64: the source of each edge, as a row of the layer's input."""
     num_inputs: int
     """Rows of the layer's input."""
 
@@ -61,7 +61,7 @@ class Sample(NamedTuple):
     nodes: Tensor
     """[u] int64: distinct node numbers; the seeds first, in their order."""
     blocks: tuple[Block, ...]
-    """In the order layers use them: the outermost hop first; the last one's targets are the seeds."""
+    """In layer order: the outermost hop first; the targets of the last block are the seeds."""
 
 
 class Neighborhoods(NamedTuple):
@@ -70,18 +70,17 @@ class Neighborhoods(NamedTuple):
     nodes: Tensor
     """[u] int64: distinct node numbers; the seeds first, in their order."""
     member: Tensor
-    """[b, m] int64: places in `nodes`; column 0 is the seed, then nearer nodes before farther ones. Padding points
-    at the seed."""
+    """[b, m] int64: positions in `nodes`; column 0 is the seed, then nodes by increasing distance. Padding repeats
+    the seed."""
     distance: Tensor
     """[b, m] int8: the hop that found the member; 0 for the seed, -1 for padding."""
 
 
 class NeighborSampler:
-    """Draws neighbours of distinct nodes from one CSR, whose rows hold no node twice (as those of a GraphStore).
+    """Samples neighbours of distinct nodes from one CSR without duplicate entries in a row (as in a GraphStore).
 
-    `fanouts` go from the seeds outwards; -1 takes all neighbours. `device` is where the CSR is read and samples are
-    made: a CPU leaves the arrays where they are, mapped or not; a GPU gets a copy. `threads` (all cores when None)
-    share the work of one call on a CPU."""
+    `fanouts` go from the seeds outwards; -1 takes all neighbours. Sampling runs on `device`: a CPU reads the arrays in
+    place, mapped or not; a GPU gets a copy. On a CPU, `threads` (all cores when None) share the work of one call."""
 
     def __init__(
         self, indptr: Array, indices: Array, fanouts: Sequence[int], seed: int, device: torch.device | str = "cpu",
@@ -98,31 +97,31 @@ class NeighborSampler:
             self.backend = TorchBackend(indptr, indices, self.device)
 
     def sample(self, seeds: Tensor, epoch: int = 0) -> Sample:
-        """The blocks of these seeds. In every hop all nodes reached so far draw, the seeds too, each with that hop's
-        fan-out."""
+        """The blocks of these seeds. Each hop samples neighbours of all nodes reached so far, including the seeds, with
+        its fan-out."""
         reached, blocks = seeds, []
         for hop in range(len(self.fanouts)):
-            indptr, drawn = self.draw(reached, hop, epoch)
-            together, places = self.backend.distinct(torch.cat([reached, drawn]))
-            blocks.append(Block(indptr, places[len(reached) :], len(together)))
-            reached = together
+            indptr, sampled = self.draw(reached, hop, epoch)
+            distinct, positions = self.backend.distinct(torch.cat([reached, sampled]))
+            blocks.append(Block(indptr, positions[len(reached) :], len(distinct)))
+            reached = distinct
         return Sample(reached, tuple(reversed(blocks)))
 
     def neighborhoods(self, seeds: Tensor, epoch: int = 0) -> Neighborhoods:
-        """The sampled neighbourhood of each seed, on its own: a seed draws fanouts[0] neighbours, each of these
-        fanouts[1], and so on. A node that is met again keeps its smallest distance and draws no more."""
+        """The separate sampled neighbourhood of each seed: fanouts[0] neighbours of the seed, fanouts[1] of each of
+        these, and so on. A node that is reached again keeps its smallest distance and is not expanded again."""
         b, n, device = len(seeds), self.num_nodes, seeds.device
         row, node = torch.arange(b, device=device), seeds
         known = row * n + node  # (seed, node) as one number
         filled = torch.ones_like(row)
         member, distance = [(row, torch.zeros_like(row), node)], [torch.zeros_like(row, dtype=torch.int8)]
         for hop in range(len(self.fanouts)):
-            indptr, drawn = self.draw(node, hop, epoch)
+            indptr, sampled = self.draw(node, hop, epoch)
             num_known = len(known)
-            known, _ = self.backend.distinct(torch.cat([known, row[owners(indptr, len(drawn))] * n + drawn]))
+            known, _ = self.backend.distinct(torch.cat([known, row[owners(indptr, len(sampled))] * n + sampled]))
             row, node = known[num_known:] // n, known[num_known:] % n
             counts = torch.bincount(row, minlength=b)
-            before = counts.cumsum(0) - counts  # rows rise within a hop, so a seed's new nodes are side by side
+            before = counts.cumsum(0) - counts  # rows are sorted within a hop, so a seed's new nodes are contiguous
             member.append((row, filled[row] + torch.arange(len(row), device=device) - before[row], node))
             distance.append(torch.full_like(row, hop + 1, dtype=torch.int8))
             filled += counts
@@ -131,28 +130,28 @@ class NeighborSampler:
         distance_bm = torch.full_like(member_bm, -1, dtype=torch.int8)
         member_bm[rows, columns] = nodes
         distance_bm[rows, columns] = torch.cat(distance)
-        values, places = self.backend.distinct(torch.cat([seeds, member_bm.flatten()]))
-        return Neighborhoods(values, places[b:].view_as(member_bm), distance_bm)
+        values, positions = self.backend.distinct(torch.cat([seeds, member_bm.flatten()]))
+        return Neighborhoods(values, positions[b:].view_as(member_bm), distance_bm)
 
     def draw(self, nodes: Tensor, hop: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """(indptr, neighbours): what each of these nodes draws in this hop."""
+        """(indptr, neighbours): the sampled neighbours of each of these nodes in this hop."""
         return self.backend.draw(nodes, self.fanouts[hop], self.key(epoch, hop))
 
     def key(self, epoch: int, hop: int) -> int:
-        """64 bits that name the random streams of all nodes in this hop."""
+        """64-bit key of this hop's random streams, one stream per node."""
         state = np.zeros(1, np.uint64)
         start_stream(state, FOR_NEIGHBORS, self.seed, epoch, hop)
         return int(state[0])
 
 
 class NumbaBackend:
-    """Kernels over ranges of nodes, on a pool of threads where there is enough to do."""
+    """Kernels over ranges of nodes; large samples use a pool of threads."""
 
     def __init__(self, indptr: Array, indices: Array, threads: int | None) -> None:
         self.indptr, self.indices, self.threads = np.asarray(indptr), np.asarray(indices), num_threads(threads)
 
     def draw(self, nodes: Tensor, fanout: int, key: int) -> tuple[Tensor, Tensor]:
-        """(indptr, neighbours): what each node draws; `key` names the random streams of the hop."""
+        """(indptr, neighbours) sampled for each node; `key` is the key of the hop's random streams."""
         targets = nodes.numpy()
         starts = np.zeros(len(targets) + 1, np.int64)
         count_draws(self.indptr, targets, fanout, starts)
@@ -166,21 +165,21 @@ class NumbaBackend:
         return torch.from_numpy(starts), torch.from_numpy(neighbors)
 
     def distinct(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """(values, places): the distinct keys in order of first appearance, and where each key is among them."""
+        """(values, positions): the distinct keys in order of first appearance, and each key's position among them."""
         table = np.full(1 << (2 * len(keys)).bit_length(), -1, index_dtype(len(keys)))
-        places, values = torch.empty_like(keys), torch.empty_like(keys)
-        count = number_distinct(keys.numpy(), table, places.numpy(), values.numpy())
-        return values[:count], places
+        positions, values = torch.empty_like(keys), torch.empty_like(keys)
+        count = number_distinct(keys.numpy(), table, positions.numpy(), values.numpy())
+        return values[:count], positions
 
 
 class TorchBackend:
-    """Tensor operations, on any device. int64 wraps around as uint64 does, so the hash is that of the kernels."""
+    """Tensor operations on any device. int64 overflows like uint64, so the hash equals that of the kernels."""
 
     def __init__(self, indptr: Array, indices: Array, device: torch.device) -> None:
         self.indptr, self.indices = torch.tensor(indptr, device=device), torch.tensor(indices, device=device)
 
     def draw(self, nodes: Tensor, fanout: int, key: int) -> tuple[Tensor, Tensor]:
-        """(indptr, neighbours): what each node draws; `key` names the random streams of the hop."""
+        """(indptr, neighbours) sampled for each node; `key` is the key of the hop's random streams."""
         first = self.indptr[nodes]
         degree = self.indptr[nodes + 1] - first
         counts = degree.clamp(max=fanout) if fanout >= 0 else degree
@@ -194,21 +193,21 @@ class TorchBackend:
         return starts, self.indices[first[target] + pick].long()
 
     def distinct(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """(values, places): the distinct keys in order of first appearance, and where each key is among them."""
+        """(values, positions): the distinct keys in order of first appearance, and each key's position among them."""
         ordered, order = keys.sort(stable=True)
         begins = torch.ones_like(ordered, dtype=torch.bool)
         begins[1:] = ordered[1:] != ordered[:-1]
-        first = order[begins]  # equal keys stay in order, so a run begins with the first appearance
+        first = order[begins]  # the sort is stable, so a run of equal keys starts with the first appearance
         is_first = torch.zeros_like(begins)
         is_first[first] = True
         number = is_first.cumsum(0) - 1
-        places = torch.empty_like(order)
-        places[order] = number[first][begins.cumsum(0) - 1]
-        return keys[is_first], places
+        positions = torch.empty_like(order)
+        positions[order] = number[first][begins.cumsum(0) - 1]
+        return keys[is_first], positions
 
 
 def _floyd(nodes: Tensor, degree: Tensor, fanout: int, key: int) -> Tensor:
-    """[f, t]: distinct places below each node's degree, which is greater than the fan-out (Floyd's algorithm)."""
+    """[f, t]: distinct positions below each node's degree, which exceeds the fan-out (Floyd's algorithm)."""
     slot = torch.arange(fanout, device=nodes.device)[:, None]
     state = _mix((nodes * _signed(SPREAD) + _signed(GOLDEN)) ^ _signed(key))
     bits = _mix(state + (slot + 1) * _signed(GOLDEN))
@@ -222,23 +221,23 @@ def _floyd(nodes: Tensor, degree: Tensor, fanout: int, key: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """`data.kernels.mix` of tensors."""
+    """`data.kernels.mix` for tensors."""
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shift(x, 31)
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
-    """A right shift that brings in zeros, whatever the sign."""
+    """Logical right shift: fills with zeros regardless of the sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def _signed(bits: Any) -> int:
-    """64 bits as torch has them."""
+    """A 64-bit unsigned integer as the int64 with the same bits."""
     return (int(bits) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def owners(indptr: Tensor, num_edges: int) -> Tensor:
-    """[e]: which row of the CSR each edge belongs to."""
+    """[e]: the CSR row of each edge."""
     rows = torch.arange(len(indptr) - 1, device=indptr.device)
     return rows.repeat_interleave(indptr.diff(), output_size=num_edges)

@@ -1,1 +1,1 @@
-"""The network. It sees TokenBatches, never the graph."""
+"""The LargeGT model. Its input is a TokenBatch, never the graph."""

@@ -18,11 +18,11 @@ _WIDEST_FUSED, _ALIGNED = 256, 8
 
 
 class Attention(nn.Module):
-    """Self-attention with q, k and v from one product. `bias_bt` is added to every score of token t.
+    """Self-attention with q, k and v from one matrix product. `bias_bt` is added to every score of token t.
 
-    Weights p_ij sum to one, so the values' bias b_v passes through: it is added behind, where dropout does not fall on
-    it. Heads that are no narrower than the model (the published configuration) need neither keys nor values of their
-    own. Up to what is the same for every j and falls out of the softmax,
+    Weights p_ij sum to one, so the values' bias b_v can be added after the sum, where dropout does not apply to it.
+    Heads at least as wide as the model (the published configuration) need no separate keys and values. Up to terms that
+    are equal for every j and cancel in the softmax,
 
         q_i · k_j = (W_kᵀ(W_q x_i + b_q)) · x_j    and    W_o Σ_j p_ij W_v x_j = W_o W_v (Σ_j p_ij x_j),
 
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
     @property
     def is_wide(self) -> bool:
-        """Whether heads are no narrower than the model."""
+        """Whether heads are at least as wide as the model."""
         return self.head_dim >= self.join.out_features
 
     def _to_keys_and_values(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def _to_the_tokens(self, x_btd: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
         if torch.is_autocast_enabled(x_btd.device.type):
-            x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # once, for all that follows
+            x_btd = x_btd.to(torch.get_autocast_dtype(x_btd.device.type))  # cast once for all uses below
         b, t, d = x_btd.shape
         query_weight, query_bias, join_weight, join_bias = self.merged()
         q_b1sd = F.linear(x_btd, query_weight, query_bias).view(
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return F.linear(y_b1sd.view(b, t, -1), join_weight, join_bias)
 
     def merged(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weight and bias of the product that makes queries [h·d, d], and of the one that joins heads [d, h·d]."""
+        """Weight and bias of the merged query projection [h·d, d] and of the merged output projection [d, h·d]."""
         with torch.autocast(self.qkv.weight.device.type, enabled=False):
             query_hwd, key_hwd, value_hwd = self.qkv.weight.view(3, self.num_heads, self.head_dim, -1).unbind(0)
             query_bias_hw, _, value_bias_hw = self.qkv.bias.view(3, self.num_heads, -1).unbind(0)
@@ -86,8 +86,8 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float) -> Tensor:
-    """Attention by the fastest way that takes it: cuDNN's kernel, but the flash kernel for wide heads with dropout, and
-    scores in full for heads that neither takes (all measured on an H200)."""
+    """Attention by the fastest kernel that supports the inputs, as measured on an H200: cuDNN's, the flash kernel for
+    wide heads with dropout, and unfused attention for heads that neither supports."""
     bias = None if bias is None else bias.to(q.dtype)
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
@@ -99,11 +99,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float,
 
 
 def attend_in_full(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, scale: float) -> Tensor:
-    """Attention by two products and a softmax between them. Keys are padded to rows of scores that suit tensor cores;
-    the padding weighs nothing."""
+    """Unfused attention: two matrix products and a softmax. Keys are padded to a number that suits tensor cores; the
+    padding has weight 0."""
     num_keys, padding = k.shape[-2], -k.shape[-2] % _ALIGNED
     k, v = F.pad(k, (0, 0, 0, padding)), F.pad(v, (0, 0, 0, padding))
-    with torch.autocast(q.device.type, enabled=False):  # the softmax computes in float32 by itself, and stores less
+    with torch.autocast(q.device.type, enabled=False):  # softmax accumulates in float32 anyway; this stores less
         score = q @ k.transpose(-1, -2) * scale
         if bias is not None:
             score = score + F.pad(bias, (0, padding))
@@ -113,7 +113,7 @@ def attend_in_full(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm Transformer encoder layer; without its feed-forward part when `ffn_width` is 0."""
+    """Pre-norm Transformer encoder layer, without feed-forward part if `ffn_width` is 0."""
 
     def __init__(
         self, width: int, heads: int, head_dim: int, ffn_width: int, dropout: float, attention_dropout: float
@@ -135,7 +135,7 @@ class EncoderLayer(nn.Module):
         return joined_btd
 
     def parts(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The residual stream and what is added to it last, still apart: the readout joins them in its own kernel."""
+        """The two terms of the layer's last sum, residual stream and update, which the fused readout adds itself."""
         added_btd: Tensor = self.attention(self.attention_norm(x_btd), bias_bt)
         if self.ffn is not None:
             x_btd = x_btd + self.drop(added_btd)

@@ -1,19 +1,19 @@
-"""Codebook: B centroids μ of the whole graph, kept by EMA k-means (the paper's Algorithm 3, line 8), outside the
+"""Codebook: B centroids μ of the whole graph, updated by EMA k-means (the paper's Algorithm 3, line 8), without
 gradient.
 
 Axes: c centroids, b batch (this rank's part of it), a batch of all ranks, r ranks, w width (features and positions
 joined).
 
 `update(z, nodes)` takes one step: normalise the batch, assign each node to its nearest centroid, move the centroids.
-Cost: O(b·c·w) time and O(b·c) memory; the counts of nodes per centroid are kept by subtracting where a node was and
-adding where it is, so no step costs O(N).
+Cost: O(b·c·w) time and O(b·c) memory; the counts of nodes per centroid are updated incrementally (subtract at the old
+centroid, add at the new one), so no step costs O(N).
 
-Started from data and consistently (sum = centroid · size), a centroid that nothing is assigned to stays where it is
-instead of exploding; when its size has decayed it moves to a node of the batch.
+The start is from data and consistent (sum = centroid · size): a centroid without assigned nodes keeps its position
+instead of diverging; when its size has decayed it moves to a node of the batch.
 
-Several ranks keep one codebook. Each brings its part of a batch, and they sum what they count: statistics of the batch,
-sizes and sums of its clusters. All end a step with the same bits, close to what one rank makes of the whole batch. What
-travels in a step does not grow with the batch but for its node numbers: O(c·w).
+Several ranks share one codebook. Each passes its part of a batch, and the ranks sum the batch statistics and the sizes
+and sums of the clusters. After a step all ranks have identical buffers, close to those of one rank with the whole
+batch. The communication per step is O(c·w), independent of the batch size except for the node numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _START_JITTER = 0.01
 
 
 class Codebook(nn.Module):
-    """The state of the EMA k-means. All of it is buffers: saved and restored with the model."""
+    """The state of the EMA k-means, all in buffers: saved and restored with the model."""
 
     centroids: Tensor
     ema_sum: Tensor
@@ -61,31 +61,31 @@ class Codebook(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
-        self._known_started = False
+        self._is_started = False
         self._step: Callable[[Tensor, Tensor], None] = self._plain_step
 
     def normalize(self, z_bw: Tensor) -> Tensor:
-        """z in the codebook's space: by the running mean and variance, which carry no gradient."""
+        """z normalised by the running mean and variance, which have no gradient."""
         return (z_bw - self.mean) * torch.rsqrt(self.variance + NORM_EPSILON)
 
     def query_space(self, z_bw: Tensor) -> Tensor:
-        """z in the space of `attended`, where queries are made of it."""
+        """z in the space of `attended`, as the input of the query projection."""
         return self.normalize(z_bw)
 
     def attended(self) -> Tensor:
-        """[c, w] what nodes attend to: keys and values are made of it."""
+        """[c, w] the centroids that nodes attend to, as the input of the key and value projections."""
         return self.centroids
 
     def log_counts(self) -> Tensor:
-        """[c] log(1ₙP) of Algorithm 3, line 6: log of the nodes assigned to each centroid. -inf for an empty one, 0
-        everywhere before the first assignment."""
+        """[c] log(1ₙP) of Algorithm 3, line 6: log of the number of nodes assigned to each centroid. -inf for an empty
+        centroid; 0 for all before the first assignment."""
         log_c = self.counts.to(self.centroids.dtype).log()
         return torch.where(self.counts.sum() > 0, log_c, torch.zeros_like(log_c))
 
     @torch.no_grad()
     def update(self, z_bw: Tensor, nodes_b: Tensor) -> None:
-        """One step of EMA k-means with these nodes (distinct), and their new assignments. With several ranks, all of
-        them call it, each with its part of a batch; that may be empty."""
+        """Take one step of EMA k-means with these distinct nodes and update their assignments. With several ranks, each
+        rank calls it with its part of a batch, which may be empty."""
         z_bw = z_bw.detach().to(self.centroids.dtype)
         if self._has_started():
             self._step(z_bw, nodes_b)
@@ -93,7 +93,7 @@ class Codebook(nn.Module):
             self._plain_step(z_bw, nodes_b, is_first=True)
 
     def compile_for(self, batch_sizes: set[int]) -> None:
-        """Steps with so many nodes go through `torch.compile`; not those of several ranks."""
+        """Use `torch.compile` for steps with these numbers of nodes; not with several ranks."""
         if self.ranks.size == 1:
             self._step = Fused(self._plain_step, batch_sizes)
 
@@ -114,7 +114,7 @@ class Codebook(nn.Module):
         self.centroids.copy_(self.ema_sum / self._smoothed_sizes()[:, None])
 
     def _average(self, z_bw: Tensor, nearest_b: Tensor) -> None:
-        """Move the averages of cluster sizes and sums towards those of this batch."""
+        """Update the moving averages of cluster sizes and sums with this batch."""
         size_c = torch.zeros_like(self.ema_size).index_add_(0, nearest_b, torch.ones_like(z_bw[:, 0]))
         sum_cw = torch.zeros_like(self.ema_sum).index_add_(0, nearest_b, z_bw)
         self.ema_size.mul_(self.ema_decay).add_(self.ranks.all_reduce_(size_c), alpha=1 - self.ema_decay)
@@ -125,12 +125,12 @@ class Codebook(nn.Module):
         return (self.ema_size + self.eps) / (total + len(self.ema_size) * self.eps) * total
 
     def nearest(self, z_bw: Tensor) -> Tensor:
-        """[b] the centroid nearest to each normalised row."""
+        """[b] the nearest centroid of each normalised row."""
         score_bc = (self.centroids * self.centroids).sum(dim=1) - 2.0 * z_bw @ self.centroids.T
         return score_bc.argmin(dim=1)
 
     def _normalize_batch(self, z_bw: Tensor, counts: list[int]) -> Tensor:
-        """Batch normalisation without gain; keeps the running statistics. A batch of one uses those."""
+        """Batch normalisation without gain; updates the running statistics, or uses them for a batch of one node."""
         if sum(counts) < 2:
             return self.normalize(z_bw)
         variance, mean = self._moments(z_bw, counts)
@@ -140,7 +140,7 @@ class Codebook(nn.Module):
         return (z_bw - mean) * torch.rsqrt(variance + NORM_EPSILON)
 
     def _moments(self, z_bw: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
-        """[w] variance and mean over the rows of all ranks: that of their means is added to the mean variance."""
+        """[w] variance and mean over the rows of all ranks: the mean variance plus the variance of the means."""
         if len(counts) == 1:
             return torch.var_mean(z_bw, dim=0, correction=0)
         own_2w = z_bw.new_zeros(2, z_bw.shape[1])
@@ -152,8 +152,8 @@ class Codebook(nn.Module):
         return (share_r1 * (variance_rw + (mean_rw - mean).square())).sum(dim=0), mean
 
     def _start(self, z_bw: Tensor, order_a: Tensor, counts: list[int]) -> None:
-        """Before the first step: every centroid near a node of the batch, with an average share of it as its size.
-        One node alone is no start: the next batch tries again."""
+        """Before the first step: place each centroid near a random node of the batch, with equal sizes. With a batch of
+        one node, the next batch starts again."""
         size = sum(counts) / len(self.ema_size)
         chosen_cw = self._drawn_rows(z_bw, order_a, counts)
         self.centroids.copy_(chosen_cw + _START_JITTER * self.ranks.broadcast(torch.randn_like(chosen_cw)))
@@ -162,12 +162,12 @@ class Codebook(nn.Module):
         self.started.fill_(sum(counts) > 1)
 
     def _has_started(self) -> bool:
-        """Whether centroids came from data. Asks the device only until it says yes."""
-        self._known_started = self._known_started or bool(self.started)
-        return self._known_started
+        """Whether the centroids have been initialised from data. Reads the device only until this is true."""
+        self._is_started = self._is_started or bool(self.started)
+        return self._is_started
 
     def _revive(self, z_bw: Tensor, order_a: Tensor, counts: list[int]) -> None:
-        """Move centroids that have lost their nodes to nodes of the batch."""
+        """Move dead centroids, whose size has decayed, to random nodes of the batch."""
         size = sum(counts) / len(self.ema_size)
         dead_c = self.ema_size < self.dead_code_threshold * size
         chosen_cw = self._drawn_rows(z_bw, order_a, counts)
@@ -181,8 +181,8 @@ class Codebook(nn.Module):
         return self.ranks.rows_at(z_bw, order_a[self.ranks.broadcast(drawn_c)], counts)
 
     def _count(self, nodes_a: Tensor, nearest_a: Tensor, sorted_a: Tensor, order_a: Tensor) -> None:
-        """Move these nodes from the centroids they were counted at to the ones they are nearest to; one that is there
-        twice is counted once."""
+        """Update assignments and counts: move these nodes from their old centroids to the nearest ones. A node that
+        occurs twice counts once."""
         before_a = self.assignment[nodes_a].long()
         self.assignment[nodes_a] = nearest_a.to(self.assignment.dtype)
         first_a = torch.ones_like(nodes_a)

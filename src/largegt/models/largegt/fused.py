@@ -1,6 +1,6 @@
-"""Fused: a function of tensors through `torch.compile`, for the batch sizes it is worth compiling for.
+"""Fused: a function of tensors, compiled by `torch.compile` for given batch sizes.
 
-Every other size (the last batch of an epoch) takes the plain function, and so does everything when compiling fails.
+All other sizes (the last batch of an epoch) use the uncompiled function, as does every call if compilation fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fused:
-    """Call it like the function."""
+    """Has the signature of the function."""
 
     def __init__(self, function: Callable[..., Any], batch_sizes: set[int]) -> None:
         self._plain, self._sizes = function, batch_sizes

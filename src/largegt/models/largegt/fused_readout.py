@@ -4,12 +4,12 @@ Axes: b batch, t tokens, d model width.
 
     z_j = x_j + dropout(y_j),   h_j = LayerNorm(z_j),   p = softmax over j ≥ 1 of w·h_j,   out = h_0 + Σ_j p_j h_j
 
-Enters: the residual stream x and what the last layer adds to it, y, both [b, t, d]. Leaves: H_local [b, d], float32.
-Cost: x and y are read once forward and once backward, and nothing of their size is kept but themselves: the softmax
-runs online over blocks of tokens, the norm and the dropout mask are computed again backward. One program per node.
+Enters: the residual stream x and the last layer's update y, both [b, t, d]. Leaves: H_local [b, d], float32. Cost: x
+and y are read once in the forward and once in the backward pass, and no other tensor of their size is stored: the
+softmax runs online over blocks of tokens; the backward pass recomputes norm and dropout mask. One program per node.
 
-Backward, with g the gradient of out and D = g · Σ_j p_j h_j: the gradient of h_j is p_j g + p_j (g·h_j − D) w, and g
-more for j = 0; the rest is LayerNorm's.
+Backward, with g the gradient of out and D = g · Σ_j p_j h_j: the gradient of h_j is p_j g + p_j (g·h_j − D) w, plus g
+for j = 0; the rest is the gradient of LayerNorm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:  # a build of torch without CUDA
     triton = None
 
 _NUMBERS, _WARPS = 4096, 4
-"""Numbers of a block of tokens that a program holds at once, and the warps that do: the fastest on an H200."""
+"""Size of a program's block of tokens, in numbers, and its warps: the fastest choice on an H200."""
 _WIDEST = 1024
 
 
@@ -40,14 +40,14 @@ _works: bool | None = None
 
 
 def can_fuse(x_btd: Tensor) -> bool:
-    """Whether the kernel takes these tokens, here."""
+    """Whether the kernel supports these tokens on this machine."""
     if not x_btd.is_cuda or x_btd.shape[1] < 2 or x_btd.shape[2] > _WIDEST:
         return False
     return _works is True if torch.compiler.is_compiling() else kernels_work()
 
 
 def kernels_work() -> bool:
-    """Whether this machine has a GPU and what it takes to compile the kernel for it. Tried once."""
+    """Whether this machine has a GPU and can compile the kernel for it. Tested once."""
     global _works
     if _works is None:
         _works = torch.cuda.is_available() and usable("triton", "the readout is not fused, since Triton does not work")
@@ -62,7 +62,7 @@ def kernels_work() -> bool:
 
 
 def fused_readout(x_btd: Tensor, y_btd: Tensor, norm: torch.nn.LayerNorm, weight_d: Tensor, dropout: float) -> Tensor:
-    """H_local [b, d] of x + dropout(y), by the kernel; its mask comes from the device's own random numbers."""
+    """H_local [b, d] of x + dropout(y) by the kernel, with a dropout seed from the device's random generator."""
     seed = torch.randint(-(2**31), 2**31, (1,), dtype=torch.int64, device=x_btd.device)
     out_bd: Tensor
     out_bd, _, _ = _read(
@@ -72,31 +72,31 @@ def fused_readout(x_btd: Tensor, y_btd: Tensor, norm: torch.nn.LayerNorm, weight
 
 
 if triton is not None:
-    _NEVER = tl.constexpr(-1e30)  # score of a token that does not take part; finite, so that differences are numbers
+    _MASKED = tl.constexpr(-1e30)  # score of a masked token; finite, so that differences are never NaN
 
     @triton.jit
     def _tokens(x, y, seed, start, dropout, num_tokens: tl.constexpr, width: tl.constexpr,
                 BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-        """A block of tokens of this program's node: x + dropout(y), the mask's factor, and where they lie."""
+        """A block of tokens of this program's node: x + dropout(y), dropout factor, token numbers, offsets and mask."""
         t = start + tl.arange(0, BLOCK)
         d = tl.arange(0, WIDTH)
-        place = (tl.program_id(0).to(tl.int64) * num_tokens + t)[:, None] * width + d[None, :]
-        there = (t < num_tokens)[:, None] & (d < width)[None, :]
+        offset = (tl.program_id(0).to(tl.int64) * num_tokens + t)[:, None] * width + d[None, :]
+        mask = (t < num_tokens)[:, None] & (d < width)[None, :]
         factor = tl.full((BLOCK, WIDTH), 1.0, tl.float32)
         if dropout > 0:
-            bits = place.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
+            bits = offset.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
             bits = (bits ^ (bits >> 16)) * 0x7FEB352D
             bits = (bits ^ (bits >> 15)) * 0x846CA68B
             unit = ((bits ^ (bits >> 16)) >> 8).to(tl.float32) * (1.0 / (1 << 24))
             factor = tl.where(unit >= dropout, 1.0 / (1.0 - dropout), 0.0)
-        z = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
-        z += factor * tl.load(y + place, mask=there, other=0.0).to(tl.float32)
-        return z, factor, t, place, there
+        z = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
+        z += factor * tl.load(y + offset, mask=mask, other=0.0).to(tl.float32)
+        return z, factor, t, offset, mask
 
     @triton.jit
-    def _standardized(z, there, epsilon, width: tl.constexpr):
-        """Rows with mean 0 and variance 1, and one over their deviation."""
-        centred = tl.where(there, z - tl.sum(z, 1)[:, None] / width, 0.0)
+    def _standardized(z, mask, epsilon, width: tl.constexpr):
+        """Rows with mean 0 and variance 1, and the reciprocals of their standard deviations."""
+        centred = tl.where(mask, z - tl.sum(z, 1)[:, None] / width, 0.0)
         inverse = tl.rsqrt(tl.sum(centred * centred, 1) / width + epsilon)
         return centred * inverse[:, None], inverse
 
@@ -112,16 +112,16 @@ if triton is not None:
         shift_d = tl.load(shift + d, mask=inside, other=0.0).to(tl.float32)
         weight_d = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
         seed_value = tl.load(seed)
-        largest = tl.full((BLOCK,), _NEVER, tl.float32)  # every row of the block runs a softmax of its own
+        largest = tl.full((BLOCK,), _MASKED, tl.float32)  # one online softmax per row of the block
         total = tl.zeros((BLOCK,), tl.float32)
         weighted = tl.zeros((BLOCK, WIDTH), tl.float32)
         own = tl.zeros((BLOCK, WIDTH), tl.float32)
         for start in range(0, num_tokens, BLOCK):
-            z, _, t, _, there = _tokens(x, y, seed_value, start, dropout, num_tokens, width, BLOCK, WIDTH)
-            unit, _ = _standardized(z, there, epsilon, width)
+            z, _, t, _, mask = _tokens(x, y, seed_value, start, dropout, num_tokens, width, BLOCK, WIDTH)
+            unit, _ = _standardized(z, mask, epsilon, width)
             h = unit * gain_d[None, :] + shift_d[None, :]
             score = tl.sum(h * weight_d[None, :], 1)
-            score = tl.where((t > 0) & (t < num_tokens), score, _NEVER)
+            score = tl.where((t > 0) & (t < num_tokens), score, _MASKED)
             above = tl.maximum(largest, score)
             share = tl.exp(score - above)
             shrink = tl.exp(largest - above)
@@ -131,7 +131,7 @@ if triton is not None:
                 own = tl.where((t == 0)[:, None], h, 0.0)
             largest = above
         highest = tl.max(largest, 0)
-        shrink = tl.where(largest > _NEVER, tl.exp(largest - highest), 0.0)
+        shrink = tl.where(largest > _MASKED, tl.exp(largest - highest), 0.0)
         whole = tl.sum(total * shrink, 0)
         sum_d = tl.sum(weighted * shrink[:, None], 0) / whole
         tl.store(rest + node * width + d, sum_d, mask=inside)
@@ -157,8 +157,8 @@ if triton is not None:
         grad_shift = tl.zeros((BLOCK, WIDTH), tl.float32)
         grad_weight = tl.zeros((BLOCK, WIDTH), tl.float32)
         for start in range(0, num_tokens, BLOCK):
-            z, factor, t, place, there = _tokens(x, y, seed_value, start, dropout, num_tokens, width, BLOCK, WIDTH)
-            unit, inverse = _standardized(z, there, epsilon, width)
+            z, factor, t, offset, mask = _tokens(x, y, seed_value, start, dropout, num_tokens, width, BLOCK, WIDTH)
+            unit, inverse = _standardized(z, mask, epsilon, width)
             h = unit * gain_d[None, :] + shift_d[None, :]
             score = tl.sum(h * weight_d[None, :], 1)
             share = tl.where((t > 0) & (t < num_tokens), tl.exp(score - log_total), 0.0)
@@ -172,8 +172,8 @@ if triton is not None:
             mean = tl.sum(grad_unit, 1) / width
             along = tl.sum(grad_unit * unit, 1) / width
             grad_z = (grad_unit - mean[:, None] - unit * along[:, None]) * inverse[:, None]
-            tl.store(grad_x + place, grad_z.to(grad_x.dtype.element_ty), mask=there)
-            tl.store(grad_y + place, (grad_z * factor).to(grad_y.dtype.element_ty), mask=there)
+            tl.store(grad_x + offset, grad_z.to(grad_x.dtype.element_ty), mask=mask)
+            tl.store(grad_y + offset, (grad_z * factor).to(grad_y.dtype.element_ty), mask=mask)
         tl.store(partial + (node * 3 + 0) * width + d, tl.sum(grad_gain, 0), mask=inside)
         tl.store(partial + (node * 3 + 1) * width + d, tl.sum(grad_shift, 0), mask=inside)
         tl.store(partial + (node * 3 + 2) * width + d, tl.sum(grad_weight, 0), mask=inside)

@@ -2,10 +2,10 @@
 
 Axes: b batch, f input features, p positional width, x feature half, w = x + p joined width, c centroids, h heads.
 
-Line numbers in the code are those of Algorithm 3. Beyond it, x is joined with the node's positional encoding: the query
-and the keys are of the joined vectors, the values of their feature half. Line 8, the EMA k-means, is
-`Codebook.update`, after the optimizer's step. Cost: O(b·c) time and memory per head: one batch against one codebook is
-small, and the scores in full are several times faster than a fused kernel here.
+Line numbers in the code refer to Algorithm 3. In addition, x is joined with the node's positional encoding: the query
+and the keys come from the joined vectors, the values from their feature half. Line 8, the EMA k-means, is
+`Codebook.update`, after the optimizer's step. Cost: O(b·c) time and memory per head. The scores of a batch are small,
+and computing all of them is several times faster than a fused attention kernel.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GlobalModule(nn.Module):
         return self.read(weights_hbc), joined_bw
 
     def attend(self, features_bf: Tensor, positions_bp: Tensor) -> tuple[Tensor, Tensor]:
-        """[h, b, c] the softmax of line 6, and the joined vectors [b, w] for the codebook."""
+        """[h, b, c] attention weights (the softmax of line 6), and the joined vectors [b, w] for the codebook."""
         x_bx = self.mlp_a(features_bf)  # line 2
         joined_bw = torch.cat([x_bx, positions_bp.to(x_bx.dtype)], dim=1)
         q_hbw = self._split(self.query(self.codebook.query_space(joined_bw)))  # line 3
@@ -60,7 +60,7 @@ class GlobalModule(nn.Module):
         return score_hbc.softmax(dim=-1), joined_bw
 
     def read(self, weights_hbc: Tensor) -> Tensor:
-        """H_global [b, d] of the weights of centroids."""
+        """H_global [b, d] from the attention weights."""
         v_hcw = self._split(self.value(self.codebook.attended()[:, : self.dim]))  # line 5
         y_hbw: Tensor = weights_hbc.to(v_hcw.dtype) @ v_hcw  # line 6
         h_bd: Tensor = self.norm(self.mlp_b(y_hbw.transpose(0, 1).flatten(1)))  # line 7

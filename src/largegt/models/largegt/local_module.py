@@ -5,8 +5,8 @@ Axes: b batch, t tokens, 3K in the paper, d model width.
     X = EncoderLayer(X), num_layers times; the paper has one layer
     H_local = h₀ + Σ_j softmax_j(w·h_j) h_j, over the tokens after the first
 
-A score that also reads h₀, `a·h₀ + w·h_j`, gives the same weights: its first half is constant over j. On a GPU the end
-is one kernel (fused_readout.py).
+A score that also includes h₀, `a·h₀ + w·h_j`, gives the same weights, since `a·h₀` is constant over j. On a GPU, last
+residual sum, norm and readout are one kernel (fused_readout.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LocalModule(nn.Module):
         self.readout = nn.Linear(width, 1, bias=False)
 
     def forward(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
-        """H_local [b, d] of embedded tokens; `bias_bt` is added to every score of a token, -inf leaves it out."""
+        """H_local [b, d] of embedded tokens; `bias_bt` is added to every score of a token, -inf masks the token."""
         if bias_bt is None:
             return self._encode(x_btd, None)
         return torch.cat([self._encode(*segment) for segment in _segments(x_btd, bias_bt)])
@@ -55,7 +55,7 @@ class LocalModule(nn.Module):
         return self.read(self.norm(x_btd + self._last.drop(added_btd)), bias_bt)
 
     def hidden_states(self, x_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
-        """[b, t, d] the encoder's output for each token, which the readout reads."""
+        """[b, t, d] the encoder's output for each token, the input of the readout."""
         x_btd, added_btd = self._encoder(x_btd, bias_bt)
         h_btd: Tensor = self.norm(x_btd + self._last.drop(added_btd))
         return h_btd
@@ -68,14 +68,14 @@ class LocalModule(nn.Module):
         return h_btd[:, 0] + torch.einsum("bt,btd->bd", weight_bt, h_btd)
 
     def readout_weights(self, h_btd: Tensor, bias_bt: Tensor | None = None) -> Tensor:
-        """[b, t] softmax_j(w·h_j) over the tokens after the first, which has 0; 0 everywhere where it is alone."""
-        if torch.compiler.is_compiling():  # as sums, which become one kernel with the norm before them
+        """[b, t] softmax_j(w·h_j) over the tokens after the first, whose weight is 0; all 0 without other tokens."""
+        if torch.compiler.is_compiling():  # a sum, which the compiler fuses with the norm before it
             score_bt = (h_btd * self.readout.weight[0]).sum(dim=2)
         else:
             score_bt = self.readout(h_btd).squeeze(-1)
         if bias_bt is not None:
             score_bt = score_bt + bias_bt
-        first = torch.arange(score_bt.shape[1], device=score_bt.device) == 0  # masked, not cut off: no copy of the rest
+        first = torch.arange(score_bt.shape[1], device=score_bt.device) == 0  # masking avoids a copy of the rest
         return score_bt.masked_fill(first, -torch.inf).softmax(dim=1).nan_to_num(0.0)
 
     @property
@@ -85,17 +85,17 @@ class LocalModule(nn.Module):
         return layer
 
     def _encoder(self, x_btd: Tensor, bias_bt: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The layers, up to the last sum: its two terms, which the kernel of the readout adds."""
+        """The two terms of the last layer's final sum, which the fused readout adds itself."""
         for layer in self.layers[:-1]:
             x_btd = layer(x_btd, bias_bt)
         return self._last.parts(x_btd, bias_bt)
 
 
 def _segments(x_btd: Tensor, bias_bt: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Runs of rows, each cut behind its last token. The loader orders rows by length, so little padding is left. Any
-    order is right, this one is fast."""
-    place_t = torch.arange(1, bias_bt.shape[1] + 1, device=bias_bt.device)
-    lengths = ((bias_bt > -torch.inf) * place_t).amax(dim=1).tolist()
+    """Slices of the batch, each cut to its longest row. The loader sorts rows by length, so little padding remains; the
+    result is correct for any order."""
+    position_t = torch.arange(1, bias_bt.shape[1] + 1, device=bias_bt.device)
+    lengths = ((bias_bt > -torch.inf) * position_t).amax(dim=1).tolist()
     size = -(-len(lengths) // _SEGMENTS)
     starts = range(0, len(lengths), size)
     for start, x, bias in zip(starts, torch.split(x_btd, size), torch.split(bias_bt, size), strict=True):

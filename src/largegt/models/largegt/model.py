@@ -1,15 +1,15 @@
 """LargeGT: LocalModule ‖ GlobalModule → FFN → Norm → residual → head (the paper's Eqns 3 to 6).
 
 Axes: b batch, k local nodes, t tokens, f input features, p positional width, d model width, h heads of the codebook's
-attention, c centroids, l shares of labels.
+attention, c centroids, l width of the label distributions.
 
     H_local  = LocalModule(X)             Eqn 3, local_module.py; X are the tokens of Eqns 1 and 2, in a TokenBatch
     H_global = GlobalModule(H_in)         Eqn 4, global_module.py
     Ĥ        = FFN(H_local ‖ H_global)    Eqn 5
     H_out    = H_in + Norm(Ĥ)             Eqn 6
 
-`embed` is all up to the encoder and the weights of centroids, `encode` the rest; explanations take gradients between
-the two. Beyond the paper, an encoding of the labels around a node may be joined in Eqn 5.
+`embed` computes the encoder's input and the attention to the codebook, `encode` the rest; explanations take gradients
+in between. Beyond the paper, Eqn 5 can also join an encoding of the label distributions around a node.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 
 class Embedded(NamedTuple):
-    """b nodes between `embed` and `encode`; None where the model has no such part."""
+    """The output of `embed` for b nodes; fields are None if the model has no such part."""
 
     tokens: Tensor | None
     """[b, t, d] embedded tokens."""
     token_bias: Tensor | None
-    """[b, t] log(multiplicity), added to the scores of tokens; None where every token stands for itself."""
+    """[b, t] log(multiplicity), added to the scores of tokens; None without deduplication."""
     centroid_weights: Tensor | None
     """[h, b, c] attention to the codebook."""
     label_shares: Tensor | None
-    """[b, l] labels around the nodes."""
+    """[b, l] label distributions around the nodes."""
     features: Tensor | None
     """[b, f] H_in, for the residual of Eqn 6."""
 
@@ -143,7 +143,7 @@ class LargeGT(NodeModel):
         return NodeOutput(logits=logits, hidden=h_bd, nodes=batch.nodes, codebook_input=joined)
 
     def embed(self, batch: TokenBatch) -> Embedded:
-        """What `encode` reads of a batch."""
+        """The input of `encode` for a batch."""
         return self._embed(*self._inputs(batch))[0]
 
     def encode(self, embedded: Embedded) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ class LargeGT(NodeModel):
         return batch.tokens, batch.positions, batch.multiplicity, inputs, label_shares
 
     def _compute(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, H_out and what the codebook learns from, by `_inputs`."""
+        """Logits, H_out and the codebook's input, from the result of `_inputs`."""
         embedded, joined = self._embed(*inputs)
         return *self.encode(embedded), joined
 
@@ -186,22 +186,22 @@ class LargeGT(NodeModel):
         return Embedded(x_btd, bias_bt, weights_hbc, label_shares_bl, own_bf), joined
 
     def compile_for(self, batch_sizes: set[int]) -> None:
-        """Batches of these sizes, whose local nodes are all there, go through `torch.compile`; others do not."""
-        kernels_work()  # tried now: tracing cannot
+        """Use `torch.compile` for batches of these sizes without deduplication; other batches run uncompiled."""
+        kernels_work()  # tested now, since tracing cannot do it
         self.compiled_sizes = frozenset(batch_sizes)
         self._fused = Fused(self._compute, batch_sizes)
         if self.global_module is not None:
             self.global_module.codebook.compile_for(batch_sizes)
 
     def update_codebook(self, output: NodeOutput) -> None:
-        """Move the codebook by one step of EMA k-means; nothing to do without a GlobalModule."""
+        """Take one step of EMA k-means; does nothing without a GlobalModule."""
         if self.global_module is not None and output.codebook_input is not None:
             self.global_module.codebook.update(output.codebook_input, output.nodes)
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm over the rows of all ranks, which takes a training batch of one row by its running statistics instead
-    of failing."""
+    """Batch norm over the rows of all ranks. Normalises a training batch of one row by the running statistics instead
+    of raising an error."""
 
     ranks: Ranks = ALONE
 
@@ -215,7 +215,7 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(input)
 
     def _over_ranks(self, input: Tensor) -> Tensor:
-        """The same by sums over the ranks, which the gradient passes too."""
+        """Batch norm with statistics summed over ranks; the sums have gradients."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
@@ -240,7 +240,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def make_norm(kind: str, width: int) -> nn.Module:
-    """`layer` or `batch` norm of this width; `none` changes nothing."""
+    """`layer` or `batch` norm of this width; `none` is the identity."""
     if kind == "none":
         return nn.Identity()
     return nn.LayerNorm(width) if kind == "layer" else BatchNorm(width)
