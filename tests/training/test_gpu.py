@@ -279,6 +279,7 @@ def test_training_goes_on_where_a_step_cannot_be_recorded(
         lg.train(prepared, config, tmp_path / "again")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_a_recorded_step_keeps_the_weight_average(prepared: lg.Prepared) -> None:
     """Against float64 on the host, over steps before the recording, replayed ones and a last batch that is smaller."""
     decay = 0.5
