@@ -162,7 +162,7 @@ def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_column_kinds_compares_variants_of_a_company(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes, edges = company_tables.company(tmp_path, 200, 600)
-    words = [str(nodes), str(edges), "--label-column", "churn_reason", "--epochs", "1", "--seeds", "1"]
+    words = [str(nodes), str(edges), "--label", "churn_reason", "--epochs", "1", "--seeds", "1"]
     column_kinds.main([*words, "--set", "train.device=cpu", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
     assert "currency: ignored" in said

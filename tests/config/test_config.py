@@ -282,7 +282,7 @@ def test_recipes_by_dataset_each_speak_for_themselves() -> None:
 
 
 def test_a_recipe_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
-    known = f"largegt config --recipes lists all {len(recipe_names())}"
+    known = f"`lg.recipe_names()` lists all {len(recipe_names())}"
     refused(lambda: Config.from_recipe("demoo"), "did you mean 'demo'", known)
     refused(lambda: Config.from_recipe(tmp_path / "none.toml"), "does not exist")
     for content in (b"[train\nepochs=3", b"\xff\xfe\x00"):
@@ -344,7 +344,7 @@ def test_a_circle_is_refused(tmp_path: Path, recipes: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ('"gatt"', ("mine.toml", "'gatt'", "did you mean 'gat'", "largegt config --recipes")),
+        ('"gatt"', ("mine.toml", "'gatt'", "did you mean 'gat'", "lg.recipe_names()")),
         ('"gone.toml"', ("mine.toml", "gone.toml does not exist")),
         ('"broken.toml"', ("broken.toml is not valid TOML",)),
         ('["gat", "demo"]', ("mine.toml", "one name")),
@@ -372,9 +372,9 @@ def test_the_recipe_of_a_model(name: str) -> None:
     ("name", "hint"),
     [
         ("goatfull", "did you mean 'goat-full'?"),
-        ("GAT-original", "did you mean --model gat --original?"),
+        ("GAT-original", "did you mean `recipe=gat-original`?"),
         ("GraphSAGE", "did you mean 'graphsage'?"),
-        ("gat-original", "did you mean --model gat --original?"),
+        ("gat-original", "did you mean `recipe=gat-original`?"),
         ("default", "no model 'default'"),
         ("", "no model ''"),
     ],

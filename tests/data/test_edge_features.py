@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.cli.inspection import inspect
+from largegt.config.models import model_spec
 from largegt.config.schema import Config, IngestConfig
 from largegt.data import sources
 from largegt.data.ingest import ingest
@@ -85,7 +86,7 @@ def test_settings_leave_them_out_and_models_take_them(graph: Any, tmp_path: Path
     config = Config.from_recipe("base", [*SETTINGS, "train.epochs=1", "model.hidden_dim=8"])
     run = train(store, config, tmp_path / "run")
     assert run.prepared().num_features == 7
-    assert prepare(store, config.prepare.for_model("graphsage")).num_features == 4, "it has no contexts"
+    assert prepare(store, config.prepare.for_model(model_spec("graphsage"))).num_features == 4, "it has no contexts"
 
 
 # files

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from largegt.config.schema import IngestConfig
-from largegt.data import sources, tables
+from largegt.data import sources, table_reading
 from largegt.data.ingest import ingest
 from largegt.data.store import GraphStore
 from largegt.errors import InputError
@@ -115,7 +115,7 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each file is read; every connection to it counts as once."""
     counted: Counter[str] = Counter()
-    connected = tables._Files.connected
+    connected = table_reading._Files.connected
 
     @contextmanager
     def counting(self: Any, *means: Any) -> Iterator[Any]:
@@ -123,7 +123,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         with connected(self, *means) as found:
             yield found
 
-    monkeypatch.setattr(tables._Files, "connected", counting)
+    monkeypatch.setattr(table_reading._Files, "connected", counting)
     return counted
 
 

@@ -59,7 +59,7 @@ def test_the_last_of_parallel_edges_counts(tmp_path: Path, form: str) -> None:
     (pq.write_table if form == "parquet" else pacsv.write_csv)(edges, tmp_path / f"e.{form}")
     stores = [
         ingest(
-            sources.files(tmp_path / f"e.{form}", num_nodes=3, weight="w"), tmp_path / name,
+            sources.files(tmp_path / f"e.{form}", num_nodes=3, weight_column="w"), tmp_path / name,
             IngestConfig(parallel_edges="last"), **means,
         )
         for name, means in (("one", {"threads": 1}), ("several", {"engine": Threads(1 << 20, 2, 2)}))

@@ -150,7 +150,7 @@ def test_a_batch_without_an_input_is_refused(setting: str, message: str) -> None
 
 def test_a_preparation_without_histograms_is_refused(tmp_path: Path) -> None:
     prepared = lg.prepare(easy_store(tmp_path / "g"), small().preparation)
-    with pytest.raises(ConfigError, match=r"prepare with --set model\.neighbor_label_hops=1"):
+    with pytest.raises(ConfigError, match=r"prepare with `model\.neighbor_label_hops=1`"):
         lg.train(prepared, small("model.neighbor_label_hops=1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -39,7 +39,7 @@ def test_the_bytes_of_a_preparation_from_nothing(tmp_path: Path, name: str, undi
     assert_same(prepared, prepare(graph.store(tmp_path, "all"), config(name), threads=1))
     expected = {"local nodes"} if SETTINGS[name]["local_nodes"]["k"] > 1 else set()
     expected |= set() if name == "normalized" else {"token rows"}
-    expected |= {"label contexts"} if "neighbor_label_hops" in SETTINGS[name] else set()
+    expected |= {"label histograms"} if "neighbor_label_hops" in SETTINGS[name] else set()
     assert set(prepared.reused) == expected
     assert all(kept > made > 0 for kept, made in prepared.reused.values()), "most rows were kept, some were not"
 

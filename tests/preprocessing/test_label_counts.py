@@ -147,10 +147,10 @@ def test_label_counts_are_a_stage_where_asked_for(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     setting = "model.local_label_histograms=true"
     prepared = prepare(store_of(tmp_path / "g"), small().preparation)
-    with pytest.raises(ConfigError, match=f"prepare with --set {setting}"):
+    with pytest.raises(ConfigError, match=f"prepare with `{setting}`"):
         lg.train(prepared, small(setting), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=f"prepare with --set {setting}"):
+    with pytest.raises(ConfigError, match=f"prepare with `{setting}`"):
         lg.LargeGT.for_prepared(prepared, small(setting).model)
     with pytest.raises(ConfigError, match=r"nagphormer does not read model\.local_label_histograms"):
         small(setting, "model.name=nagphormer")

@@ -244,7 +244,7 @@ def test_a_model_that_reads_every_node_is_refused_rows_of_some(half_labelled: An
     for name in ("largegt-full", "mlp", "nagphormer", "linkx", "goat-global"):
         some.check_model(model_spec(name))
     for name in ("graphsage", "gat", "gt-sparse", "goat-local", "goat-full"):
-        with pytest.raises(ConfigError, match=rf"sampled nodes, but {name} .*tokens\.precompute_for=all"):
+        with pytest.raises(ConfigError, match=rf"sampled nodes, and {name} .*tokens\.precompute_for=all"):
             some.check_model(model_spec(name))
 
 
@@ -279,8 +279,9 @@ def test_split_rows(half_labelled: Any) -> None:
     prepared = prepare(half_labelled, config_of())
     for split, nodes in half_labelled.splits.items():
         assert prepared.nodes[prepared.split_rows(split)].tolist() == nodes.tolist()
+    assert np.array_equal(prepared.split_rows("val"), prepared.split_rows("valid"))
     with pytest.raises(InputError, match="train"):
-        prepared.split_rows("training")
+        prepared.split_rows("trainset")
 
 
 def test_it_needs_nothing_of_the_store(half_labelled: Any, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +29,7 @@ from largegt.preprocessing.prepared import Prepared
 from largegt.preprocessing.sampling.local_nodes import local_nodes
 from largegt.preprocessing.sampling.neighbor_lists import MappedCSR
 from list_helpers import answers_alike
+from ray_tasks import die_once, refuse
 
 pytestmark = pytest.mark.cluster
 
@@ -194,13 +194,6 @@ def test_machines_lost_in_the_middle_change_nothing(cluster: Any, store: Any) ->
     assert not any(machine.any_processes_alive() for machine in lost)
 
 
-def die_once(mark: str, number: int) -> int:
-    if not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number * number
-
-
 def test_a_task_whose_worker_dies_runs_again(cluster: Any, tmp_path: Path) -> None:
     calls = [(number,) for number in range(12)]
     task = partial(die_once, str(tmp_path / "died"))
@@ -222,10 +215,6 @@ def test_a_stopped_run_goes_on_with_any_engine(cluster: Any, store: Any) -> None
     engine = Engine(1 << 28, 1, lambda name, done, total: seen.append(name))
     assert made_by(engine, store, config) == expected
     assert "local nodes" not in seen
-
-
-def refuse(number: int) -> int:
-    raise ConfigError(f"number {number} is wrong")
 
 
 def test_an_error_of_the_users_comes_back_as_it_was(cluster: Any) -> None:

@@ -318,7 +318,7 @@ def test_what_the_machine_refuses_is_said_in_a_line() -> None:
     assert "not enough memory" in machine_refusal(MemoryError("Unable to allocate 4.00 GiB"))
     for verb, has_batches in {"ingest": False, "prepare": False, "predict": False, "train": True, "tune": True}.items():
         advice = machine_refusal(MemoryError(), verb)
-        assert ("train.batch_size" in advice, "--memory-limit" in advice) == (has_batches, not has_batches), advice
+        assert ("train.batch_size" in advice, "`memory`" in advice) == (has_batches, not has_batches), advice
     assert "name too long" in machine_refusal(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000))
     assert machine_refusal(FileNotFoundError(errno.ENOENT, "No such file", "x")) == "", "that would be a bug of ours"
     assert machine_refusal(KeyError("x")) == ""

@@ -97,7 +97,7 @@ def _resumed(copy: Path) -> None:
         *((f"g/prepared/*/*/{name}-*.npy", -1, _trained_anew, "") for name in ("tokens", "local_rows", "positions")),
         *((f"run/{name}", 1000, lambda copy: evaluate(copy / "run", split="valid"), "") for name in RUN_FILES),
         *((f"run/{name}", 1000, lambda copy: predict(copy / "run"), "") for name in RUN_FILES),
-        ("run/checkpoints/last.pt", 5000, _resumed, ": .* train again with --overwrite"),
+        ("run/checkpoints/last.pt", 5000, _resumed, ": .* train again with `overwrite=True`"),
         ("run/metrics.jsonl", 20, lambda copy: Run.open(copy / "run").history, ""),
         ("run/metrics.json", 20, lambda copy: Run.open(copy / "run").metrics, ""),
     ],

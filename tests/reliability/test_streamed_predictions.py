@@ -20,6 +20,7 @@ from largegt.config.schema import IngestConfig
 from largegt.data.ingest import ingest
 from largegt.data.sources import arrays
 from largegt.errors import DiskError, InputError
+from largegt.inference import predictor
 from largegt.inference.predictor import PredictOptions, Predictor, predict
 from largegt.inference.writers import PredictionFile
 from largegt.runtime.distributed import Ranks
@@ -174,7 +175,7 @@ def test_any_number_of_ranks_writes_the_same_bytes(
     for rank in (*range(1, size), 0):
         hand = _Hand(rank, size)
         hand.given = given
-        monkeypatch.setattr(Ranks, "here", lambda _device, hand=hand: hand)
+        monkeypatch.setattr(predictor, "get_distributed", lambda _device, hand=hand: hand)
         table = predict(run, tmp_path / "many.csv", **which)
         if rank:
             assert table.num_rows == 0

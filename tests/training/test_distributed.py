@@ -499,7 +499,7 @@ def test_when_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert not check_devices(1)
     assert not check_devices(4)
-    with pytest.raises(ConfigError, match="already one of 4 processes"):
+    with pytest.raises(ConfigError, match="one of 4 processes already"):
         check_devices(2)
 
 

@@ -80,7 +80,7 @@ def prepare(
         memory: what the work may hold at once, such as `"4GiB"`, half of what is free by default. The result does not
             depend on it, but there is a least that grows with the nodes.
         engine: who does the work, with its own threads, progress and memory: this process by default, or a RayEngine.
-        as_of: the fingerprint of an earlier version of the store: features are scaled as in that version, and label
+        version: the fingerprint of an earlier version of the store: features are scaled as in that version, and label
             inputs come from its training nodes, as weights that were trained on it expect.
         wait: wait for a stage that another process is making, or refuse.
 
