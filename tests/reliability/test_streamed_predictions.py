@@ -149,13 +149,13 @@ class _Hand(Ranks):
 
     given: dict[int, deque[torch.Tensor]]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         pass
 
-    def give(self, rows_nw: torch.Tensor) -> None:
+    def send_rows(self, rows_nw: torch.Tensor) -> None:
         self.given.setdefault(self.rank, deque()).append(rows_nw.clone())
 
-    def taken(self, rank: int, width: int) -> torch.Tensor | None:
+    def receive_rows(self, rank: int, width: int) -> torch.Tensor | None:
         rows = self.given[rank].popleft()
         assert rows.shape[1] == width
         return rows if len(rows) else None

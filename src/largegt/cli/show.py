@@ -88,7 +88,7 @@ def say_stderr(line: object) -> None:
     """The same on standard error, with flags where the library names arguments. Where that is closed or full, the work
     goes on without."""
     with suppress(OSError):
-        print(printable(as_typed(str(line))), file=sys.stderr)
+        print(printable(as_typed(str(line))), file=sys.stderr, flush=True)
 
 
 # what a folder holds
