@@ -196,7 +196,7 @@ def test_features_that_are_called_like_labels_are_found_by_name(tmp_path: Path, 
     ("update", "change", "message"),
     [
         (False, lambda n, e: (n.set_column(0, "id", pa.array([*n["id"].to_pylist()[1:], OLD_ID])), e),
-         "already.* `update=True`"),
+         r"already.*lg\.append\(\.\.\., update=True\)"),
         (False, lambda n, e: (pa.concat_tables([n, n]), e), "occurs twice"),
         (False, lambda n, e: (n, pa.table({"src": [OLD_ID], "dst": [999_999]})),
          "999999 is neither in .* nor among the 20"),
