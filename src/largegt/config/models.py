@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
@@ -140,6 +141,10 @@ class NodeLabelsConfig(ModelConfig):
     neighbor_label_hops: int = Field(default=0, ge=0, le=2)
     """Input the label distribution of training nodes within this many hops, never the node's own label. Paper: 0."""
 
+    def label_width(self, num_labels: int) -> int:
+        """Numbers in the label distributions: per hop a share for each label, and the share of training nodes."""
+        return self.neighbor_label_hops * (1 + num_labels)
+
 
 class LocalInputsConfig(ModelConfig):
     """Inputs per local node, beside its tokens."""
@@ -156,31 +161,36 @@ class LocalInputsConfig(ModelConfig):
     """Fraction of the local nodes that a training step drops, never the node itself."""
 
 
-class LargeGTGlobalConfig(BlockConfig, CodebookModelConfig, NodeLabelsConfig):
+class InputDropoutConfig(ModelConfig):
+    """Dropout before the first layer."""
+
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the features; LargeGT: on the tokens of the LocalModule."""
+
+
+class AnyLargeGTConfig(BlockConfig, NodeLabelsConfig):
+    """What all forms of LargeGT have."""
+
+    residual: bool = True
+    """Add the node's own projected features (Eqn 6)."""
+
+
+class LargeGTGlobalConfig(AnyLargeGTConfig, CodebookModelConfig):
     """LargeGT without the LocalModule."""
 
     name: str = "largegt-global"
-    residual: bool = True
-    """Add the node's own projected features (Eqn 6)."""
 
 
-class LargeGTLocalConfig(BlockConfig, EncoderConfig, LocalInputsConfig, NodeLabelsConfig):
+class LargeGTLocalConfig(AnyLargeGTConfig, EncoderConfig, LocalInputsConfig, InputDropoutConfig):
     """LargeGT without the GlobalModule."""
 
     name: str = "largegt-local"
-    input_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the embedded tokens."""
-    residual: bool = True
-    """Add the node's own projected features (Eqn 6)."""
 
 
 class LargeGTConfig(LargeGTLocalConfig, CodebookModelConfig):
     """LargeGT with both modules."""
 
     name: str = "largegt-full"
-
-
-AnyLargeGTConfig = LargeGTLocalConfig | LargeGTGlobalConfig
 
 
 class LINKXConfig(BlockConfig):
@@ -197,20 +207,16 @@ class MLPConfig(LINKXConfig, NodeLabelsConfig):
     name: str = "mlp"
 
 
-class SGCConfig(NodeLabelsConfig):
+class SGCConfig(NodeLabelsConfig, InputDropoutConfig):
     """sgc."""
 
     name: str = "sgc"
-    input_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the features."""
 
 
-class GraphSAGEConfig(SampledNeighborsConfig):
+class GraphSAGEConfig(SampledNeighborsConfig, InputDropoutConfig):
     """graphsage."""
 
     name: str = "graphsage"
-    input_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the features."""
 
 
 class GTSparseConfig(GraphSAGEConfig, AttentionConfig):
@@ -391,6 +397,7 @@ def model_spec(name: str) -> ModelSpec:
     return _MODELS[name]
 
 
+@cache
 def load_plugins() -> None:
     """Import the modules of all entry points `largegt.models`, which register models and metrics."""
     for plugin in entry_points(group="largegt.models"):

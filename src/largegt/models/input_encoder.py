@@ -152,7 +152,7 @@ class LabelEncoder(nn.Module):
 
     def __init__(self, config: NodeLabelsConfig, num_labels: int, out_width: int, dropout: float) -> None:
         super().__init__()
-        self.width = config.neighbor_label_hops * (1 + num_labels)
+        self.width = config.label_width(num_labels)
         self.layers = nn.Sequential(
             PaddedLinear(self.width, out_width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(out_width, out_width)
         )

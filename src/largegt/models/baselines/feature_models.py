@@ -24,8 +24,8 @@ class FeatureModel(NodeModel):
 
     def __init__(self, shape: DataShape, config: NodeLabelsConfig) -> None:
         super().__init__()
-        self.num_features, self.hops = shape.num_features, shape.hops
-        self.label_width = config.neighbor_label_hops * (1 + shape.num_labels)
+        self.hops = shape.hops
+        self.label_width = config.label_width(shape.num_labels)
         self.takes_padding = not self.label_width
 
     def rows(self, batch: TokenBatch, hop: int) -> Tensor:
